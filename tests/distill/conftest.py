@@ -7,11 +7,11 @@ import pytest
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.features.profiles import ServingProfile
-from isthmus.package.manifest import Device, KeptView
+from isthmus.package.manifest import DeviceManifest, KeptView
 from tests.distill.support import material, run, training_set
 
 SERVING = ServingProfile(latency_objective_ms=50)
-DEVICE = Device("flights", "features", "5" * 64, 3_600_000_000, (
+DEVICE = DeviceManifest("flights", "features", "5" * 64, 3_600_000_000, (
     KeptView("carriers", (("carrier", "String"), ("day", "UnixTimestamp")), (("late", "Float32"),), None),
 ))  # fmt: skip
 """What a phone keeps for the exported student."""

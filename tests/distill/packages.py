@@ -15,7 +15,7 @@ from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.features.contract.schema import Column, Contract, ServiceContract
 from isthmus.features.profiles import ServingProfile
 from isthmus.package.checksums import SUMS
-from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.golden import Golden, GoldenCase, TensorBytes
 from isthmus.package.manifest import FORMAT_VERSION, Manifest, Variant
 from tests.distill.support import STUDENT, material, run, training_set
 
@@ -61,7 +61,7 @@ def of_tensors(folder: Path) -> Path:
     source = model.SerializeToString()
     files = {"model.fp32.onnx": source, "model.fp32.ort": ort_format(source)}
     found = {file: ask(session(data, 1), kinds) for file, data in files.items()}
-    case = Case(
+    case = GoldenCase(
         {name: TensorBytes.of(array) for name, array in kinds.items()},
         {file: {name: TensorBytes.of(array) for name, array in of.items()} for file, of in found.items()},
     )

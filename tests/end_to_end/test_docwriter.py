@@ -22,7 +22,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.site import site
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
-from isthmus.package.generation.tokenizer import Text
+from isthmus.package.generation.tokenizer import GrowingText
 from isthmus.package.manifest import open_package, package_digest
 from isthmus.package.prompts import open_tokenizer, read_prompts
 from tests.distill.decoder.support import greedy_naively
@@ -115,7 +115,7 @@ def test_a_language_model_goes_from_texts_to_a_server_and_a_page_that_write(
     prompt = read_prompts(opened)[0]
     said = greedy_naively(student(report.path), prompt.tokens, 8)
     tokenizer = open_tokenizer(opened)
-    text = Text(tokenizer)
+    text = GrowingText(tokenizer)
     expected = "".join(map(text.add, said)) + text.end()
     with deployed(project, tmp_path / "server.log") as http:
         verdict = read_verdict(project)

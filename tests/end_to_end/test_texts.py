@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from isthmus.orchestration.snapshots.site import write_files, write_note
-from isthmus.package.generation.tokenizer import Text
+from isthmus.package.generation.tokenizer import GrowingText
 from isthmus.package.manifest import open_package, read_package
 from isthmus.package.prompts import generation_of, open_tokenizer
 from tests.distill.decoder.support import SETTINGS, greedy_naively, packaged, tiny
@@ -38,7 +38,7 @@ def test_a_page_says_what_torch_says(written: Path, phone: Callable[[str], Page]
             page.get_by_role("button", name="Write").click()
             text = page.locator("#text")
             expect(text).to_have_attribute("data-done", "yes")
-            said, written_text = Text(tokenizer), ""
+            said, written_text = GrowingText(tokenizer), ""
             for token in greedy_naively(model, tokenizer.encode(generation.parts(prompt)), generation.most):
                 written_text += said.add(token)
             assert text.text_content() == written_text + said.end()

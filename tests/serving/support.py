@@ -39,9 +39,9 @@ from isthmus.features.types import (
     UnixTimestamp,
 )
 from isthmus.features.values.columns import from_python
-from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.golden import Golden, GoldenCase, TensorBytes
 from isthmus.package.inputs import feeds
-from isthmus.package.manifest import Input, Manifest, Tensor, Variant, package_digest
+from isthmus.package.manifest import Input, Manifest, TensorInfo, Variant, package_digest
 from isthmus.package.verdict import FeatureVerdict, Verdict
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.keys import Key, Keyring, make
@@ -185,10 +185,10 @@ def make_package(
         task="tabular",
         metric="auc",
         tensors=(
-            *((Tensor("numeric", "float", ("N", len(numbers))),) if numbers else ()),
-            *((Tensor("categories", "string", ("N", len(texts))),) if texts else ()),
+            *((TensorInfo("numeric", "float", ("N", len(numbers))),) if numbers else ()),
+            *((TensorInfo("categories", "string", ("N", len(texts))),) if texts else ()),
         ),
-        outputs=(Tensor("probability", "float", ("N", len(classes)) if classes else ("N",)),),
+        outputs=(TensorInfo("probability", "float", ("N", len(classes)) if classes else ("N",)),),
         classes=classes,
         files={},
         variants=tuple(
@@ -199,7 +199,7 @@ def make_package(
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     (folder / "contract.json").write_bytes(contract.dumps())
     names = tuple(name for name, _ in inputs)
-    case = Case({}, {one.name: {"probability": TensorBytes.of(answers)} for one, _, _ in files}, rows)
+    case = GoldenCase({}, {one.name: {"probability": TensorBytes.of(answers)} for one, _, _ in files}, rows)
     columns = Golden(names, (case,)).columns(case, manifest.model_inputs)
     fed = {name: TensorBytes.of(tensor) for name, tensor in feeds(manifest.model_inputs, columns).items()}
     golden_file = Golden(names, (msgspec.structs.replace(case, tensors=fed),))

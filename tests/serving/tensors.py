@@ -16,9 +16,9 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from isthmus.features.contract.schema import Contract
-from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.golden import Golden, GoldenCase, TensorBytes
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Element, Manifest, Tensor, Variant
+from isthmus.package.manifest import Element, Manifest, TensorInfo, Variant
 from isthmus.package.replay import session_options
 from isthmus.serving.wire.inference import HEADER
 from tests.serving.support import CONTRACT
@@ -59,8 +59,8 @@ def make_drawing_package(folder: Path, *, weight: float = 2.0, words: int = WORD
         helper.make_node("Gather", ["table", "ids"], ["embedded"]),
         helper.make_node("ReduceMean", ["embedded", "axes"], ["vector"], keepdims=0),
     ]
-    tensors = [Tensor("frame", "float", ("N", 3, SIDE, SIDE)), Tensor("ids", "int64", ("N", "P"))]
-    outputs = [Tensor("image", "float", ("N", 3, SIDE, SIDE)), Tensor("vector", "float", ("N", 2))]
+    tensors = [TensorInfo("frame", "float", ("N", 3, SIDE, SIDE)), TensorInfo("ids", "int64", ("N", "P"))]
+    outputs = [TensorInfo("image", "float", ("N", 3, SIDE, SIDE)), TensorInfo("vector", "float", ("N", 2))]
     cases = [frames(2, words=words), frames(1, 1, seed=7, words=words)]
     return make_tensor_package(
         folder, nodes, tensors, outputs, cases, constants=constants, most={"P": LONGEST}, name=name
@@ -94,7 +94,7 @@ def make_counting_package(folder: Path, name: str = "draws") -> Path:
         helper.make_node("Squeeze", ["steps"], ["often"]),
         helper.make_node("Loop", ["often", "yes", "zero"], ["counted"], body=body),
     ]
-    tensors, outputs = [Tensor("steps", "int64", (1,))], [Tensor("counted", "int64", (1,))]
+    tensors, outputs = [TensorInfo("steps", "int64", (1,))], [TensorInfo("counted", "int64", (1,))]
     return make_tensor_package(
         folder, nodes, tensors, outputs, [{"steps": np.array([3], np.int64)}], constants=constants, name=name
     )
@@ -109,7 +109,7 @@ def make_listing_package(folder: Path) -> Path:
         helper.make_node("Squeeze", ["steps"], ["end"]),
         helper.make_node("Range", ["zero", "end", "one"], ["listed"]),
     ]
-    tensors, outputs = [Tensor("steps", "int64", (1,))], [Tensor("listed", "int64", ("K",))]
+    tensors, outputs = [TensorInfo("steps", "int64", (1,))], [TensorInfo("listed", "int64", ("K",))]
     return make_tensor_package(
         folder, nodes, tensors, outputs, [{"steps": np.array([3], np.int64)}], constants=constants
     )
@@ -118,8 +118,8 @@ def make_listing_package(folder: Path) -> Path:
 def make_echo_package(folder: Path) -> Path:
     """A model that answers `a_<element>`, (N,), with `b_<element>`, of every element type."""
     nodes = [helper.make_node("Identity", [f"a_{element}"], [f"b_{element}"]) for element in ELEMENTS]
-    tensors = [Tensor(f"a_{element}", element, ("N",)) for element in ELEMENTS]
-    outputs = [Tensor(f"b_{element}", element, ("N",)) for element in ELEMENTS]
+    tensors = [TensorInfo(f"a_{element}", element, ("N",)) for element in ELEMENTS]
+    outputs = [TensorInfo(f"b_{element}", element, ("N",)) for element in ELEMENTS]
     return make_tensor_package(folder, nodes, tensors, outputs, [everything()])
 
 
@@ -141,8 +141,8 @@ def everything(first: float = 0.0) -> Feeds:
 def make_tensor_package(
     folder: Path,
     nodes: Sequence[onnx.NodeProto],
-    tensors: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    tensors: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
     cases: Sequence[Feeds],
     *,
     constants: Sequence[onnx.TensorProto] = (),
@@ -156,7 +156,9 @@ def make_tensor_package(
     _save(file, nodes, tensors, outputs, constants)
     opened = session(folder)
     names = [tensor.name for tensor in outputs]
-    golden = [Case(_bytes(fed), {FILE: _bytes(dict(zip(names, opened.run(names, fed), strict=True)))}) for fed in cases]
+    golden = [
+        GoldenCase(_bytes(fed), {FILE: _bytes(dict(zip(names, opened.run(names, fed), strict=True)))}) for fed in cases
+    ]
     variant = Variant(
         FILE, "int8", "ort", file.stat().st_size, _sum(file), 1e-5, 0.0, {"quality": 0.5}, dict(most or {})
     )
@@ -253,8 +255,8 @@ def session(package: Path) -> Any:
 def _save(
     file: Path,
     nodes: Sequence[onnx.NodeProto],
-    tensors: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    tensors: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
     constants: Sequence[onnx.TensorProto],
 ) -> None:
     inputs, results = (

@@ -262,7 +262,7 @@ def test_what_feasts_client_writes_it_reads_and_our_own_answers(
 def test_what_is_refused_by_a_push_is_refused_here(written: tuple[Server, dict[str, Any], dict[str, Any]]) -> None:
     server, said, _ = written
     future, other = said["refused"]
-    assert "is later than the server's present" in future
+    assert "is later than the server's time" in future
     if "authorization" in server.http.headers:
         assert "Error_code=403" in other
         assert "lacks the scope push:route" in other

@@ -181,7 +181,7 @@ def test_a_key_file_that_was_broken_from_the_start_opens_nothing(tmp_path: Path,
     with serving(tmp_path, redis_url) as server:
         answer = server.lookup(**BY_FEATURES)
         assert (answer.status_code, answer.json()["error"]) == (503, "NotReadyError")
-        assert "is no file of API keys" in answer.json()["found"]
+        assert "is not a file of API keys" in answer.json()["found"]
         assert str(tmp_path) not in answer.text
         assert any(line.get("path") == str(tmp_path / "keys.json") for line in server.lines())
 
@@ -199,9 +199,9 @@ def test_beyond_loopback_there_has_to_be_a_key(beyond_loopback: dict[str, Any]) 
     for content in (None, b'{"format_version": 1, "keys": []}', b"{"):
         if content is not None:
             keys.write_bytes(content)
-        with pytest.raises(ConfigurationError, match=r"open to other machines, and .*isthmus keys create"):
+        with pytest.raises(ConfigurationError, match=r"can be reached from other machines, but .*isthmus keys create"):
             ServerSettings(**beyond_loopback)
-    with pytest.raises(ConfigurationError, match="there is no API key"):
+    with pytest.raises(ConfigurationError, match="there are no API keys"):
         ServerSettings(**{**beyond_loopback, "keys": None})
     write_keys(keys, owner="read:*")
     assert not ServerSettings(**beyond_loopback).loopback
@@ -253,11 +253,14 @@ def test_a_key_is_long_and_random_and_only_its_hash_is_stored(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "is no file of API keys"),
-        (b"\xff", "is no file of API keys"),
-        (b"[" * 5000, "is no file of API keys"),
-        (b'{"keys": [], "more": 1}', "is no file of API keys"),
-        ('{"keys": [{"name": "a", "sha256": "é", "scopes": [], "created_at": 1}]}'.encode(), "is no file of API keys"),
+        (b"", "is not a file of API keys"),
+        (b"\xff", "is not a file of API keys"),
+        (b"[" * 5000, "is not a file of API keys"),
+        (b'{"keys": [], "more": 1}', "is not a file of API keys"),
+        (
+            '{"keys": [{"name": "a", "sha256": "é", "scopes": [], "created_at": 1}]}'.encode(),
+            "is not a file of API keys",
+        ),
         (b'{"format_version": 2}', "has format 2; expected 1"),
     ],
 )
@@ -390,7 +393,7 @@ def test_a_key_file_that_others_may_write_changes_nothing(tmp_path: Path, redis_
             spoil()
             assert ask(server, "/get-online-features", BY_FEATURES, other).status_code == 401
             assert ask(server, "/get-online-features", BY_FEATURES, first).status_code == 200, "the last good state"
-            with pytest.raises(DataError, match=r"may be written by others \(mode 6\d\d\)|belongs to user 12345"):
+            with pytest.raises(DataError, match=r"is writable by other users \(mode 6\d\d\)|belongs to user 12345"):
                 Keyring.read(keys)
 
 

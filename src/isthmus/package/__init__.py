@@ -1,1 +1,1 @@
-"""Model packages, snapshots and verdicts: what writers and readers of a model share."""
+"""Model packages, snapshots and verdicts, shared by everything that writes or reads a model."""

@@ -1,4 +1,4 @@
-"""The folder of a package: which files it may hold, how large, and whether they match their sums."""
+"""The folder of a package: the files it may contain, their sizes, and their checksums."""
 
 import hashlib
 import json
@@ -14,36 +14,37 @@ from isthmus.features.errors import PackageError
 SUMS = "SHA256SUMS"
 MANIFEST, CONTRACT, GOLDEN, README = "manifest.json", "contract.json", "golden.json", "README.md"
 SIGNATURE = "model.sig"
-"""The only file without a sum: a signature differs each time, and the sums of a package must not."""
+"""The only file without a checksum: a signature differs each time, and the digest of a package must not."""
 
 LARGEST = 2**31
-"""Bytes of a file: the limit of the ONNX format. Anything larger is meant to choke a reader."""
+"""Bytes of a file: the limit of the ONNX format. A larger file may be an attack on the reader."""
 
 _LARGEST_OF = {SUMS: 2**20, MANIFEST: 2**24, CONTRACT: 2**24, SIGNATURE: 2**24, GOLDEN: 2**28}
-"""Bytes of the files that are read at once, which takes several times as much memory."""
+"""Bytes of files that are parsed whole, which takes several times as much memory."""
 
 _SHOWN = 60
 """Characters of a line in a message."""
 
 _LEADS_OUT, _UNFIT = frozenset("/\\:"), frozenset('*?"<>|')
-"""Characters that lead out of a folder, or that no name has, on any system that packages are copied to."""
+"""Characters that lead out of a folder, or that some system does not allow in names."""
 
 REMEDY = "export the model again, or copy the package folder again from where it was made"
 
 
 def damaged(where: Path | str, problem: str, expected: str = "") -> PackageError:
-    """The error of a package that somebody has to export or copy again."""
+    """Create the error for a package that must be exported or copied again."""
     return PackageError(str(where), problem, expected=expected, remedy=REMEDY)
 
 
 @dataclass(frozen=True)
-class Files:
+class PackageFiles:
     """The files of a package.
 
     Attributes:
-        digest: the identity of the package: the SHA-256 of its sums.
-        sums: the SHA-256 of each file but the sums and the signature.
-        sizes: the bytes of each file.
+        folder: package folder.
+        digest: identity of the package: SHA-256 of its checksum file.
+        sums: SHA-256 of each file except the checksum file and the signature.
+        sizes: bytes of each file.
     """
 
     folder: Path
@@ -52,24 +53,23 @@ class Files:
     sizes: Mapping[str, int]
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file, which are compared with its sum again.
+        """Read a file and compare it with its checksum again.
 
         Raises:
-            PackageError: somebody has replaced or altered the file since the package was opened.
+            PackageError: the file was replaced or changed since the package was opened.
         """
         data = read_file(self.folder / name)
         _require_sum(self.folder / name, hashlib.sha256(data).hexdigest(), self.sums[name])
         return data
 
 
-def summed(path: Path) -> Files:
-    """The files of a package, after every file was compared with its sum.
+def summed(path: Path) -> PackageFiles:
+    """Check every file of a package against its checksum.
 
-    No file is opened before it is known to be a plain file of the folder: a link, a pipe or a file of any size may be
-    in its place.
+    A file is opened only if it is a regular file in the folder; there might be a link, a pipe or a huge file instead.
 
     Raises:
-        PackageError: the file that is missing, altered, not listed, too large or outside the folder.
+        PackageError: a file is missing, changed, not listed, too large, or outside the folder.
     """
     sizes = _sizes(path)
     if SUMS not in sizes:
@@ -84,21 +84,21 @@ def summed(path: Path) -> Files:
             raise damaged(path / name, "missing", f"a file with SHA-256 {expected}")
         with _opened(path / name) as opened:
             _require_sum(path / name, hashlib.file_digest(opened, "sha256").hexdigest(), expected)
-    return Files(path, hashlib.sha256(text).hexdigest(), sums, sizes)
+    return PackageFiles(path, hashlib.sha256(text).hexdigest(), sums, sizes)
 
 
 def read_file(file: Path) -> bytes:
-    """The bytes of a plain file of a package.
+    """Read a regular file of a package.
 
     Raises:
-        PackageError: it is no such file, too large, or cannot be read.
+        PackageError: the file is not regular, too large, or cannot be read.
     """
     with _opened(file) as opened:
         return opened.read()
 
 
 def _opened(file: Path) -> BufferedReader:
-    # What is in its place now may be another file than when the folder was listed.
+    # The file may have been replaced since the folder was listed, so check it again.
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -116,26 +116,27 @@ def _require_plain(file: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise damaged(file, "not a plain file", "files only")
     if status.st_nlink > 1:
-        problem = f"has {status.st_nlink} names (hard links): who writes to another of them changes it"
+        problem = f"has {status.st_nlink} names (hard links): a write to another name would change it"
         remedy = "copy the folder with `cp -r` and use the copy, whose files have one name each"
-        raise PackageError(str(file), problem, expected="a file of its own", remedy=remedy)
+        raise PackageError(str(file), problem, expected="a file with one name", remedy=remedy)
     if status.st_size > (most := _LARGEST_OF.get(file.name, LARGEST)):
         raise damaged(file, f"{status.st_size:,} bytes", f"at most {most:,}")
 
 
 def require_unique_keys(file: Path, data: bytes) -> None:
-    """Refuses JSON in which an object has a key twice: readers differ in which of its values they take.
+    """Refuse JSON in which an object has a key twice, because readers differ in the value they use.
 
     Raises:
-        PackageError: it has one.
-        ValueError: it is no JSON. Also a RecursionError, where it is nested deeply.
+        PackageError: a key appears twice.
+        ValueError: the text is not JSON.
+        RecursionError: the JSON is nested too deeply.
     """
 
     def check(pairs: list[tuple[str, object]]) -> None:
         seen = set()
         for key, _ in pairs:
             if key in seen:
-                raise damaged(file, f"has the key {_short(key)!r} twice", "it once")
+                raise damaged(file, f"has the key {_short(key)!r} twice", "each key once")
             seen.add(key)
 
     json.loads(data, object_pairs_hook=check)
@@ -151,15 +152,15 @@ def _unreadable(path: Path) -> PackageError:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Bytes of each file of a folder that holds nothing but files."""
+    """Return the size of each file in a folder that contains only regular files."""
     try:
         with os.scandir(path) as entries:
-            found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
-    except (OSError, ValueError) as error:  # a path with a NUL is no OSError
+            statuses = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL
         raise _unreadable(path) from error
-    for name, status in sorted(found.items()):
+    for name, status in sorted(statuses.items()):
         _require_plain(path / name, status)
-    return {name: status.st_size for name, status in found.items()}
+    return {name: status.st_size for name, status in statuses.items()}
 
 
 def _read_sums(file: Path, data: bytes) -> dict[str, str]:
@@ -180,22 +181,22 @@ def _read_sums(file: Path, data: bytes) -> dict[str, str]:
             raise damaged(where, f"{shown if shown.isprintable() else repr(shown)} {unfit}", "a file name")
         if name in sums:
             raise damaged(where, f"{name} is listed twice", "one sum per file")
-        # On a phone, a Mac or Windows such files would replace each other.
+        # On a phone, a Mac or Windows these files would replace each other.
         if same := [listed for listed in sums if listed.casefold() == name.casefold()]:
-            problem = f"{name} differs from {same[0]} in the case of its letters alone"
+            problem = f"{name} differs from {same[0]} only in upper and lower case"
             raise damaged(where, problem, "names that differ on every system")
         sums[name] = sha256
     return sums
 
 
 def _unfit(name: str) -> str:
-    """Why no file of a package can have this name; empty if it can."""
+    """Return the reason a package file cannot have this name, or an empty string."""
     if name in (SUMS, SIGNATURE):
         return "cannot have a sum"
     if name in (".", "..") or not _LEADS_OUT.isdisjoint(name):
         return "leaves the package folder"
     fits = name.isprintable() and _UNFIT.isdisjoint(name) and len(name.encode()) <= 255
-    return "" if fits else "is no file name"
+    return "" if fits else "is not a file name"
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Golden cases: inputs of a model and the outputs of each of its files, for a device to check that it agrees."""
+"""Golden cases: inputs of a model, and the outputs of each of its files, so that a device can check its own results."""
 
 import math
 from collections.abc import Sequence
@@ -13,26 +13,27 @@ from isthmus.features.types import Bool, DataType, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.package.checksums import GOLDEN, damaged, require_unique_keys
 from isthmus.package.inputs import Feeds, ModelInput
-from isthmus.package.manifest import Manifest, Package, Tensor, Variant
+from isthmus.package.manifest import Manifest, Package, TensorInfo, Variant
 
 _NUMPY = {
     "bool": "?", "uint8": "u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8",
 }  # fmt: skip
-"""The NumPy code of each element type in a tensor's bytes."""
+"""NumPy code of each element type in a tensor's bytes."""
 
 _EXACT = 2**53
-"""Up to here every integer is a double, too."""
+"""Every integer up to here is exactly representable as a double."""
 
 _WORDS = ("NaN", "Infinity", "-Infinity")
 
 
 class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tensor in JSON, to the bit.
+    """A tensor in JSON, exact to the bit.
 
     Attributes:
         element: "bool", "uint8", "int32", "int64", "float", "double" or "string".
-        data: its elements in row-major order, little-endian; in JSON as base64.
-        texts: its elements, if they are texts.
+        shape: sizes of the dimensions.
+        data: elements in row-major order, little-endian; Base64 in JSON.
+        texts: elements of a string tensor.
     """
 
     element: str
@@ -42,7 +43,6 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @classmethod
     def of(cls, array: "np.ndarray[Any, Any]") -> "TensorBytes":
-        """The tensor of an array."""
         if array.dtype == object:
             return cls("string", array.shape, texts=tuple(map(str, array.ravel().tolist())))
         dtype = array.dtype.newbyteorder("<")
@@ -51,10 +51,10 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def array(self) -> "np.ndarray[Any, Any]":
-        """The array.
+        """The tensor as an array.
 
         Raises:
-            ValueError: the elements do not fit the shape, or are of an unknown kind.
+            ValueError: the elements do not fit the shape, or have an unknown type.
         """
         if min(self.shape, default=0) < 0:
             raise ValueError(f"a tensor of shape {list(self.shape)}")
@@ -70,8 +70,8 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             raise ValueError(f"cannot reshape {len(flat):,} elements to {list(self.shape)}")
         return flat.reshape(self.shape)
 
-    def misfit(self, tensor: Tensor) -> str:
-        """How it differs from the manifest's description; empty if it does not."""
+    def misfit(self, tensor: TensorInfo) -> str:
+        """Describe how it differs from the manifest's tensor; empty if it fits."""
         if self.element != tensor.element:
             return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
         sizes = zip(self.shape, tensor.shape, strict=False)
@@ -84,18 +84,18 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """The input tensors of a model file as arrays."""
+        """Return the input tensors of a model file as arrays."""
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A batch of inputs, and the outputs.
 
     Attributes:
-        tensors: the input tensors by name.
-        core: likewise of the numeric core, if the package has model files of it.
-        outputs: model file to its output tensors by name.
-        rows: for a model of rows, the source of the tensors: `rows[i][j]` is input j of row i. Numbers that JSON lacks
-            are "NaN", "Infinity" and "-Infinity".
+        tensors: input tensors by name.
+        core: inputs of the numeric core by name, if the package has model files for it.
+        outputs: by model file, its output tensors by name.
+        rows: for a model of rows, the source of the tensors: `rows[i][j]` is input j of row i. Non-finite numbers are
+            "NaN", "Infinity" and "-Infinity".
     """
 
     tensors: dict[str, TensorBytes]
@@ -105,11 +105,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def feeds(self) -> Feeds:
-        """The input tensors as arrays."""
         return {name: tensor.array for name, tensor in self.tensors.items()}
 
     def fed(self, variant: Variant) -> Feeds:
-        """The input tensors of a model file as arrays."""
         return {name: tensor.array for name, tensor in self.core.items()} if variant.core else self.feeds
 
 
@@ -117,13 +115,13 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of `golden.json`; `inputs` are the columns of a model of rows."""
 
     inputs: tuple[str, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[GoldenCase, ...]
 
-    def columns(self, case: Case, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """The rows of a case as columns for `feeds`.
+    def columns(self, case: GoldenCase, inputs: Sequence[ModelInput]) -> dict[str, Values]:
+        """Return the rows of a case as columns for `feeds`.
 
         Raises:
-            ValueError: a value does not have its input's type in JSON, or there is no such column.
+            ValueError: a column is missing, or a value does not have its input's type.
         """
         columns = {}
         for item in inputs:
@@ -133,7 +131,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 values = [float(value) if value in _WORDS else value for value in values]
             for value in values:
                 if value is not None and not _holds(item.dtype, value):
-                    raise ValueError(f"input {item.name} is {value!r:.40}, which is no {item.dtype}")
+                    raise ValueError(f"input {item.name} is {value!r:.40}, which is not a valid {item.dtype}")
             with np.errstate(over="ignore"):  # the tensor is compared with the recorded tensor
                 columns[item.name] = from_python(values, item.dtype)
         return columns
@@ -144,15 +142,15 @@ def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
         return type(value) is (str if dtype == String else bool)
     if dtype.name.startswith("Float"):
         return type(value) is float or (type(value) is int and abs(value) <= _EXACT)
-    assert dtype.numpy is not None  # noqa: S101 - the only model input without a NumPy type is a text
+    assert dtype.numpy is not None  # noqa: S101 - String is the only model input without a NumPy type
     return type(value) is int and np.iinfo(dtype.numpy).min <= value <= np.iinfo(dtype.numpy).max
 
 
 def read_golden(package: Package) -> Golden:
-    """The golden cases of a package.
+    """Read the golden cases of a package.
 
     Raises:
-        PackageError: they are damaged, or do not fit the manifest.
+        PackageError: the file is damaged, or does not fit the manifest.
     """
     manifest, file, data = package.manifest, package.files.folder / GOLDEN, package.files.read(GOLDEN)
     try:
@@ -175,20 +173,20 @@ def read_golden(package: Package) -> Golden:
     if not golden.cases:
         raise damaged(file, "no case", "at least one")
     for name, output in sorted(product((v.file for v in manifest.variants), (t.name for t in manifest.outputs))):
-        # Without rows, the outputs of all models are the same.
+        # Empty outputs would match any model.
         if not any(math.prod(case.outputs[name][output].shape) for case in golden.cases):
-            raise damaged(file, f"no number of output {output} of {name}", "at least one")
+            raise damaged(file, f"no values of output {output} of {name}", "at least one")
     return golden
 
 
-def _check_case(file: Path, golden: Golden, case: Case, manifest: Manifest) -> None:
+def _check_case(file: Path, golden: Golden, case: GoldenCase, manifest: Manifest) -> None:
     names = {tensor.name for tensor in manifest.outputs}
     complete = case.tensors.keys() == {tensor.name for tensor in manifest.tensors}
     complete &= case.core.keys() == {tensor.name for tensor in manifest.core}
     complete &= case.outputs.keys() == {variant.file for variant in manifest.variants}
     complete &= bool(case.rows) == bool(golden.inputs)
     if not complete or any(outputs.keys() != names for outputs in case.outputs.values()):
-        raise damaged(file, "an incomplete case", "what every model file is fed and every output of it")
+        raise damaged(file, "an incomplete case", "the inputs and outputs of every model file")
     outputs = [(tensor, of[tensor.name]) for tensor in manifest.outputs for of in case.outputs.values()]
     if case.rows and any(output.shape[:1] != (len(case.rows),) for _, output in outputs):
         raise damaged(file, "rows without an output", "an output per row")

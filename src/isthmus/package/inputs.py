@@ -1,6 +1,6 @@
 """The input tensors of a model of rows.
 
-Training, export, verification and serving all build them with `feeds`, so values are cast in a single place.
+Training, export, verification and serving all build them with `feeds`, so values are cast in one place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ Truth = Literal["uint8", "bool"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A raw input of a model: String inputs are categories, all others numbers.
+    """A raw input of a model. String inputs are categories, all others numbers.
 
     Attributes:
-        row: whether a request transform in the graph reads it, unchanged and in its own type.
-        truth: the element type of truth values and masks in the tensors of such inputs: bool in earlier packages.
+        row: True if a request transform in the graph reads the value, unchanged and in its own type.
+        truth: element type of booleans and masks in the tensors of such inputs; "bool" in earlier packages.
     """
 
     name: str
@@ -34,29 +34,27 @@ class ModelInput:
 
     @property
     def is_category(self) -> bool:
-        """Whether it belongs to the tensor of categories."""
         return self.dtype == String and not self.row
 
     @property
     def is_number(self) -> bool:
-        """Whether it belongs to the tensor of numbers."""
         return self.dtype != String and not self.row
 
 
 def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
-    """The tensors of a model from raw columns.
+    """Build the tensors of a model from raw columns.
 
     Args:
         inputs: the model's inputs in order, at least one.
-        columns: a column of n values for every input; further columns are ignored.
+        columns: a column of n values for every input; other columns are ignored.
 
     Returns:
         "numeric": float32 (n, numbers), NaN for null, microseconds for a UnixTimestamp; "categories": str (n,
-        categories) with dtype object, "" for null; neither without columns. Inputs of request transforms are rows of
-        the tensors of `request.layout`.
+        categories) with dtype object, "" for null. Each is absent without columns. Inputs of request transforms are
+        rows of the tensors of `request.layout`.
 
     Raises:
-        DataError: a column is missing, or an input has a type that no model reads.
+        DataError: a column is missing, or an input has a type that models cannot read.
     """
     missing = [item.name for item in inputs if item.name not in columns]
     if missing:

@@ -1,7 +1,7 @@
-"""Checks of a package that need nothing else: that it is complete, consistent, signed, and answers as recorded.
+"""Check a package by itself: completeness, consistency, signature, and reproduced outputs.
 
-They run on a serving host. They do not detect a package that was altered together with its golden cases and its
-manifest: a signature does.
+The checks run on a serving host. They cannot detect a package whose golden cases and manifest were changed with the
+model; a signature can.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,42 +25,40 @@ T = TypeVar("T")
 
 
 class Runtime(Protocol):
-    """Runs model files; `tolerance` is the largest difference from the recorded outputs that passes."""
+    """Run model files. `tolerance` is the largest accepted difference from the recorded outputs."""
 
     name: str
     tolerance: float
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """The model files that it can run."""
+        """Return the model files that it can run."""
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
-        """A file's outputs for each batch of inputs.
+        """Run a model file on each batch of inputs.
 
         Raises:
-            PackageError: its graph is not that of the manifest, or it does not run.
+            PackageError: the graph differs from the manifest, or does not run.
             DependencyError: the runtime is not installed.
         """
 
 
 class OnnxRuntime:
-    """ONNX Runtime in this process, on a single thread."""
+    """ONNX Runtime in this process, on one thread."""
 
     name = ONNX_RUNTIME
     tolerance = replay.GOLDEN_TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """The files in ONNX and ORT format."""
         return [variant for variant in manifest.variants if variant.format in WHOLE]
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
-        """A file's outputs for each batch of inputs."""
         session = replay.open_session(package, variant, 1)
         return replay.answers(session, package.manifest, variant, [case.fed(variant) for case in cases])
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check of a package; `error` is None if it passed."""
+    """The result of a check; `error` is None if it passed."""
 
     subject: str
     finding: str
@@ -69,12 +67,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The checks of a package.
+    """The results of all checks of a package.
 
     Attributes:
-        digest: of the package; empty if its files do not match its sums.
-        checks: in order; those that depend on a failed check did not run.
-        worst: largest difference from the recorded outputs, per model file that passed.
+        package: package folder.
+        digest: digest of the package; empty if its files do not match their checksums.
+        checks: results in order; checks that depend on a failed one did not run.
+        worst: largest difference from the recorded outputs, by model file that passed.
     """
 
     package: Path
@@ -83,13 +82,12 @@ class Inspection:
     worst: Mapping[str, float]
 
     def require(self) -> None:
-        """Raises the PackageError of the first check that failed."""
+        """Raise the PackageError of the first failed check."""
         for check in self.checks:
             if check.error is not None:
                 raise check.error
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
         return {
             "package": str(self.package),
             "digest": self.digest,
@@ -102,12 +100,12 @@ class Inspection:
 
 
 def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
-    """Runs every check of a package.
+    """Run every check of a package.
 
     Args:
-        path: its folder.
-        key: a public key in PEM, whose owner must have signed it.
-        runtime: runs the model files; by default ONNX Runtime in this process.
+        path: package folder.
+        key: public key in PEM that must have signed the package, or None.
+        runtime: runtime for the model files; default: ONNX Runtime in this process.
 
     Raises:
         DependencyError: a check needs a library that is not installed.
@@ -131,7 +129,7 @@ def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = Non
     inspection = Inspection(path, package.files.digest, checks, worst)
     check(SIGNATURE, lambda: _signature(package, key))
     if checks[-1].error is not None:
-        # No runtime opens files of somebody who is not trusted.
+        # Do not open files of an untrusted package in a runtime.
         return inspection
     check(CONTRACT, lambda: _contract(package))
     golden = check(GOLDEN, lambda: _golden(package))
@@ -143,7 +141,7 @@ def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = Non
             check("model files", lambda: _no_files(package, runner))
         for variant in package.manifest.variants:
             if variant not in files:
-                checks.append(Check(variant.file, f"not asked: in {variant.format} format, and not for {runner.name}"))
+                checks.append(Check(variant.file, f"not run: {variant.format} format does not run in {runner.name}"))
                 continue
             difference = check(variant.file, partial(_model, package, variant, golden, runner))
             if difference is not None:
@@ -158,12 +156,12 @@ def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = Non
 
 def _opened(path: Path) -> tuple[Package, str]:
     package = open_package(path)
-    return package, f"as their sums say: {package.manifest.name}, student {package.manifest.model}"
+    return package, f"match their checksums: {package.manifest.name}, student {package.manifest.model}"
 
 
 def _signature(package: Package, key: str | None) -> tuple[None, str]:
     if key is None:
-        return None, "there is one, and no key to check it" if SIGNATURE in package.files.sizes else "not asked for"
+        return None, "signed; no key to check it with" if SIGNATURE in package.files.sizes else "not required"
     require_signature(package.files, key)
     return None, f"by key {key_name(key)}"
 
@@ -183,19 +181,19 @@ def _contract(package: Package) -> tuple[Contract, str]:
 def _golden(package: Package) -> tuple[Golden, str]:
     golden, manifest = read_golden(package), package.manifest
     rows = replay.require_fed(f"package {manifest.name}: {GOLDEN}", golden, manifest)
-    source = f"{rows} rows make their tensors to the bit" if manifest.inputs else "of tensors"
+    source = f"{rows} rows reproduce their tensors bit for bit" if manifest.inputs else "of tensors"
     count = len(golden.cases)
     return golden, f"{count} case{'' if count == 1 else 's'}, {source}"
 
 
 def _head(package: Package, golden: Golden) -> tuple[None, str]:
-    return None, f"{replay.require_core(package, golden)} rows make the tensors of the core to the bit"
+    return None, f"{replay.require_core(package, golden)} rows reproduce the tensors of the core bit for bit"
 
 
 def _prompts(package: Package) -> tuple[None, str]:
     open_tokenizer(package)
     count = len(read_prompts(package))
-    return None, f"the tokens of {count} prompt{'' if count == 1 else 's'} are those that are recorded"
+    return None, f"the tokens of {count} prompt{'' if count == 1 else 's'} match the recorded ones"
 
 
 def _generated(package: Package, variant: Variant) -> tuple[None, str]:
@@ -206,12 +204,12 @@ def _generated(package: Package, variant: Variant) -> tuple[None, str]:
 def _no_files(package: Package, runtime: Runtime) -> tuple[None, str]:
     files = ", ".join(variant.file for variant in package.manifest.variants)
     raise PackageError(
-        str(package.files.folder), f"no model file for {runtime.name}: there is {files}", expected="at least one",
-        remedy="ask the runtime that its files are for, or export it for this one, too",
+        str(package.files.folder), f"has no model file for {runtime.name}, only {files}", expected="at least one",
+        remedy="use the runtime that its files are for, or export it for this one too",
     )  # fmt: skip
 
 
 def _model(package: Package, variant: Variant, golden: Golden, runtime: Runtime) -> tuple[float, str]:
     outputs = runtime.ask(package, variant, golden.cases)
     worst = replay.require_reproduced(golden, package.manifest, variant, outputs, runtime.tolerance)
-    return worst, f"answers within {worst:.3g} of what is recorded" if worst else "answers as recorded"
+    return worst, f"within {worst:.3g} of the recorded outputs" if worst else "matches the recorded outputs exactly"

@@ -1,4 +1,4 @@
-"""A model package as its readers see it."""
+"""Read a model package."""
 
 import hashlib
 import math
@@ -21,7 +21,7 @@ from isthmus.package.checksums import (
     MANIFEST,
     README,
     SUMS,
-    Files,
+    PackageFiles,
     damaged,
     require_unique_keys,
     summed,
@@ -31,26 +31,26 @@ from isthmus.package.inputs import ModelInput, Truth
 
 FORMAT_VERSION = 2
 ROUNDING = 1e-5
-"""By how much the outputs of a model file may differ between two processors."""
+"""Largest difference between the outputs of a model file on two processors."""
 MODEL, CORE = "model", "core"
-"""What the name of a model file begins with: all that the graph does, or its numeric core."""
+"""First part of a model file's name: the whole graph, or only its numeric core."""
 LONGEST = 255
 _SHOWN = 60
 """Characters of a name in a message."""
 
 Format = Literal["onnx", "ort", "pte", "tflite", "mlpackage"]
 WHOLE: tuple[Format, ...] = ("onnx", "ort")
-"""The formats of ONNX Runtime, which have operators for all that a graph does."""
+"""Formats of ONNX Runtime, which can run the whole graph."""
 
 Precision = Literal["fp32", "int8", "int4"]
-"""Of weights; those of four bits are in models that generate text alone."""
+"""Precision of the weights; four bits are for models that generate text only."""
 
 Element = Literal["bool", "uint8", "int32", "int64", "float", "double", "string"]
-"""The element types of a model's inputs and outputs, by ONNX's names."""
+"""Element types of a model's inputs and outputs, by their names in ONNX."""
 
 
-class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input or output tensor of a graph; a size that differs from call to call has a name."""
+class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An input or output tensor of a graph; a dimension of variable size has a name."""
 
     name: str
     element: Element
@@ -60,8 +60,8 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A column that a graph of rows reads: `position` is its column in the tensor "numeric" or "categories".
 
-    For an input of a request transform it is its row in a tensor of `request.layout`. Such inputs are in the order of
-    their rows in "given_valid".
+    For an input of a request transform, `position` is its row in a tensor of `request.layout`. Such inputs are in the
+    order of their rows in "given_valid".
     """
 
     name: str
@@ -71,7 +71,7 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    """The place of each input in the tensors of `feeds`."""
+    """Return the place of each input in the tensors of `feeds`."""
     positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
     for item in inputs:
@@ -85,11 +85,11 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     Attributes:
         tolerance: largest absolute difference from the trained model that export accepted.
-        worst: the largest difference that it measured on the golden cases and on test rows.
-        quality: of the file's own outputs on the test part, by measure; None where undefined.
-        most: the limit of each named size; sizes without a limit are left out.
-        core: whether it computes the numeric core alone, and takes the manifest's `core`.
-        padded: the named sizes that are their limit in every call: zeros behind the values fill a tensor up.
+        worst: largest difference that export measured on golden cases and test rows.
+        quality: metrics of the file's own outputs on the test part; None if undefined.
+        most: maximum of each named dimension that has one.
+        core: True if it computes only the numeric core, and takes the manifest's `core`.
+        padded: named dimensions that always have their maximum size; inputs are padded with zeros.
     """
 
     file: str
@@ -106,12 +106,12 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A view whose rows a device keeps, as a snapshot has them.
+    """A view whose rows a device keeps, as in a snapshot.
 
     Attributes:
-        keys: the join keys by name, each with its type.
-        fields: the features in the snapshot, each with its type, in the order of a packed row.
-        ttl: microseconds after its event time for which a row holds; None for no limit.
+        keys: name and type of each join key.
+        fields: name and type of each feature in the snapshot, in the order of a packed row.
+        ttl: microseconds after its event time for which a row is valid; None for no limit.
     """
 
     name: str
@@ -120,18 +120,18 @@ class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl: int | None
 
 
-class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a device keeps to feed a model: see docs/snapshots.md.
+class DeviceManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The data that a device keeps to feed a model: see docs/snapshots.md.
 
     Attributes:
-        project: whose snapshots these are.
-        service: likewise.
-        hash: of the service in the contract, as in the header of a snapshot.
-        age: microseconds that may have passed since a snapshot was made.
-        views: in the order of a snapshot.
-        stale: what to answer where no snapshot is young enough; None to refuse.
-        instead: the name of the package that answers then; None to refuse.
-        owner: the join key of which a device has one value; None where all devices keep the same rows.
+        project: project of the snapshots.
+        service: service of the snapshots.
+        hash: hash of the service in the contract, as in a snapshot's header.
+        age: maximum age of a snapshot, in microseconds.
+        views: views in the order of a snapshot.
+        stale: answer if no snapshot is recent enough; None to refuse.
+        instead: name of the package that answers in that case; None to refuse.
+        owner: join key of which each device has one value; None if all devices keep the same rows.
     """
 
     project: str
@@ -149,16 +149,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     Attributes:
         task: "tabular", or the class of the task.
-        metric: the measure of quality that counts.
-        inputs: the columns from which `feeds` builds the tensors; empty if only the task can build them.
-        tensors: the graph's inputs.
-        outputs: the graph's outputs.
-        files: the purpose of each further file.
-        device: what a device keeps; None if whoever asks the model brings all that it reads.
-        core: the inputs of the model files that are the graph's numeric core; empty if there are none.
-        classes: names of the classes, in the order of the only output's last axis; empty of a model without classes.
-        rounding: by how much the outputs of a model file may differ between two processors.
-        generation: of a causal language model, how text is made with it; None for any other model.
+        metric: main metric of quality.
+        inputs: columns from which `feeds` builds the tensors; empty if only the task can build them.
+        tensors: inputs of the graph.
+        outputs: outputs of the graph.
+        variants: model files.
+        files: purpose of each other file.
+        device: data that a device keeps; None if requests contain everything the model reads.
+        core: inputs of model files with only the numeric core; empty without such files.
+        classes: class names in the order of the only output's last axis; empty for a model without classes.
+        rounding: largest difference between the outputs of a model file on two processors.
+        generation: settings for generating text; None for other models.
     """
 
     format_version: int
@@ -170,19 +171,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     task: str
     metric: str
     inputs: tuple[Input, ...]
-    tensors: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    tensors: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
     variants: tuple[Variant, ...]
     files: dict[str, str]
-    device: Device | None = None
-    core: tuple[Tensor, ...] = ()
+    device: DeviceManifest | None = None
+    core: tuple[TensorInfo, ...] = ()
     classes: tuple[str, ...] = ()
     rounding: float = ROUNDING
     generation: Generation | None = None
 
     @property
     def model_inputs(self) -> tuple[ModelInput, ...]:
-        """The inputs in order, for `feeds`."""
         bools = any(tensor.name == input_name(VALID) and tensor.element == "bool" for tensor in self.tensors)
         truth: Truth = "bool" if bools else "uint8"
         return tuple(
@@ -190,12 +190,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             for item in self.inputs
         )
 
-    def fed(self, variant: Variant) -> tuple[Tensor, ...]:
-        """The inputs of a model file."""
+    def fed(self, variant: Variant) -> tuple[TensorInfo, ...]:
         return self.core if variant.core else self.tensors
 
     def variant(self, precision: str, format: str = "ort") -> Variant:  # noqa: A002 - the manifest's own word
-        """The model file of a precision and a format."""
+        """Return the model file of a precision and format, or raise a PackageError."""
         for variant in self.variants:
             if (variant.precision, variant.format) == (precision, format):
                 return variant
@@ -204,20 +203,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 @dataclass(frozen=True)
 class Package:
-    """A package whose files matched their sums when it was opened.
+    """A package whose files matched their checksums when it was opened.
 
-    Who opens it reads them from `files`: a file that somebody replaces afterwards is refused.
+    Read its files through `files`, which refuses a file that was replaced since.
     """
 
-    files: Files
+    files: PackageFiles
     manifest: Manifest
 
 
 def open_package(path: Path) -> Package:
-    """The package in a folder, after every file was compared with its SHA-256 sum.
+    """Open the package in a folder after checking every file against its SHA-256.
 
     Raises:
-        PackageError: the file that is missing, altered, not listed, outside the folder or not understood.
+        PackageError: a file is missing, changed, not listed, outside the folder, or invalid.
     """
     files = summed(path)
     for name in (MANIFEST, CONTRACT, GOLDEN):
@@ -233,15 +232,15 @@ def open_package(path: Path) -> Package:
 
 
 def read_package(path: Path) -> Manifest:
-    """The manifest of the package in a folder; errors: see `open_package`."""
+    """Return the manifest of the package in a folder. Errors: see `open_package`."""
     return open_package(path).manifest
 
 
 def read_contract(package: Package) -> Contract:
-    """The contract of a package.
+    """Read the contract of a package.
 
     Raises:
-        PackageError: it cannot be read, differs from the manifest's, or lacks the package's service.
+        PackageError: the contract cannot be read, differs from the manifest's, or lacks the package's service.
     """
     manifest, file = package.manifest, package.files.folder / CONTRACT
     try:
@@ -256,7 +255,7 @@ def read_contract(package: Package) -> Contract:
 
 
 def package_digest(path: Path) -> str:
-    """The identity of a package: the SHA-256 of its sums."""
+    """Return the identity of a package: the SHA-256 of its checksum file."""
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:
@@ -267,7 +266,7 @@ class _Version(msgspec.Struct):
     format_version: int
 
 
-def _read_manifest(files: Files) -> Manifest:
+def _read_manifest(files: PackageFiles) -> Manifest:
     file, data = files.folder / MANIFEST, files.read(MANIFEST)
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
@@ -284,8 +283,8 @@ def _read_manifest(files: Files) -> Manifest:
 
 
 def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """The impossible statements of a manifest, each with what was expected."""
-    # Messages show these, and certain characters control a terminal.
+    """Yield contradictions in a manifest, each with what was expected."""
+    # Messages show these names, and control characters could manipulate a terminal.
     for name in chain(
         (manifest.name, manifest.contract, manifest.service, manifest.model, manifest.training_set),
         (manifest.task, manifest.metric),
@@ -295,7 +294,7 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         *((variant.file, variant.sha256) for variant in manifest.variants),
     ):
         if not name.isprintable() or len(name) > LONGEST:
-            yield f"a name is {name[:_SHOWN]!r}", f"at most {LONGEST} characters that can be shown"
+            yield f"a name is {name[:_SHOWN]!r}", f"at most {LONGEST} printable characters"
     for item in manifest.inputs:
         if TYPES.get(item.dtype) not in INPUTS:
             yield f"input {item.name} has type {item.dtype}", "|".join(map(str, INPUTS))
@@ -303,7 +302,7 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
         if item != place:
             yield f"input {item.name} is {item.tensor}[{item.position}]", f"{place.tensor}[{place.position}]"
     yield from (
-        (f"two {what} {name}", "one of a name")
+        (f"two {what} {name}", "unique names")
         for what, names in (
             ("inputs", [f"{item.name} in {item.tensor}" for item in manifest.inputs]),
             ("tensors", [tensor.name for tensor in manifest.tensors]),
@@ -342,7 +341,7 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
             yield f"{variant.file} has {sizes[variant.file]:,} bytes", f"{variant.bytes:,}"
     known = {MANIFEST, CONTRACT, GOLDEN, README, *manifest.files, *(variant.file for variant in manifest.variants)}
     if unknown := sorted(sums.keys() - known):
-        yield f"says nothing of {unknown[0]}", "a word about every file"
+        yield f"does not mention {unknown[0]}", "an entry for every file"
 
 
 def _generation_misfits(manifest: Manifest, generation: Generation) -> Iterator[tuple[str, str]]:
@@ -361,4 +360,4 @@ def _generation_misfits(manifest: Manifest, generation: Generation) -> Iterator[
         yield f"generates {generation.most} tokens in a context of {generation.context}", "fewer than the context"
     for file in (generation.tokenizer, generation.prompts):
         if file not in manifest.files:
-            yield f"says nothing of {file}, which generation names", "a word about every file"
+            yield f"does not mention {file}, which generation uses", "an entry for every file"

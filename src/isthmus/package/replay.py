@@ -1,4 +1,4 @@
-"""Whether a model file still answers as its package says: its graph, its input tensors, its golden cases.
+"""Check that a model file matches its package: its graph, its input tensors, and its golden cases.
 
 A server checks the file that it is about to serve; `isthmus package verify` checks every file, in any runtime.
 """
@@ -16,34 +16,34 @@ from isthmus.package.featurizer.form import HEAD
 from isthmus.package.featurizer.interpreter import Head
 from isthmus.package.golden import Golden, TensorBytes
 from isthmus.package.inputs import Feeds, feeds
-from isthmus.package.manifest import ROUNDING, Manifest, Package, Tensor, Variant
+from isthmus.package.manifest import ROUNDING, Manifest, Package, TensorInfo, Variant
 
 if TYPE_CHECKING:
     import onnxruntime
 
 GOLDEN_TOLERANCE = ROUNDING
-"""Largest difference from the recorded outputs: the last bits of a file's outputs differ between CPUs."""
+"""Largest difference from the recorded outputs: the last bits of outputs differ between CPUs."""
 
 SECONDS = 120
-"""Limit for answering all golden cases."""
+"""Time limit for answering all golden cases."""
 
 _ROWS = 16
-"""Of a head at once."""
+"""Rows computed by a featurizer at once."""
 
 Array = np.ndarray[Any, Any]
 Answers = Mapping[str, Array]
-"""The outputs of a model by name."""
+"""Outputs of a model by name."""
 
 
 class Deviation(NamedTuple):
-    """The number of an output that is farthest from the expected one.
+    """The output value farthest from the expected one.
 
     Attributes:
-        place: row and output, as a message names them.
-        found: the number, or the form of an output whose sizes or elements differ.
-        expected: likewise.
-        by: absolute difference; infinite where it is not a number.
-        limit: the largest difference that passes.
+        place: row and output, as in a message.
+        found: value, or the type and shape of an output that has the wrong ones.
+        expected: expected value, or type and shape.
+        by: absolute difference; infinite if it is not a number.
+        limit: largest accepted difference.
     """
 
     place: str
@@ -72,21 +72,21 @@ def deviation(
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
-        form, wanted = (f"{array.dtype} {list(array.shape)}" for array in (found, expected))
-        return Deviation(f"output {name}", form, wanted, np.inf, limit)
+        form, expected_form = (f"{array.dtype} {list(array.shape)}" for array in (found, expected))
+        return Deviation(f"output {name}", form, expected_form, np.inf, limit)
     if not found.size:
         return Deviation(f"output {name}", "nothing", "nothing", 0.0, limit)
-    apart = np.where(expected == found, 0.0, np.inf)
+    distance = np.where(expected == found, 0.0, np.inf)
     if floats or (found.dtype.kind in "iu" and limit >= 1):
         with np.errstate(invalid="ignore", over="ignore"):
             gaps = np.abs(found.astype(np.float64) - expected)
-        apart = np.where((apart == 0) | np.isnan(gaps), apart, gaps)
-    limits = np.maximum(limit, rounding(expected) if widths and floats else np.zeros(apart.shape))
-    place = np.unravel_index(int(shares(apart, limits).argmax()), apart.shape)
+        distance = np.where((distance == 0) | np.isnan(gaps), distance, gaps)
+    limits = np.maximum(limit, rounding(expected) if widths and floats else np.zeros(distance.shape))
+    place = np.unravel_index(int(shares(distance, limits).argmax()), distance.shape)
     row, *rest = map(int, place or (0,))
     inside = f"[{', '.join(map(str, rest))}]" if rest else ""
     said, wanted = (f"{x[place]:.9g}" if x.dtype.kind == "f" else str(x[place]) for x in (found, expected))
-    return Deviation(f"{row_name(row)}, output {name}{inside}", said, wanted, float(apart[place]), float(limits[place]))
+    return Deviation(f"{row_name(row)}, output {name}{inside}", said, wanted, float(distance[place]), float(limits[place]))
 
 
 def rounding(numbers: Array) -> Array:
@@ -95,15 +95,15 @@ def rounding(numbers: Array) -> Array:
         return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
 
 
-def shares(apart: Array, limits: Array) -> Array:
+def shares(distance: Array, limits: Array) -> Array:
     """Return differences divided by their limits."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(apart > 0, apart / limits, 0.0)
+        return np.where(distance > 0, distance / limits, 0.0)
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":
-    """The options with which export measures the latency of a model, and a server runs it."""
-    import onnxruntime  # not needed by those who only read a package
+    """Return the session options used both for measuring latency at export and for serving."""
+    import onnxruntime  # readers of a package do not need it
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -112,19 +112,19 @@ def session_options(threads: int) -> "onnxruntime.SessionOptions":
 
 
 def open_session(package: Package, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
-    """A session of ONNX Runtime over a model file, whose graph matches the manifest.
+    """Open a model file in ONNX Runtime, and check that its graph matches the manifest.
 
-    Weights beside the graph are those of the package, and come from memory, too.
+    External weights are read from the package as well, and passed in memory.
 
     Raises:
-        PackageError: the file was altered since the package was opened, the runtime refuses it, or its graph differs.
+        PackageError: the file was changed since the package was opened, the runtime refuses it, or its graph differs.
     """
-    import onnxruntime  # not needed by those who only read a package
+    import onnxruntime  # readers of a package do not need it
 
     manifest, options = package.manifest, session_options(threads)
-    # A text has another length with each token, and ONNX Runtime would keep a plan of its memory for each.
+    # The length of a text changes with each token, and ONNX Runtime would keep a memory plan for each length.
     options.enable_mem_pattern = manifest.generation is None
-    # By itself, it would open the files that a graph names in the working folder.
+    # By default it opens files that a graph names, relative to the working folder.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     model = package.files.read(variant.file)
     beside = {name: package.files.read(name) for name in manifest.files} if variant.format == "onnx" else {}
@@ -132,11 +132,11 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
         if beside:
             sizes = [len(data) for data in beside.values()]
             options.add_external_initializers_from_files_in_memory([*beside], [*beside.values()], sizes)
-        # The fallback would print to stdout, which callers of `--json` parse.
+        # The fallback prints to stdout, which callers of `--json` parse.
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise refused(manifest, variant, "onnxruntime", error) from error
-    # It has its own copy of the weights, and would hold the file's bytes as long as it lives.
+    # ONNX Runtime has copied the weights but would keep the file's bytes for its lifetime.
     session._model_bytes = None
     _require_described(f"{_where(manifest, variant)}, inputs", manifest.tensors, session.get_inputs())
     _require_described(f"{_where(manifest, variant)}, outputs", manifest.outputs, session.get_outputs())
@@ -146,15 +146,15 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
 def answers(
     session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """The outputs of a session for each batch of input tensors.
+    """Run a session on each batch of input tensors.
 
     Raises:
-        PackageError: the runtime fails, or takes too long.
+        PackageError: the runtime fails or takes too long.
     """
-    import onnxruntime  # not needed by those who only read a package
+    import onnxruntime  # readers of a package do not need it
 
     names, options = [output.name for output in manifest.outputs], onnxruntime.RunOptions()
-    # A graph may loop for as long as its author likes.
+    # A malicious graph may loop forever.
     clock = Timer(SECONDS, setattr, (options, "terminate", True))
     clock.start()
     try:
@@ -167,18 +167,18 @@ def answers(
 
 
 def refused(manifest: Manifest, variant: Variant, runtime: str, error: object) -> PackageError:
-    """The error of a runtime that refuses a model file or its inputs."""
+    """Create the error for a runtime that refuses a model file or its inputs."""
     return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy="export the model again")
 
 
 def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
-    """Refuses golden cases whose rows do not become the recorded tensors to the bit.
+    """Check that the rows of the golden cases become the recorded tensors, bit for bit.
 
     Returns:
-        The number of compared rows; 0 unless the model reads rows.
+        Number of rows compared; 0 unless the model reads rows.
 
     Raises:
-        PackageError: it names the case and the tensor that differ.
+        PackageError: a tensor differs; names the case and the tensor.
     """
     inputs, rows = manifest.model_inputs, 0
     for number, case in enumerate(golden.cases if inputs else ()):
@@ -189,21 +189,21 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
         for name in {**tensors, **case.tensors}:
             if name not in tensors or case.tensors.get(name) != TensorBytes.of(tensors[name]):
                 raise PackageError(
-                    f"{where}, case {number}", f"its rows do not make the tensor {name} that is recorded",
-                    expected="the same to the bit", remedy="export the model again",
+                    f"{where}, case {number}", f"its rows do not reproduce the recorded tensor {name}",
+                    expected="equal bit for bit", remedy="export the model again",
                 )  # fmt: skip
         rows += len(case.rows)
     return rows
 
 
 def require_core(package: Package, golden: Golden) -> int:
-    """Refuses a head that does not make the recorded tensors of the numeric core, to the bit, of the golden rows.
+    """Check that `head.json` turns the golden rows into the recorded inputs of the numeric core, bit for bit.
 
     Returns:
-        The number of compared rows.
+        Number of rows compared.
 
     Raises:
-        PackageError: it is no head, takes too long, or differs; then it names the case and the tensor.
+        PackageError: the file is invalid, takes too long, or a tensor differs; names the case and the tensor.
     """
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"
@@ -223,8 +223,8 @@ def require_core(package: Package, golden: Golden) -> int:
                 expected = core[name][batch] if name in core else None
                 if expected is None or name not in tensors or TensorBytes.of(tensors[name]) != TensorBytes.of(expected):
                     raise PackageError(
-                        f"{where}, case {number}", f"its rows do not make the tensor {name} that is recorded",
-                        expected="the same to the bit", remedy="export the model again",
+                        f"{where}, case {number}", f"its rows do not reproduce the recorded tensor {name}",
+                        expected="equal bit for bit", remedy="export the model again",
                     )  # fmt: skip
             if time.monotonic() > end:
                 raise PackageError(where, f"no answer in {SECONDS} seconds", expected="the golden rows of a core")
@@ -239,39 +239,39 @@ def require_reproduced(
     outputs: Sequence[Answers],
     tolerance: float = GOLDEN_TOLERANCE,
 ) -> float:
-    """The largest difference of a model file's outputs from the recorded outputs of the golden cases.
+    """Return the largest difference between a model file's outputs and its golden outputs.
 
-    The tolerance is that of numbers whose rounding is usual; it grows and shrinks with the manifest's.
+    The tolerance is for the usual rounding, and scales with the manifest's `rounding`.
 
     Raises:
-        PackageError: it is larger than the tolerance. NaN in place of a recorded number never passes.
+        PackageError: a difference exceeds the tolerance. NaN in place of a number never passes.
     """
     tolerance *= manifest.rounding / ROUNDING
     worst = 0.0
-    for number, (case, answered) in enumerate(zip(golden.cases, outputs, strict=True)):
+    for number, (case, actual) in enumerate(zip(golden.cases, outputs, strict=True)):
         for name, recorded in case.outputs[variant.file].items():
-            far = deviation(name, recorded.array, answered[name], tolerance)
+            far = deviation(name, recorded.array, actual[name], tolerance)
             if far.by > tolerance:
                 raise PackageError(
                     f"{_where(manifest, variant)}, golden case {number}, {far.place}",
                     f"does not reproduce its golden outputs: {far.says('the package')}",
                     expected=f"differences of at most {tolerance:g}",
-                    remedy="export the model again, with this release of it",
+                    remedy="export the model again with this release",
                 )  # fmt: skip
             worst = max(worst, far.by)
     return worst
 
 
-def _require_described(where: str, tensors: Sequence[Tensor], actual: Sequence[Any]) -> None:
+def _require_described(where: str, tensors: Sequence[TensorInfo], actual: Sequence[Any]) -> None:
     described = {tensor.name: tensor for tensor in tensors}
     names = [value.name for value in actual]
     if sorted(names) != sorted(described):
         expected = ", ".join(described)
-        raise PackageError(where, ", ".join(names) or "none", expected=expected, remedy="export the model again")
+        raise PackageError(where, ", ".join(names) or "nothing", expected=expected, remedy="export the model again")
     for value in actual:
         tensor = described[value.name]
         kind = value.type.removeprefix("tensor(").removesuffix(")")
-        # The name of a size that differs from call to call depends on the runtime.
+        # Names of variable dimensions depend on the runtime, so compare only fixed sizes.
         fixed, theirs = (tuple(size if isinstance(size, int) else None for size in of.shape) for of in (tensor, value))
         if kind != tensor.element or fixed != theirs:
             raise PackageError(

@@ -1,4 +1,4 @@
-"""Limits for a process that runs files of strangers, and may die of them."""
+"""Limits for a process that runs untrusted files and may crash."""
 
 import os
 import resource
@@ -7,26 +7,25 @@ from pathlib import Path
 
 
 def fork_and_wait() -> int | None:
-    """Continues in a child process, for which this one waits. Call it before there are threads.
+    """Fork, and wait for the child in the parent. Call it before starting threads.
 
     Returns:
-        None in the child; in the parent the child's exit code, or the negative number of the signal that ended it.
+        None in the child. In the parent, the child's exit code, or the negative number of the signal that ended it.
     """
     child = os.fork()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 
 
 def limit(seconds: int) -> None:
-    """Ends this process, by SIGXCPU, after so many seconds of CPU time since its start."""
-    # The second number brings SIGKILL, which explains nothing.
+    """End this process with SIGXCPU after this many seconds of CPU time since its start."""
+    # The hard limit sends SIGKILL, which gives no reason.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 def confine(more: int) -> None:
-    """Limits this process, and those that it starts, to its present memory and `more` bytes.
+    """Limit this process and its children to its current memory plus `more` bytes.
 
-    Private writable memory counts (RLIMIT_DATA), not libraries and mapped files. Only Linux has such a limit; elsewhere
-    this does nothing.
+    Counts private writable memory (RLIMIT_DATA), not libraries and mapped files. Does nothing except on Linux.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,8 +1,8 @@
-"""Signatures of packages, by OpenSSF Model Signing with a pair of elliptic keys.
+"""Sign packages with OpenSSF Model Signing and an elliptic key pair.
 
-A signature proves who exported a package; its sums prove only that it is complete. It is in the folder as `model.sig`,
-a Sigstore bundle over the SHA-256 of every file besides. ECDSA draws a random number for each signature, so signatures
-of a package differ: they are not part of its sums, nor of its identity.
+A signature proves who exported a package; its checksums only prove that it is complete. It is stored as `model.sig`, a
+Sigstore bundle over the SHA-256 of every other file. ECDSA uses a random number, so two signatures of a package differ;
+they are not part of its checksums and digest.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ import msgspec
 
 from isthmus.features.errors import ConfigurationError, DependencyError, PackageError, Problem
 from isthmus.features.files import scratch_folder, write_atomically
-from isthmus.package.checksums import SIGNATURE, SUMS, Files, read_file, require_unique_keys
+from isthmus.package.checksums import SIGNATURE, SUMS, PackageFiles, read_file, require_unique_keys
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from model_signing.hashing import Config as Hashing
 
 PASSWORD = "ISTHMUS_SIGNING_PASSWORD"  # noqa: S105 - the name of the variable that holds it
-"""The environment variable with the password of a private key."""
+"""Environment variable with the password of a private key."""
 
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 _PAIR = "an elliptic key in PEM, for example by `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
@@ -59,14 +59,14 @@ class _Statement(msgspec.Struct):
 
 
 class Signer:
-    """Signs packages with a private key.
+    """Sign packages with a private key.
 
     Args:
         key: file of the key, in PEM.
-        password: its password, if any. No message shows it.
+        password: password of the key, or None. Never shown in messages.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no elliptic key, or has a different password.
+        ConfigurationError: the file cannot be read, is not an elliptic key, or has a different password.
         DependencyError: the extra `signing` is not installed.
     """
 
@@ -77,12 +77,12 @@ class Signer:
             raise _missing(error) from error
         read_private_key(key, password)
         secret: Any = password.encode() if password else None
-        # Annotated as text, but passed on to a function that takes bytes.
+        # Annotated as str, but passed to a function that takes bytes.
         self._config = Config().use_elliptic_key_signer(private_key=key, password=secret)
 
     def sign(self, package: Path) -> None:
-        """Writes the signature of a package into its folder, over an existing signature."""
-        # Beside the package: a server that reads it meanwhile would refuse half a file.
+        """Write the signature of a package into its folder, replacing any existing one."""
+        # Write it outside the package first: a server must not read a partial signature.
         with scratch_folder(package.parent, f".{package.name}-signature") as scratch:
             file = scratch / SIGNATURE
             self._config.set_hashing_config(_hashing()).sign(package, file)
@@ -91,10 +91,10 @@ class Signer:
 
 
 def read_private_key(file: Path, password: str | None = None) -> "EllipticCurvePrivateKey":
-    """The private key in a file.
+    """Read a private key from a file.
 
     Raises:
-        ConfigurationError: it cannot be read, is no elliptic key, or has a different password.
+        ConfigurationError: the file cannot be read, is not an elliptic key, or has a different password.
         DependencyError: the extra `signing` is not installed.
     """
     try:
@@ -107,12 +107,12 @@ def read_private_key(file: Path, password: str | None = None) -> "EllipticCurveP
         loaded = load_pem_private_key(file.read_bytes(), secret)
     except OSError as error:
         raise _unusable(file, f"cannot be read ({error.strerror})", "the file of a private key") from error
-    except TypeError as error:  # a password for a key without, or none for a key with a password
+    except TypeError as error:  # an unneeded or a missing password
         if secret:
             raise _unusable(file, "has no password", f"no {PASSWORD}") from error
         raise _unusable(file, "has a password", f"it in {PASSWORD}") from error
     except Exception as error:  # OpenSSL raises many kinds of errors
-        reason = f"is no private key that {PASSWORD} opens" if secret else "is no private key"
+        reason = f"is not a private key that {PASSWORD} opens" if secret else "is not a private key"
         raise _unusable(file, reason, _PAIR) from error
     if not isinstance(loaded, EllipticCurvePrivateKey) or loaded.curve.name not in _CURVES:
         raise _unusable(file, "is a key of another kind", _PAIR)
@@ -120,10 +120,10 @@ def read_private_key(file: Path, password: str | None = None) -> "EllipticCurveP
 
 
 def read_public_key(file: Path) -> str:
-    """The public key in a file, as PEM.
+    """Read a public key from a file, as PEM.
 
     Raises:
-        ConfigurationError: it cannot be read, or is no public elliptic key.
+        ConfigurationError: the file cannot be read, or is not a public elliptic key.
         DependencyError: the extra `signing` is not installed.
     """
     try:
@@ -132,32 +132,32 @@ def read_public_key(file: Path) -> str:
     except OSError as error:
         raise _unusable(file, f"cannot be read ({error.strerror})", "the file of a public key") from error
     except ValueError as error:
-        raise _unusable(file, "is no public elliptic key", "`openssl pkey -in PRIVATE_KEY -pubout`") from error
+        raise _unusable(file, "is not a public elliptic key", "`openssl pkey -in PRIVATE_KEY -pubout`") from error
     return text
 
 
 def key_name(key: str) -> str:
-    """The name of a public key in PEM for messages: the beginning of its SHA-256."""
+    """Return the name of a public key for messages: the first digits of its SHA-256."""
     return _name(_hint(_public_key(key)))
 
 
-def require_signature(files: Files, key: str) -> None:
-    """Refuses the files of a package that the owner of a public key, in PEM, has not signed as they are.
+def require_signature(files: PackageFiles, key: str) -> None:
+    """Check that the owner of a public key (PEM) signed the current files of a package.
 
     Raises:
-        PackageError: it is not signed, or not by this key, or was altered since.
+        PackageError: the package is not signed, signed by another key, or changed since.
         DependencyError: the extra `signing` is not installed.
     """
     try:
         public = _public_key(key)
     except ValueError as error:
         remedy = "run `isthmus deploy` with the right packages.public_key"
-        raise PackageError(f"package {files.folder}", "is to be signed by what is no public key",
+        raise PackageError(f"package {files.folder}", "must be signed, but the key to check it with is invalid",
                            expected="a key in PEM", remedy=remedy) from error  # fmt: skip
     hint = _hint(public)
 
     def refusal(reason: str) -> PackageError:
-        remedy = "take the package from where it is signed, or sign it: export it with packages.signing_key"
+        remedy = "copy the package from where it was signed, or sign it: export it with packages.signing_key"
         expected = f"a signature by key {_name(hint)}"
         return PackageError(str(files.folder / SIGNATURE), reason, expected=expected, remedy=remedy)
 
@@ -169,14 +169,14 @@ def require_signature(files: Files, key: str) -> None:
         require_unique_keys(files.folder / SIGNATURE, data)
         statement = msgspec.json.decode(bundle.dsse_envelope.payload, type=_Statement)
     except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
-        raise refusal(f"is no signature ({error})") from error
+        raise refusal(f"is not a signature ({error})") from error
     if (signer := bundle.verification_material.public_key.hint) != hint:
         raise refusal(f"the package is signed by key {_name(signer)}")
     _verify(files.folder, data, public, refusal)
-    # The files may have been replaced since their sums were taken: what counts are those that are read.
+    # Files may have been replaced since their checksums were computed; `files.digest` covers the files we use.
     signed = {resource.name: resource.digest for resource in statement.predicate.resources}
     if signed != {SUMS: files.digest, **files.sums}:
-        raise refusal("the package has been altered since it was signed")
+        raise refusal("the package was changed after it was signed")
 
 
 def _verify(package: Path, data: bytes, key: "EllipticCurvePublicKey", refusal: Callable[[str], PackageError]) -> None:
@@ -186,19 +186,19 @@ def _verify(package: Path, data: bytes, key: "EllipticCurvePublicKey", refusal: 
     with tempfile.TemporaryDirectory() as folder:
         pem, signature = Path(folder) / "key.pem", Path(folder) / SIGNATURE
         pem.write_bytes(_pem(key))
-        # Not the package's own file, which may have been replaced since it was read.
+        # Use the bytes read before: the package's own file may have been replaced.
         signature.write_bytes(data)
         config = Config().use_elliptic_key_verifier(public_key=pem).set_hashing_config(_hashing())
         try:
             config.verify(package, signature)
         except InvalidSignature as error:
-            raise refusal(f"is no signature of key {_name(_hint(key))}, though it says so") from error
+            raise refusal(f"is not a signature of key {_name(_hint(key))}, although it names that key") from error
         except ValueError as error:
             if "Signature mismatch" not in str(error):
-                raise refusal(f"is no signature ({error})") from error
-            raise refusal("the package has been altered since it was signed") from error
-        except Exception as error:  # a damaged bundle raises anything
-            raise refusal(f"is no signature ({type(error).__name__})") from error
+                raise refusal(f"is not a signature ({error})") from error
+            raise refusal("the package was changed after it was signed") from error
+        except Exception as error:  # a damaged bundle can raise any exception
+            raise refusal(f"is not a signature ({type(error).__name__})") from error
 
 
 def _hashing() -> "Hashing":
@@ -208,7 +208,7 @@ def _hashing() -> "Hashing":
 
 
 def _public_key(key: str) -> "EllipticCurvePublicKey":
-    """The key in a PEM; a ValueError if there is none, or of a different kind."""
+    """Parse a public key in PEM; raise a ValueError if it is missing or of another kind."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

@@ -1,4 +1,4 @@
-"""The verdict: whether every value that serving answers is the value that training saw, to the bit."""
+"""The verdict: the comparison of every value that serving returns with the value used in training, bit for bit."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from isthmus.features.values.columns import Values
 from isthmus.features.values.equality import equal_values, identical
 
 ONNX_RUNTIME = "ONNX Runtime"
-"""Which runs a package behind the API."""
+"""Runtime that runs packages behind the API."""
 
 EXAMPLES = 3
 _CANDIDATES = 1000
@@ -30,10 +30,10 @@ class ValueDifference:
     """A value that differs.
 
     Attributes:
-        key: the key, or another name of the row.
-        offline: training's value; a time as text, in UTC.
-        online: the value of serving, a graph or a model.
-        event_timestamp: event time of the offline row, if any, in UTC.
+        key: key, or another name of the row.
+        offline: value in training; a time is text, in UTC.
+        online: value from serving, a graph or a model.
+        event_timestamp: event time of the offline row in UTC, if any.
     """
 
     key: str
@@ -47,12 +47,12 @@ class FeatureVerdict:
     """The comparison of a feature over all compared keys.
 
     Attributes:
-        compared: number of values compared, nulls included.
-        differing: number of values that are neither the same to the bit nor within the tolerance.
-        worst: largest absolute difference of two numbers that are not the same to the bit, of times in microseconds;
-            infinity where a side has no number.
-        examples: the first few differences.
-        tolerance: the absolute difference of two numbers that does not count.
+        compared: number of values compared, including nulls.
+        differing: number of values that are neither equal bit for bit nor within the tolerance.
+        worst: largest absolute difference of two numbers that are not equal bit for bit (times in microseconds);
+            infinity if one side is not a number.
+        examples: first few differences.
+        tolerance: largest absolute difference of two numbers that is ignored.
         pairs: both sides of a sample of the differing numbers, for a plot; not saved in the file.
     """
 
@@ -66,7 +66,7 @@ class FeatureVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How many rows were compared, of how many that `isthmus verify --all` compares."""
+    """The number of rows compared, and the number that `isthmus verify --all` compares."""
 
     rows: Annotated[int, msgspec.Meta(ge=0)]
     of: Annotated[int, msgspec.Meta(ge=0)]
@@ -74,12 +74,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeVerdict:
-    """What a runtime answered.
+    """The results of a runtime.
 
     Attributes:
-        files: the names of its comparisons in `Verdict.files`.
-        rows: number of rows of which each file was asked, golden cases included.
-        milliseconds: for all of its files, with starting and opening them.
+        files: names of its comparisons in `Verdict.files`.
+        rows: rows run through each file, including golden cases.
+        milliseconds: time for all files, including starting the runtime and opening the files.
     """
 
     files: Sequence[str]
@@ -93,24 +93,25 @@ class Verdict:
 
     Attributes:
         contract: hash of the contract of both sides.
-        at: the moment of the comparison, microseconds since 1970 UTC.
-        views: view to feature to its comparison; the status of the view's rows is feature `status`, their event times
-            are `event_timestamp`. Request transforms are among the views: the engine's results against their graphs'.
-        tables: view to the fingerprint that the last build of the compared offline table has left.
-        ahead: view to the number of keys left out: their served rows were pushed after everything in the table became
-            known, so there is nothing to compare them with until the table has caught up.
+        at: time of the comparison, microseconds since 1970 UTC.
+        views: comparisons by view and feature. `status` is the status of the view's rows, and `event_timestamp` their
+            event times. Request transforms appear as views: the engine's results against their graphs.
+        tables: by view, fingerprint of the last build of the compared offline table.
+        ahead: by view, number of keys left out because their served rows were pushed after everything in the table
+            became known; they can be compared once the table has caught up.
         package: digest of the package whose output was compared, or None.
         model: comparison of the package's output with the student's, all files together, or None.
-        files: model file of the package to its part in `model`; a server's predictions are `/predict`, and what a
-            file answers in onnxruntime-web is `FILE in onnxruntime-web`.
-        inputs: input of the package's graph to the comparison of its offline and served values.
-        device: likewise, of its offline value at the moment of the snapshot with what the reference client feeds the
-            graph, from the file of the snapshot.
-        runtimes: what each runtime that can run here was asked; a runtime that cannot is in `skipped`.
-        samples: whatever only a sample was compared of, in words: keys of views, rows in runtimes or asked of the API.
-        skipped: whatever could not be compared to the reason: `deploy` refuses where a model needs it.
-        singly: every comparison of rows that were asked for alone, or computed alone, by its name: no row may depend on
-            others. Its rows are among those of the other comparisons.
+        files: by model file of the package, its part of `model`. A server's predictions are `/predict`, and results in
+            onnxruntime-web are `FILE in onnxruntime-web`.
+        inputs: by input of the package's graph, comparison of its offline and served values.
+        skipped: by comparison that was not possible, the reason; `deploy` refuses if a model needs it.
+        singly: comparisons of rows requested or computed one by one, by name, since no row may depend on others. These
+            rows are also part of the other comparisons.
+        device: by input, comparison of its offline value at the time of the snapshot with the value that the reference
+            client reads from the snapshot file.
+        runtimes: results of each runtime that can run here; others are in `skipped`.
+        samples: comparisons limited to a sample, in words: keys of views, or rows in runtimes or requested from the
+            API.
     """
 
     contract: str
@@ -130,17 +131,15 @@ class Verdict:
 
     @property
     def compared(self) -> int:
-        """Total number of compared values."""
         return sum(feature.compared for feature in self._all())
 
     @property
     def differing(self) -> int:
-        """Total number of differing values."""
         return sum(feature.differing for feature in self._all())
 
     @property
     def passed(self) -> bool:
-        """Whether anything was compared, and nothing differs."""
+        """True if something was compared and nothing differs."""
         return self.compared > 0 and self.differing == 0
 
     def _all(self) -> list[FeatureVerdict]:
@@ -150,9 +149,9 @@ class Verdict:
 
     @property
     def limits(self) -> list[str]:
-        """Whatever the verdict says nothing of, in sentences: pushed rows, samples, and what could not be compared."""
+        """Sentences about what the verdict does not cover: pushed rows, samples, and skipped comparisons."""
         ahead = (
-            f"left out: {keys:,} of the keys of {view}, pushed after everything the table holds"
+            f"left out: {keys:,} keys of {view}, pushed after everything in the table"
             for view, keys in self.ahead.items()
             if keys
         )
@@ -160,9 +159,9 @@ class Verdict:
         return [*ahead, *samples, *(f"not compared: {name}, because {why}" for name, why in self.skipped.items())]
 
     def named(self) -> dict[str, FeatureVerdict]:
-        """Every comparison by its name in messages: `view.feature`, `input x`, `file y in z`, `view.feature alone`.
+        """Return every comparison by its name in messages, such as `view.feature`, `input x` or `file y in z`.
 
-        What differs among others has no second name for rows alone.
+        A row-by-row comparison is listed as `NAME alone` unless the comparison of the same name differs too.
         """
         parts = flat(self.views)
         parts |= {f"input {name}": part for name, part in self.inputs.items()}
@@ -175,7 +174,7 @@ class Verdict:
         return parts | {f"{name} alone": part for name, part in alone.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """As strict JSON: an infinite `worst` is null, a value that JSON lacks is its text."""
+        """Convert to strict JSON: an infinite `worst` is null, and a value that JSON lacks is its text."""
         sums = {"passed": self.passed, "compared": self.compared, "differing": self.differing}
         plain: dict[str, Any] = _plain({**sums, **asdict(self)})
         for feature in _comparisons(plain):
@@ -185,15 +184,14 @@ class Verdict:
         return plain
 
     def dumps(self) -> bytes:
-        """The content of the verdict's file."""
         return json.dumps(self.as_dict(), indent=1, allow_nan=False).encode() + b"\n"
 
     @classmethod
     def loads(cls, text: bytes, where: str = "verdict.json") -> "Verdict":
-        """The inverse of `dumps`.
+        """Parse a verdict file.
 
         Raises:
-            GateFailed: the text is no verdict.
+            GateFailed: the text is not a verdict, or was changed.
         """
         try:
             data = json.loads(text)
@@ -205,8 +203,8 @@ class Verdict:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GateFailed(where, f"is not a verdict ({error})", remedy="run `isthmus verify`") from error
         if altered:
-            claim = f"says {altered[0]} {data[altered[0]]!r}, its values {getattr(verdict, altered[0])!r}"
-            raise GateFailed(where, claim, remedy="it was altered: run `isthmus verify`")
+            claim = f"says {altered[0]} {data[altered[0]]!r}, but its values give {getattr(verdict, altered[0])!r}"
+            raise GateFailed(where, claim, remedy="the file was changed: run `isthmus verify`")
         return verdict
 
 
@@ -224,7 +222,7 @@ def _plain(value: Any) -> Any:
 
 
 def _comparisons(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All comparisons in a verdict's JSON. Earlier verdicts had fewer groups."""
+    """Return all comparisons in a verdict's JSON. Earlier verdicts had fewer groups."""
     more = ("files", "inputs", "device", "singly")
     groups = [*data["views"].values(), *(data.get(name, {}) for name in more)]
     return [feature for group in groups for feature in group.values()] + ([data["model"]] if data["model"] else [])
@@ -238,18 +236,18 @@ def compare(
     tolerance: float | np.ndarray[Any, Any] = 0.0,
     times: Sequence[int | None] = (),
 ) -> FeatureVerdict:
-    """Compares two columns value by value: equal are two nulls, two NaNs, or two values with the same bits.
+    """Compare two columns value by value. Two nulls, two NaNs, or two values with the same bits are equal.
 
-    Two arrays are equal if their lengths and all their elements are. The payload of a NaN means nothing, and engines do
-    not preserve it.
+    Arrays are equal if their lengths and elements are. The payload of a NaN is ignored, because engines do not preserve
+    it.
 
     Args:
-        keys: the name of each row in an example.
-        offline: shape (n,).
-        online: shape (n,).
-        dtype: the type of both.
-        tolerance: the absolute difference of two floating-point numbers that does not count, or one of each row.
-        times: event time of each row, if any, in microseconds.
+        keys: name of each row in an example.
+        offline: values in training, shape (n,).
+        online: values from serving, shape (n,).
+        dtype: type of both columns.
+        tolerance: largest ignored absolute difference of floating-point numbers, or one per row.
+        times: event time of each row in microseconds, or empty.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -271,24 +269,24 @@ def compare(
 
 
 def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A few of the differing rows, of different keys if possible."""
+    """Pick a few differing rows, with different keys if possible."""
     rows = differing[:_CANDIDATES].tolist()
     by_key = {keys[row]: row for row in reversed(rows)}
     return np.array([*dict.fromkeys([*sorted(by_key.values()), *rows])][:EXAMPLES], np.int64)
 
 
 def in_runtime(file: str, runtime: str) -> str:
-    """The name of what a model file answers in a runtime: a file in ONNX Runtime has its own name."""
+    """Name the results of a model file in a runtime; in ONNX Runtime they have the file's name."""
     return file if runtime in ("", ONNX_RUNTIME) or file.endswith(runtime) else f"{file} in {runtime}"
 
 
 def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, FeatureVerdict]:
-    """Comparisons of groups, each as `group.name`."""
+    """Flatten groups of comparisons to `group.name`."""
     return {f"{group}.{name}": part for group, parts in groups.items() for name, part in parts.items()}
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
-    """The sum of several comparisons, with the largest tolerance."""
+    """Combine several comparisons, with the largest tolerance."""
     return FeatureVerdict(
         sum(part.compared for part in parts),
         sum(part.differing for part in parts),
@@ -299,7 +297,7 @@ def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
 
 
 def _moment(at: int | None) -> str | None:
-    """A time as text; in microseconds beyond the years of a date."""
+    """Format a time as text; in microseconds if outside the range of dates."""
     if at is None:
         return None
     try:
@@ -309,7 +307,7 @@ def _moment(at: int | None) -> str | None:
 
 
 def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: DataType) -> list[tuple[float, float]]:
-    """Finite numbers of both sides in a sample of the differing rows."""
+    """Sample the differing rows and return the finite numbers of both sides."""
     if dtype.numpy is None or dtype.name == "Bool":
         return []
     both = differing[(left.valid & right.valid)[differing]]
@@ -323,7 +321,7 @@ def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: 
 
 
 def _worst(left: Values, right: Values, dtype: DataType) -> float:
-    """The largest absolute difference of unlike values; infinity unless both are numbers."""
+    """Return the largest absolute difference of values that are not equal; infinity unless both are numbers."""
     if not (left.valid & right.valid).all():
         return math.inf
     if dtype.numpy is not None:
@@ -332,14 +330,14 @@ def _worst(left: Values, right: Values, dtype: DataType) -> float:
         return math.inf
     if any(len(a) != len(b) for a, b in zip(left.data, right.data, strict=True)):
         return math.inf
-    # Two infinities or two NaNs have no difference.
+    # Equal infinities or NaNs have no difference.
     ours, theirs = np.concatenate(left.data.tolist()), np.concatenate(right.data.tolist())
     differing = ~identical(ours, theirs)
     return _gap(ours[differing], theirs[differing])
 
 
 def _gap(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
-    """The largest absolute difference; infinity where either is not a number."""
+    """Return the largest absolute difference; infinity if either side is not a number."""
     if left.dtype.kind in "iu":
         return float(max(abs(a - b) for a, b in zip(left.tolist(), right.tolist(), strict=True)))
     with np.errstate(invalid="ignore", over="ignore"):

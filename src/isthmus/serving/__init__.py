@@ -1,1 +1,1 @@
-"""The API: lookups, predictions and deployments. It stands on `isthmus.features` alone."""
+"""The API server: lookups, predictions and deployments."""

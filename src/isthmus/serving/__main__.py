@@ -1,9 +1,9 @@
-"""`python -m isthmus.serving [--settings-fd N] [--parent PID]`: a server.
+"""Run a server: `python -m isthmus.serving [--settings-fd N] [--parent PID]`.
 
-Its settings are those of the environment, or of an open file; it ends with a parent process, if it is told of one.
+It reads its settings from an open file or from the environment, and ends when its parent process ends.
 """
 
-import getopt  # argparse would take a hundredth of the time until a server is ready
+import getopt  # argparse would take 1 % of the startup time
 import sys
 
 from isthmus.serving.http.server import main

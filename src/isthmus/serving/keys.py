@@ -1,4 +1,4 @@
-"""API keys: who may do what. The server knows only their hashes."""
+"""API keys and their scopes. The server stores only hashes of keys."""
 
 import hmac
 import os
@@ -16,7 +16,7 @@ from isthmus.features.errors import DataError, Problem
 from isthmus.serving.wire.errors import ForbiddenError
 
 PREFIX = "isthmus_"
-"""What every key begins with: scanners of repositories and logs find a leaked key by it."""
+"""Prefix of every key, so that secret scanners find leaked keys in repositories and logs."""
 
 PATTERN = re.compile(rb"isthmus_[A-Za-z0-9_-]{43}")
 ACTIONS = ("read", "push", "predict", "snapshot", "status")
@@ -27,14 +27,13 @@ _SCOPE = re.compile(rf"({'|'.join(ACTIONS[:-1])}):(\*|[^\s:*/]+)|snapshot:[^\s:*
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key as it is stored.
+    """A stored key.
 
     Attributes:
-        name: whose it is; it is logged, the key never is.
-        sha256: SHA-256 of the key, in hexadecimal. A password would need a slow, salted hash because it can be guessed.
-            A key is 32 random bytes: with 2^256 of them there is nothing to try, so a fast hash loses nothing, and
-            checking one costs each request a microsecond.
-        scopes: `action:name` or `action:*`; of the snapshot of an owner `snapshot:service/value`.
+        name: owner of the key; logged, unlike the key.
+        sha256: SHA-256 of the key, in hexadecimal. Passwords need a slow, salted hash because they can be guessed. A
+            key is 32 random bytes and cannot, so a fast hash is safe, and checking it costs each request a microsecond.
+        scopes: `action:name` or `action:*`; `snapshot:service/value` for the snapshot of one owner.
         created_at: microseconds since 1970 UTC.
     """
 
@@ -45,13 +44,13 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grants(msgspec.Struct, frozen=True):
-    """What a request may do: the name of its key, empty where the API demands none, and scopes as a key has them."""
+    """What a request may do: the name of its key, empty if the server requires none, and its scopes."""
 
     name: str
     scopes: frozenset[str]
 
     def require(self, action: str, name: str) -> None:
-        """Refuses what the key has no scope for."""
+        """Raise a ForbiddenError if the key lacks the scope `action:name`."""
         if f"{action}:{name}" not in self.scopes and f"{action}:*" not in self.scopes:
             raise ForbiddenError(
                 f"API key {self.name}", f"lacks the scope {action}:{name}", expected=f"{action}:{name} or {action}:*",
@@ -59,7 +58,7 @@ class Grants(msgspec.Struct, frozen=True):
             )  # fmt: skip
 
     def require_status(self, model: str | None = None) -> None:
-        """Refuse a key that may not see the server's status, or that may not see the status of this model.
+        """Raise a ForbiddenError if the key may not see the status of the server, or of `model`.
 
         A `read:*` key may also see the status: such keys were made for Prometheus before `status:*` existed.
         """
@@ -71,7 +70,10 @@ class Grants(msgspec.Struct, frozen=True):
             )  # fmt: skip
 
     def require_owner(self, service: str, text: str) -> None:
-        """Refuses an owner's snapshot that the key has no scope for; `text` is the owner's value as in its header."""
+        """Raise a ForbiddenError if the key may not read an owner's snapshot.
+
+        `text` is the owner's value as in the snapshot header.
+        """
         own = f"snapshot:{service}/{quote(text, safe='')}"
         if not self.scopes.intersection((own, f"snapshot:{service}", "snapshot:*")):
             raise ForbiddenError(
@@ -80,37 +82,36 @@ class Grants(msgspec.Struct, frozen=True):
             )  # fmt: skip
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Refuses a lookup that the key has no scope for: a list of features may name any."""
+        """Raise a ForbiddenError if the key may not do this lookup. A lookup by `features` needs `read:*`."""
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:
             raise ForbiddenError(
                 f"API key {self.name}", "lacks the scope read:*, which a lookup by `features` needs",
-                expected="read:*", remedy="ask by feature_service, or create a key with `--scope read:*`",
+                expected="read:*", remedy="use feature_service instead, or create a key with `--scope read:*`",
             )  # fmt: skip
 
 
 EVERYTHING = Grants("", frozenset(f"{action}:*" for action in ACTIONS))
-"""What a request may do where the API demands no key."""
+"""Grants of every request to a server without keys."""
 
 
 class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The key file: every key that is valid; without any, `open` lets everybody on loopback in, on purpose."""
+    """The key file. `open` is True if the operator chose to run without keys; only loopback is served then."""
 
     format_version: int = _FORMAT
     keys: tuple[Key, ...] = ()
     open: bool | msgspec.UnsetType = msgspec.UNSET
 
     def dumps(self) -> bytes:
-        """The keys as a file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @classmethod
     def read(cls, path: Path) -> "Keyring":
-        """The keys of a file; none if there is no such file.
+        """Read a key file. Return an empty keyring if the file does not exist.
 
         Raises:
-            DataError: the file cannot be read, or is no key file.
+            DataError: the file cannot be read, is not a key file, or other users may write it.
         """
         try:
             return cls.checked(path.read_bytes(), str(path))
@@ -121,10 +122,10 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def checked(cls, text: bytes, where: str) -> "Keyring":
-        """The keys of a file that nobody else may write.
+        """Parse a key file after checking that other users cannot write it.
 
         Raises:
-            DataError: others may write it, it is no key file, or it is gone again.
+            DataError: other users may write the file, it is not a key file, or it no longer exists.
         """
         try:
             status = Path(where).stat()
@@ -134,26 +135,25 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise DataError(where, f"belongs to user {status.st_uid}", expected=f"user {os.geteuid()} or root",
                             remedy=f"chown {os.geteuid()} it, if it is yours")  # fmt: skip
         if status.st_mode & 0o022:
-            raise DataError(where, f"may be written by others (mode {status.st_mode & 0o777:o})", expected="mode 600",
-                            remedy="chmod 600 it, if its keys are still yours")  # fmt: skip
+            raise DataError(where, f"is writable by other users (mode {status.st_mode & 0o777:o})", expected="mode 600",
+                                remedy="chmod 600 it, if its keys are still yours")  # fmt: skip
         return cls.loads(text, where)
 
     @classmethod
     def loads(cls, text: bytes, where: str) -> "Keyring":
-        """The inverse of `dumps`."""
         remedy = "restore it, or remove it and create the keys again"
         try:
             ring = msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise DataError(where, f"is no file of API keys ({error})", remedy=remedy) from error
+            raise DataError(where, f"is not a file of API keys ({error})", remedy=remedy) from error
         if ring.format_version != _FORMAT:
             raise DataError(where, f"has format {ring.format_version}", expected=str(_FORMAT), remedy=remedy)
         return ring
 
     def find(self, presented: bytes) -> Key | None:
-        """The stored key that matches a presented key.
+        """Return the stored key that matches a presented key, or None.
 
-        Every stored hash is compared, each in constant time: how long the answer takes reveals nothing about the keys.
+        Compares every stored hash in constant time, so that timing reveals nothing about the keys.
         """
         digest = sha256(presented).hexdigest()
         matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
@@ -161,23 +161,26 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def required(keys: Path) -> Path:
-    """The file that says that there have been keys: without any, nothing is open as long as it is there."""
+    """Return the marker file that exists once a key has been created.
+
+    While it exists, the server never runs without keys.
+    """
     return keys.with_name("keys.required")
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """A new key: as it is stored, and its secret, which nobody can read again."""
+    """Create a key. Return it as stored, and its secret, which cannot be recovered later."""
     secret = PREFIX + secrets.token_urlsafe(32)
     return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
-    """What is wrong with the name and the scopes of a new key."""
+    """Validate the name and the scopes of a new key. Return all problems."""
     wrong = []
     if not _NAME.fullmatch(name):
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))
     if not scopes:
-        wrong.append(Problem("scope", "there is none", "at least one"))
+        wrong.append(Problem("scope", "is missing", "at least one"))
     expected = "read:SERVICE, push:VIEW, predict:MODEL, snapshot:SERVICE, snapshot:SERVICE/VALUE, or * for the name"
     expected += "; status:*"
     for scope in scopes:

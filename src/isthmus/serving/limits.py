@@ -1,4 +1,4 @@
-"""The limits of a server process: for a request, and for all requests together."""
+"""Limits of a server process, per request and for all requests together."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,20 +16,20 @@ class Limits:
     """`[server.limits]` of isthmus.toml.
 
     Attributes:
-        head_bytes: length of a request's URL and header fields, and of its trailers.
-        head_fields: number of its header fields and trailers.
-        body_bytes: length of a request's body.
+        head_bytes: bytes of a request's URL, header fields and trailers.
+        head_fields: number of header fields and trailers.
+        body_bytes: bytes of a request's body.
         rows: rows of a request.
-        push_days: days before the present whose rows a push may bring to the history, at least the view's `ttl`. Each
-            day is a partition of the table.
-        waiting_rows: pushed rows of a view that may wait for its history; a push that would exceed them is refused.
+        push_days: age in days of the oldest row that may be pushed to the history, at least the view's `ttl`. Each day
+            is a partition of the table.
+        waiting_rows: pushed rows of a view that may wait for the history; a push beyond this is refused.
         values: rows times features of a request.
-        concurrency: requests that a worker answers at the same time; more are refused at once.
-        deadline_seconds: from a request's head to its answer, the reading of its body included.
-        requests_per_second: requests of an API key to a worker, on average; None for any number.
+        concurrency: simultaneous requests per worker; more are refused at once.
+        deadline_seconds: time from a request's head to its answer, including reading the body.
+        requests_per_second: average requests per worker and API key; None for no limit.
         generations: texts that a worker generates at the same time; more are refused at once.
         generated_tokens: tokens of a text that a request may ask for.
-        generation_seconds: from the first token of a text to its last one.
+        generation_seconds: time from the first to the last token of a text.
     """
 
     head_bytes: _Count = 1 << 15
@@ -47,11 +47,13 @@ class Limits:
     generation_seconds: Annotated[float, Gt(0), Le(3600)] = 120.0
 
     def head_words(self) -> str:
-        """The limits of a head, in words."""
+        """Describe the limits of a request head."""
         return f"{self.head_bytes:,} bytes and {self.head_fields:,} fields at most"
 
     def require_values(self, where: str, rows: int, features: int) -> None:
-        """Raises a TooLargeError if an answer would have too many values."""
+        """Raise a TooLargeError if an answer would have too many values."""
         if rows * features > self.values:
             size = f"{rows:,} rows of {features:,} features are {rows * features:,} values"
-            raise TooLargeError(where, size, expected=f"{self.values:,} at most", remedy="ask in several requests")
+            raise TooLargeError(
+                where, size, expected=f"{self.values:,} at most", remedy="split it into several requests"
+            )

@@ -1,7 +1,7 @@
-"""A server process: started with its settings, and ended with the process that started it.
+"""Start a server process that ends with its parent.
 
-Its settings have the password of Redis in them, and the environment of a process is seen by all that its user runs and
-inherited by all that it starts. They are handed over as a file in memory.
+Settings include the Redis password. Environment variables are visible to all processes of the user and inherited by
+children, so settings are passed in an in-memory file instead.
 """
 
 import ctypes
@@ -23,13 +23,13 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    """A server as a child of this process, which it does not outlive.
+    """Start a server as a child process that ends with this process.
 
-    Call it from a thread that lives as long as the server shall: to Linux, the thread is its parent.
+    Call it from a thread that outlives the server: Linux ties the child to the thread that started it.
 
     Args:
-        settings: of the server.
-        log: where it writes its log; by default to this process's stderr.
+        settings: settings of the server.
+        log: file for the server's log; default: this process's stderr.
     """
     descriptor = _file_of(settings)
     arguments = [*_command(descriptor), "--parent", str(os.getpid())]
@@ -40,7 +40,7 @@ def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess
 
 
 def become(settings: ServerSettings) -> NoReturn:
-    """Makes this process the server."""
+    """Replace this process with the server."""
     descriptor = _file_of(settings)
     os.set_inheritable(descriptor, True)
     arguments = _command(descriptor)
@@ -48,10 +48,10 @@ def become(settings: ServerSettings) -> NoReturn:
 
 
 def serve(settings: ServerSettings) -> int:
-    """Runs a server in a child process until it ends; returns its exit code.
+    """Run a server in a child process until it ends, and return its exit code.
 
-    The server is a child so that it loads nothing this process has loaded. SIGTERM is passed on; Ctrl-C reaches the
-    whole terminal group by itself. Call it from the main thread.
+    A child process loads none of the modules that this process has loaded. SIGTERM is forwarded; Ctrl-C reaches the
+    whole terminal group without help. Call it from the main thread.
     """
     child = start(settings)
 
@@ -68,33 +68,33 @@ def serve(settings: ServerSettings) -> int:
 
 
 def received(descriptor: int) -> ServerSettings:
-    """The settings that `start` and `become` hand over."""
+    """Read the settings passed by `start` or `become`."""
     with open(descriptor, "rb") as file:
         return ServerSettings.decode(file.read(), "--settings-fd")
 
 
 def end_with(parent: int) -> None:
-    """Has this process end in order, as by SIGTERM, when its parent ends, however that ends."""
+    """Make this process receive SIGTERM when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # it has ended already
         signal.raise_signal(signal.SIGTERM)
 
 
 def listen(where: str, host: str, port: int, remedy: str) -> socket.socket:
-    """A socket that listens on a port, or on any that is free for 0.
+    """Open a listening socket; port 0 picks a free port.
 
     Raises:
-        ConfigurationError: the port is taken, or may not be used, which `remedy` mends; or the host is none of this
-            machine. It begins with `where`.
+        ConfigurationError: the port is in use or not permitted (`remedy` says what to do), or this machine does not
+            have the host's address. `where` begins the message.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        # Python adds the address, which is there already.
+        # Python appends the address, which our message has already.
         reason = str(error.strerror).partition(" (while")[0]
         expected = "a free port"
-        # Negative numbers are those of the look-up of a name.
+        # Negative numbers are errors of name lookup.
         if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
             expected, remedy = "an address of this machine", "choose another host, such as 127.0.0.1"
         problem = Problem(f"{host}:{port}", f"cannot be listened on ({reason})", expected)
@@ -114,5 +114,5 @@ def _command(descriptor: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Without what is the project's alone: a server signs nothing, and has the address of its Redis already."""
+    """Return the environment without the project's variables, such as its signing key."""
     return {name: value for name, value in os.environ.items() if not name.upper().startswith("ISTHMUS_")}

@@ -1,4 +1,4 @@
-"""The settings of a server process: a frozen record, handed over as JSON."""
+"""Settings of a server process, passed to it as JSON."""
 
 import ipaddress
 import os
@@ -17,40 +17,40 @@ from isthmus.serving.recorder.options import Recording
 VARIABLE = "ISTHMUS_SERVER"
 
 CHECK_SHARE = 1 / 128
-"""A check takes 0.15 to 0.35 ms, which is 1 % of the time of all lookups, and rarer than their p99."""
+"""A check takes 0.15 to 0.35 ms. At this share it uses 1 % of all lookup time and does not affect the p99."""
 
 METRICS_FOLDER = "ISTHMUS_METRICS"
-"""The variable with the folder in which workers that share a port share their counts."""
+"""Environment variable with the folder in which workers of a shared port share their counts."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a server.
+    """Settings of a server.
 
     Attributes:
         contract: path of `contract.json`; the file may appear and change while the server runs.
-        deployment: path of the deployment file; likewise.
+        deployment: path of the deployment file; may appear and change too.
         redis: URL of the online store, see `Address`.
-        snapshots: folder of the snapshots for devices, by service; None to offer none.
-        keys: path of the file of API keys; likewise. None for a server without keys: the API is open, so it listens on
+        snapshots: folder of device snapshots, by service; None to offer none.
+        keys: path of the file of API keys; may appear and change too. None for a server without keys, which listens on
             loopback only.
-        require_keys: refuse every request while there is no key, on loopback, too.
-        hosts: further names under which programs of this machine call a server without keys.
-        check_share: of the requests whose rows' contents are compared with the hashes that they carry, 0 to 1.
-        missing: how lookups answer rows that the online store has lost: "refuse" them with 503, or as null.
+        require_keys: refuse every request while no key exists, even on loopback.
+        hosts: additional host names that local programs use to call a server without keys.
+        check_share: fraction of requests whose row contents are checked against their hashes, 0 to 1.
+        missing: answer for rows the online store has lost: "refuse" (503) or "null".
         host: address to listen on.
-        port: port to listen on; 0 for any free one.
-        workers: server processes that share the port.
-        limits: of a worker.
+        port: port to listen on; 0 for any free port.
+        workers: number of server processes that share the port.
+        limits: limits of a worker.
         batch: rows of several requests that a slow model predicts together.
-        public_key: whose owner must have signed every package that is deployed, as PEM; None if nobody must.
-        latency: folder where it writes its latency for a training beside it; None to write nothing.
-        latency_objective_ms: the objective for the p99 of its answers.
-        freshness_objective_seconds: view name to the age that its newest row may have.
-        history_seconds: within what time pushed rows shall be in the history of their view.
-        record: what is recorded of its answers; None for nothing.
-        spool: folder of what is recorded, until it is collected.
-        spool_key: with which keys of private views are hashed, in hex.
-        now: the present time in microseconds since 1970 UTC for projects that replay history; None for the clock.
+        public_key: PEM key that every deployed package must be signed with, or None.
+        latency: folder for latency files, read by training on the same machine; None to write none.
+        latency_objective_ms: objective for the p99 of answers, in milliseconds.
+        freshness_objective_seconds: by view name, the maximum age of its newest row.
+        history_seconds: time in which pushed rows should reach the history of their view.
+        record: answers to record; None for none.
+        spool: folder of recorded answers until they are collected.
+        spool_key: secret for hashing join keys of private views, in hex.
+        now: fixed time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 
     contract: str
@@ -80,11 +80,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         problems = []
         if not self.loopback:
-            problems += self._open_to_others()
+            problems += self._network_problems()
         try:
             Address.of(self.redis)
         except ValueError:
-            # The parser quotes the URL, and with it the password.
+            # The parser's message quotes the URL, including the password.
             shown = without_credentials(self.redis)
             accepted = f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}"
             problems.append(Problem("redis", f"{shown!r} is not the URL of a Redis", accepted))
@@ -103,7 +103,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def loopback(self) -> bool:
-        """Whether the address can be reached from this machine alone."""
+        """True if only this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -111,21 +111,21 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         except ValueError:
             return False
 
-    def _open_to_others(self) -> list[Problem]:
-        """What must be done before the server listens to the network."""
+    def _network_problems(self) -> list[Problem]:
+        """Return what must be fixed before the server may listen to the network."""
         try:
             if self.keys is not None and Keyring.read(Path(self.keys)).keys:
                 return []
-            why = "there is no API key"
+            why = "there are no API keys"
         except DataError as error:
             why = str(error)
-        problem = f"{self.host!r} is open to other machines, and {why}"
+        problem = f"{self.host!r} can be reached from other machines, but {why}"
         expected = "127.0.0.1, ::1 or localhost, or a key of `isthmus keys create NAME --scope 'read:*'`"
         return [Problem("host", problem, expected)]
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """The settings of a process that a fleet has started. Its own children do not see them."""
+        """Read the settings from the environment and remove them, so that child processes do not inherit them."""
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")
@@ -134,7 +134,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def decode(cls, text: str | bytes, where: str) -> "ServerSettings":
-        """The settings in JSON from somewhere."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:

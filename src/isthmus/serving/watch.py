@@ -1,4 +1,4 @@
-"""Loads a new contract or a new deployment while the server runs."""
+"""Load a new contract or deployment while the server runs."""
 
 import asyncio
 import time
@@ -16,8 +16,8 @@ from isthmus.features.files import write_atomically
 from isthmus.features.online import loss
 from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving import log
-from isthmus.serving.deployment.record import Candidate, Deployment
-from isthmus.serving.predict.model import Model
+from isthmus.serving.deployment.record import CandidateDeployment, Deployment
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.rollout.decision import Decision, decision_file, read_decision
 from isthmus.serving.rollout.probation import ProbationRun
@@ -26,19 +26,19 @@ from isthmus.serving.state import State
 from isthmus.serving.watchedfile import WatchedFile
 
 POLL_SECONDS = 0.025
-"""Between two looks at the files, where a look takes microseconds, as on a disk of this machine."""
+"""Seconds between two checks of the files if a check takes microseconds, as on a local disk."""
 
 SLOWEST_POLL_SECONDS = 0.5
-"""Between two looks, wherever the files are."""
+"""Longest time between two checks."""
 
 _SHARE = 0.02
-"""Of the time that is spent on looking, at most: on a network file system a look may take milliseconds."""
+"""Largest fraction of time spent on checks. On a network file system a check may take milliseconds."""
 
 
 class Watch:
-    """Follows the contracts, the deployment, and the decisions of the workers about a candidate or the deployment.
+    """Watch the contracts, the deployment, and decisions of other workers about a model on trial.
 
-    A request reads `state` once: the next state is a new object.
+    A request must read `state` once: it is replaced by a new object on every change.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Watch:
 
     @property
     def written(self) -> loss.LastMaterializations:
-        """Return the materializations that the file records."""
+        """Materializations recorded in the file."""
         content = self._written.content
         return content if isinstance(content, dict) else {}
 
     def load(self) -> None:
-        """Reads what has changed, and replaces the state if something has."""
+        """Read changed files, and replace the state if any did change."""
         loaded = False
         if self._written.changed():
-            self._written.load()  # The state does not include it.
+            self._written.load()  # not part of the state
         for file in self._files:
             if file.changed():
                 file.load()
@@ -76,7 +76,7 @@ class Watch:
             self.state = self._compiled()
 
     def _compiled(self) -> State:
-        """The state by the files as they were read last."""
+        """Build the state from the files read last."""
         deployed, decision = self._deployment.content, self._decision.content
         loaded = deployed if isinstance(deployed, _Deployed) else _Deployed(deployed)
         run = loaded.trial
@@ -92,13 +92,13 @@ class Watch:
         state = State(generations, problem, loaded.model, self._deployment.problem, run, self._batch)
         if state.outdated is not None:
             log.warning("model refused", problem=str(state.outdated))
-        # Compiled here, and not while a request waits.
+        # Compile the predictors now, before a request needs them.
         if state.candidate is None and state.former is None and state.probation is not None:
-            log.warning("no way back from the deployment", problem=state.probation.problem)
+            log.warning("deployment cannot be undone", problem=state.probation.problem)
         return state
 
     async def run(self) -> None:
-        """Follows the files until it is canceled."""
+        """Watch the files until canceled."""
         pause = POLL_SECONDS
         while True:
             await asyncio.sleep(pause)
@@ -108,14 +108,14 @@ class Watch:
                 changed = any(file.changed() for file in (*self._files, self._written))
                 pause = min(max(POLL_SECONDS, (time.perf_counter() - began) / _SHARE), SLOWEST_POLL_SECONDS)
                 if changed:
-                    # A model takes a while to load, and the event loop has requests to answer.
+                    # Loading a model takes a while; keep the event loop free.
                     await asyncio.to_thread(self.load)
-            except Exception as error:  # noqa: BLE001 - a defect, and the next change may be without it
+            except Exception as error:  # noqa: BLE001 - keep watching: the next change may fix it
                 log.warning("reload failed", exception=type(error).__name__, at=log.place(error))
 
     @property
     def _files(self) -> tuple[WatchedFile[Any], ...]:
-        # Against the order of `Generations.write`: at no time is a contract in none of the files that were read.
+        # The reverse of the order in which `Generations.write` writes, so that no contract is missed between two reads.
         return self._next, self._contract, self._retired, self._deployment, self._decision
 
     def _loaded(self, text: bytes, where: str) -> "_Deployed":
@@ -125,33 +125,35 @@ class Watch:
         before = self._deployment.content
         loaded = before if isinstance(before, _Deployed) else _Deployed(None)
         model = loaded.trial.restored(deployment) if isinstance(loaded.trial, ProbationRun) else None
-        if model is None and isinstance(loaded.model, Model) and loaded.model.deployment == deployment:
-            # Only the candidate has changed.
+        if model is None and isinstance(loaded.model, DeployedModel) and loaded.model.deployment == deployment:
+            # Reuse the model if only the candidate changed.
             model = loaded.model if candidate or loaded.trial else None
         if model is None:
-            model = Model(deployment, self._public_key)
+            model = DeployedModel(deployment, self._public_key)
         if probation is None or clock.now() >= probation.until:
             return _Deployed(model, None if candidate is None else self._run(candidate))
         return _Deployed(model, ProbationRun(deployment, probation, self._former(probation.before, loaded.model)))
 
-    def _former(self, deployment: Deployment, loaded: Model | IsthmusError | None) -> Model | IsthmusError:
-        """The model that a server goes back to: as a rule the one that has just answered."""
-        if isinstance(loaded, Model) and loaded.deployment.alone == deployment:
+    def _former(
+        self, deployment: Deployment, loaded: DeployedModel | IsthmusError | None
+    ) -> DeployedModel | IsthmusError:
+        """Return the previous model, usually the one that answered until now, or the error of loading it."""
+        if isinstance(loaded, DeployedModel) and loaded.deployment.alone == deployment:
             return loaded
         try:
-            return Model(deployment, self._public_key)
+            return DeployedModel(deployment, self._public_key)
         except IsthmusError as error:
             return error
 
-    def _run(self, candidate: Candidate) -> CandidateRun:
+    def _run(self, candidate: CandidateDeployment) -> CandidateRun:
         try:
-            return CandidateRun(candidate, Model(candidate.deployment, self._public_key))
+            return CandidateRun(candidate, DeployedModel(candidate.deployment, self._public_key))
         except IsthmusError as error:
             log.warning("candidate refused", problem=str(error))
             return CandidateRun(candidate, error)
 
     def _report(self, run: CandidateRun | ProbationRun, why: str) -> None:
-        """Writes down, once, that a model was given up here: for all workers, and for the command line."""
+        """Record once that a model was given up, for other workers and the command line."""
         self._reported = run
         deployment = run.deployment
         if read_decision(self._deployment.path, deployment) is not None:
@@ -164,7 +166,7 @@ class Watch:
             log.warning("decision not written", problem=error.strerror or str(error))
 
     async def _decide(self) -> None:
-        """Acts on what a trial has come to: a model given up, or a probation that is over."""
+        """Act on the outcome of a trial: a model given up, or the end of a probation."""
         probation = self.state.probation
         run = self.state.candidate_run or probation
         if run is not None and run.refused is not None and run is not self._reported:
@@ -179,13 +181,13 @@ class Watch:
             self.state = await asyncio.to_thread(self._compiled)
 
     def _undo(self, deployment: Deployment, why: str) -> None:
-        """Puts the former deployment in force again. Until that is done, its model answers in this process."""
-        # Most likely, a deployment is under way: it may take a while, and what it does counts.
+        """Restore the previous deployment. Until this succeeds, its model answers in this process."""
+        # Another deployment is probably in progress; retry later, since it may change what is deployed.
         self._retry = time.monotonic() + SLOWEST_POLL_SECONDS
         try:
             if undo(self._deployment.path, deployment, why, at=clock.now()):
                 log.warning("deployment undone", package=deployment.digest, problem=why)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the files are followed
+        except Exception as error:  # noqa: BLE001 - keep watching after any error
             if self._undecided != deployment:
                 log.warning("deployment not undone yet", package=deployment.digest, problem=why, because=str(error))
             self._undecided = deployment
@@ -193,5 +195,5 @@ class Watch:
 
 @dataclass(frozen=True)
 class _Deployed:
-    model: Model | IsthmusError | None
+    model: DeployedModel | IsthmusError | None
     trial: CandidateRun | ProbationRun | None = None

@@ -1,4 +1,4 @@
-"""A file that is read again once it has changed."""
+"""A file that is reloaded when it changes."""
 
 import os
 from collections.abc import Callable
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class WatchedFile(Generic[T]):
-    """A file and its parsed content: or what is wrong with it, or None if there is no such file.
+    """A file and its parsed content, which is an error if it cannot be parsed, or None if the file does not exist.
 
-    A broken file does not replace good content: `content` stays, and `problem` says what is wrong with the file.
+    A broken file does not replace valid content: `content` stays, and `problem` is the error.
     """
 
     path: Path
@@ -26,17 +26,15 @@ class WatchedFile(Generic[T]):
     _stamp: tuple[int, int, int] | None = None
 
     def changed(self) -> bool:
-        """Whether the file differs from what was read last."""
         return _stamp(self.path) != self._stamp
 
     @property
     def written(self) -> float | None:
-        """When the file that was read last was written, seconds since 1970 UTC; None if there is none."""
+        """Modification time of the file read last, in seconds since 1970 UTC; None if the file does not exist."""
         return None if self._stamp is None else self._stamp[0] / 1e9
 
     def load(self) -> None:
-        """Reads the file."""
-        # First: a file that changes while it is read is read again.
+        # Take the stamp first: a file that changes during reading is then read again.
         self._stamp = _stamp(self.path)
         if self._stamp is None:
             log.info("file is gone", path=str(self.path))
@@ -59,7 +57,7 @@ class WatchedFile(Generic[T]):
     def _read(self) -> bytes:
         try:
             with self.path.open("rb") as file:
-                # By now, the path may lead to another file: what is read of that must not be read twice.
+                # The path may point to another file by now, so take the stamp of the open file.
                 self._stamp = _of(os.fstat(file.fileno()))
                 return file.read()
         except OSError as error:
@@ -67,7 +65,7 @@ class WatchedFile(Generic[T]):
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes with the file; None only if it is certain that there is none."""
+    """Return a value that changes with the file; None only if the file certainly does not exist."""
     try:
         return _of(path.stat())
     except FileNotFoundError:

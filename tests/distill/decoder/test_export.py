@@ -86,13 +86,15 @@ def test_another_tokenizer_and_another_text_are_found(package: Path, tmp_path: P
     def merge(file: dict[str, Any]) -> None:
         del file["model"]["merges"][5:]
 
-    with pytest.raises(PackageError, match=r"gives other tokens of 'Return the sum of the values\.' than those"):
+    with pytest.raises(PackageError, match=r"returns other tokens for 'Return the sum of the values\.' than recorded"):
         inspect(_changed(package, tmp_path / "a", "tokenizer.json", merge)).require()
 
     def say(prompts: list[dict[str, Any]]) -> None:
         prompts[0]["answers"]["model.int4.ort"][2] += 1
 
-    with pytest.raises(PackageError, match=r"model\.int4\.ort: says token [0-9]+ at place 2 behind 'Return the sum"):
+    with pytest.raises(
+        PackageError, match=r"model\.int4\.ort: generates token [0-9]+ at place 2 after 'Return the sum"
+    ):
         inspect(_changed(package, tmp_path / "b", "prompts.json", say)).require()
 
     def grow(manifest: dict[str, Any]) -> None:
@@ -114,7 +116,7 @@ def test_logits_that_are_no_numbers_are_not_exported(tmp_path: Path) -> None:
     model: Any = tiny()
     with torch.no_grad():
         model.model.norm.weight[3] = torch.nan
-    with pytest.raises(PackageError, match="has no logits behind 0 tokens: 640 of them are NaN or infinite"):
+    with pytest.raises(PackageError, match="has 640 logits that are NaN or infinite after 0 tokens"):
         export(model, trained(), tmp_path, origin=origin(), settings=SETTINGS)
 
 

@@ -94,7 +94,7 @@ def test_a_prompt_must_fit_the_context() -> None:
         RequestError, match="has 384 tokens, and the context of the model 384; expected 383 tokens at most"
     ):
         decoder().require_prompt([1] * 384)
-    with pytest.raises(RequestError, match="has no token"):
+    with pytest.raises(RequestError, match="has no tokens"):
         decoder().require_prompt([])
     assert decoder().require_prompt([1] * 383) == 1
 
@@ -106,11 +106,11 @@ def test_the_end_of_the_context_ends_a_text(run: Run) -> None:
 def test_a_cache_is_of_one_model_alone(run: Run) -> None:
     foreign = decoder("b" * 64).cache()
     with pytest.raises(
-        PackageError, match=r"asked with the cache of model bbbbbbbbbbbb.*expected one of model aaaaaaaaaaaa"
+        PackageError, match=r"got the cache of model bbbbbbbbbbbb.*expected a cache of model aaaaaaaaaaaa"
     ):
         decoder().read(run, [5], foreign)
     other = decoder(shape=(4, 2, 8)).cache()
-    with pytest.raises(PackageError, match=r"\[4, 2, 8\] for a token; expected one of model a+, \[4, 2, 16\]"):
+    with pytest.raises(PackageError, match=r"\[4, 2, 8\] per token; expected a cache of model a+, \[4, 2, 16\]"):
         decoder().read(run, [5], other)
     small = decoder().cache(2)
     with pytest.raises(RequestError, match="3 tokens; expected 2 at most"):
@@ -124,7 +124,7 @@ def test_logits_that_are_no_numbers_are_an_error(run: Run) -> None:
         logits[0, 7] = np.nan
         return {LOGITS: logits, NEW: answers[NEW]}
 
-    with pytest.raises(PackageError, match="has no logits behind 0 tokens: 1 of them are NaN or infinite"):
+    with pytest.raises(PackageError, match="has 1 logits that are NaN or infinite after 0 tokens"):
         next(decoder().greedy(broken, [5, 6]))
 
 

@@ -175,12 +175,12 @@ STRUCTURE: dict[str, tuple[Corruption, str]] = {
     "drive": (listed("C:x"), "leaves the package folder"),
     "the folder above": (listed(".."), "leaves the package folder"),
     "the folder": (listed("."), "leaves the package folder"),
-    "NUL": (listed("a\0b"), "is no file name"),
-    "escape": (listed("\x1b[2Jx"), r"'\\x1b\[2Jx' is no file name"),
-    "right to left": (listed("\u202etxt.x"), "is no file name"),
-    "carriage return": (changed_sums(lambda sums: sums.replace(b"\n", b"\r\n")), "is no file name"),
-    "line separator": (listed("README.md\u2028x"), "is no file name"),
-    "long name": (listed("x" * 5000), "x… is no file name"),
+    "NUL": (listed("a\0b"), "is not a file name"),
+    "escape": (listed("\x1b[2Jx"), r"'\\x1b\[2Jx' is not a file name"),
+    "right to left": (listed("\u202etxt.x"), "is not a file name"),
+    "carriage return": (changed_sums(lambda sums: sums.replace(b"\n", b"\r\n")), "is not a file name"),
+    "line separator": (listed("README.md\u2028x"), "is not a file name"),
+    "long name": (listed("x" * 5000), "x… is not a file name"),
     "long line": (changed_sums(lambda sums: sums + b"y" * 100_000 + b"\n"), "y…'; expected a SHA-256 sum"),
     "surrogate": (changed_sums(lambda sums: sums + b"0" * 64 + b"  \xed\xa0\x80\n"), "cannot be read"),
     "not UTF-8": (listed(os.fsdecode(b"\xff\xfe")), "cannot be read"),
@@ -196,10 +196,10 @@ STRUCTURE: dict[str, tuple[Corruption, str]] = {
         for name, most in {"manifest.json": 2**24, "contract.json": 2**24, "golden.json": 2**28}.items()
     },
     "huge README": (replaced("README.md", sparse), "1,099,511,627,776 bytes"),
-    "case": (clashing, r"model\.fp32\.ort differs from MODEL\.fp32\.ort in the case"),
+    "case": (clashing, r"model\.fp32\.ort differs from MODEL\.fp32\.ort only in upper and lower case"),
     "unlisted, for a terminal": (lambda p: (p / "\x1b[2J").touch(), r"\\x1b\[2J: not listed in SHA256SUMS"),
     "unlisted": (lambda p: (p / "more.bin").write_bytes(b""), r"more\.bin: not listed in SHA256SUMS"),
-    "unexplained": (unexplained, r"says nothing of more\.bin"),
+    "unexplained": (unexplained, r"does not mention more\.bin"),
     "folder": (lambda p: (p / "more").mkdir(), "more: not a plain file"),
     "pipe": (lambda p: os.mkfifo(p / "more"), "more: not a plain file"),
     "the sums are endless": (replaced(SUMS, lambda f: f.symlink_to("/dev/zero")), "SHA256SUMS: not a plain file"),
@@ -209,7 +209,7 @@ STRUCTURE: dict[str, tuple[Corruption, str]] = {
     **{f"{name} is a folder": (replaced(name, Path.mkdir), f"{name}: not a plain file") for name in FILES},
     **{f"{name} is elsewhere": (moved_and_linked(name), f"{name}: not a plain file") for name in FILES},
     **{
-        f"{name} has another name": (linked(name), f"{name}: has 2 names .* a file of its own.*`cp -r` and use")
+        f"{name} has another name": (linked(name), f"{name}: has 2 names .* a file with one name.*`cp -r` and use")
         for name in FILES
     },
     **{f"{name} is a pipe": (replaced(name, os.mkfifo), f"{name}: not a plain file") for name in (SUMS, *JSON)},
@@ -441,7 +441,7 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     "the order": (
         rewritten("manifest.json", lambda m: (m["inputs"].insert(1, m["inputs"].pop(2)),
                                               m["inputs"][1].update(position=0), m["inputs"][2].update(position=1))),
-        "case 0: its rows do not make the tensor numeric",
+        "case 0: its rows do not reproduce the recorded tensor numeric",
     ),
     "an element": (of_tensor("tensors", element="double"), "holds float and not double"),
     "a fixed size": (of_tensor("tensors", shape=[1, 6]), "has shape"),
@@ -465,16 +465,16 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     "answers": (rewritten("golden.json", lambda g: answers(g, 0.5)), "does not reproduce its golden outputs"),
     "no numbers": (rewritten("golden.json", lambda g: answers(g, np.nan)), APART),
     "infinite": (rewritten("golden.json", lambda g: answers(g, np.inf)), APART),
-    "rows": (rewritten("golden.json", swapped), "case 0: its rows do not make the tensor"),
-    "a value": (set_row(1, 12.5), "do not make the tensor numeric"),
-    "a text": (set_row(0, "ZZ"), "do not make the tensor categories"),
-    "null": (set_row(2, None), "do not make the tensor numeric"),
-    "a word": (set_row(1, "infinity"), "input distance is 'infinity', which is no Float32"),
-    "a number for a text": (set_row(0, 5), "input carrier is 5, which is no String"),
-    "truth": (set_row(2, True), "input hour is True, which is no Int64"),
+    "rows": (rewritten("golden.json", swapped), "case 0: its rows do not reproduce the recorded tensor"),
+    "a value": (set_row(1, 12.5), "do not reproduce the recorded tensor numeric"),
+    "a text": (set_row(0, "ZZ"), "do not reproduce the recorded tensor categories"),
+    "null": (set_row(2, None), "do not reproduce the recorded tensor numeric"),
+    "a word": (set_row(1, "infinity"), "input distance is 'infinity', which is not a valid Float32"),
+    "a number for a text": (set_row(0, 5), "input carrier is 5, which is not a valid String"),
+    "truth": (set_row(2, True), "input hour is True, which is not a valid Int64"),
     "beyond 64 bits": (set_row(2, 2**63), "golden.json: "),
     "far beyond": (set_row(2, 2**90), "golden.json: "),
-    "beyond 32 bits": (set_row(1, 1e300), "do not make the tensor numeric"),
+    "beyond 32 bits": (set_row(1, 1e300), "do not reproduce the recorded tensor numeric"),
     "a shape": (rewritten("golden.json", lambda g: first(g)["tensors"]["numeric"].update(shape=[-1, 6])), "of shape"),
     "a huge shape": (
         rewritten("golden.json", lambda g: first(g)["tensors"]["numeric"].update(shape=[2**62, 6])), "cannot reshape",
@@ -599,7 +599,7 @@ def neither(golden: Any) -> None:
 
 
 @pytest.mark.parametrize(("change", "reason"), [
-    (emptied, r"golden\.json: no number of output bool_out of model\.fp32\.onnx; expected at least one"),
+    (emptied, r"golden\.json: no values of output bool_out of model\.fp32\.onnx; expected at least one"),
     (neither, r"golden\.json: a bool that is neither 0 nor 1"),
 ])  # fmt: skip
 def test_cases_that_ask_nothing_are_refused(tmp_path: Path, change: Callable[[Any], None], reason: str) -> None:
@@ -664,7 +664,7 @@ def test_what_fits_together_is_refused_by_its_signature(package: Path, keys: tup
     inspect(package, key=public).require()
     ONLY_A_SIGNATURE[name](package)
     inspect(package).require()
-    with pytest.raises(PackageError, match="has been altered since it was signed"):
+    with pytest.raises(PackageError, match="was changed after it was signed"):
         inspect(package, key=public).require()
 
 
@@ -695,14 +695,14 @@ def signature(data: bytes) -> Corruption:
 
 SIGNATURES: dict[str, tuple[Corruption, str]] = {
     "none": (lambda p: (p / "model.sig").unlink(), "missing: the package is not signed"),
-    "empty": (signature(b""), "is no signature"),
-    "half": (lambda p: signature((p / "model.sig").read_bytes()[:700])(p), "is no signature"),
-    "no JSON": (signature(b"\xff\xfe"), "is no signature"),
-    "nested": (signature(b"[" * 200_000), "is no signature"),
-    "nested inside": (signature(b'{"a":' * 100_000), "is no signature"),
-    "nothing in it": (signature(b"{}"), "is no signature"),
-    "no key": (bundle(lambda d: d["verificationMaterial"].pop("publicKey")), "is no signature"),
-    "no name of the key": (bundle(lambda d: d["verificationMaterial"]["publicKey"].pop("hint")), "is no signature"),
+    "empty": (signature(b""), "is not a signature"),
+    "half": (lambda p: signature((p / "model.sig").read_bytes()[:700])(p), "is not a signature"),
+    "no JSON": (signature(b"\xff\xfe"), "is not a signature"),
+    "nested": (signature(b"[" * 200_000), "is not a signature"),
+    "nested inside": (signature(b'{"a":' * 100_000), "is not a signature"),
+    "nothing in it": (signature(b"{}"), "is not a signature"),
+    "no key": (bundle(lambda d: d["verificationMaterial"].pop("publicKey")), "is not a signature"),
+    "no name of the key": (bundle(lambda d: d["verificationMaterial"]["publicKey"].pop("hint")), "is not a signature"),
     "another key": (
         bundle(lambda d: d["verificationMaterial"]["publicKey"].update(hint="0" * 64)), "is signed by key 000000000000",
     ),
@@ -713,18 +713,19 @@ SIGNATURES: dict[str, tuple[Corruption, str]] = {
         lambda p: signature((p / "model.sig").read_bytes().replace(b"{", b'{"mediaType": "x", ', 1))(p),
         "has the key 'mediaType' twice",
     ),
-    "no envelope": (bundle(lambda d: d.pop("dsseEnvelope")), "is no signature"),
-    "no signatures": (bundle(lambda d: d["dsseEnvelope"].update(signatures=[])), "is no signature"),
+    "no envelope": (bundle(lambda d: d.pop("dsseEnvelope")), "is not a signature"),
+    "no signatures": (bundle(lambda d: d["dsseEnvelope"].update(signatures=[])), "is not a signature"),
     "another signature": (
         bundle(lambda d: d["dsseEnvelope"]["signatures"][0].update(sig=base64.b64encode(bytes(70)).decode())),
-        "is no signature of key .*, though it says so",
+        "is not a signature of key .*, although it names that key",
     ),
-    "another kind": (bundle(lambda d: d.update(mediaType="text/plain")), "is no signature"),
-    "another statement": (signed(lambda s: s.update(predicateType="x")), "though it says so"),
+    "another kind": (bundle(lambda d: d.update(mediaType="text/plain")), "is not a signature"),
+    "another statement": (signed(lambda s: s.update(predicateType="x")), "although it names that key"),
     "more is left out": (
-        signed(lambda s: s["predicate"]["serialization"]["ignore_paths"].append("README.md")), "though it says so",
+        signed(lambda s: s["predicate"]["serialization"]["ignore_paths"].append("README.md")),
+        "although it names that key",
     ),
-    "a file less": (signed(lambda s: s["predicate"]["resources"].pop()), "though it says so"),
+    "a file less": (signed(lambda s: s["predicate"]["resources"].pop()), "although it names that key"),
     "a folder": (replaced("model.sig", Path.mkdir), "model.sig: not a plain file"),
     "a link": (moved_and_linked("model.sig"), "model.sig: not a plain file"),
     "another name": (linked("model.sig"), "model.sig: has 2 names"),
@@ -752,5 +753,5 @@ def test_a_signature_by_another_key_is_refused(package: Path, keys: tuple[Path, 
         PackageError, match=f"signed by key {key_name(public)}; expected a signature by key {key_name(other)}"
     ):
         inspect(package, key=other).require()
-    with pytest.raises(PackageError, match="is to be signed by what is no public key"):
+    with pytest.raises(PackageError, match="must be signed, but the key to check it with is invalid"):
         require_signature(summed(package), "a key")

@@ -72,7 +72,7 @@ def package(
 def test_the_golden_rows_make_the_tensors_of_the_core(package: Path) -> None:
     checks = {check.subject: check for check in inspect(package).checks}
     assert checks[HEAD].error is None
-    assert checks[HEAD].finding == "21 rows make the tensors of the core to the bit"
+    assert checks[HEAD].finding == "21 rows reproduce the tensors of the core bit for bit"
 
 
 def test_the_readme_says_how_a_core_is_fed(package: Path) -> None:
@@ -91,7 +91,7 @@ WRONG = {
         lambda form: form["inputs"][0].__setitem__(0, "nobody"),
         "reads nobody as a Float32; expected the inputs of the manifest",
     ),
-    "fewer outputs": (lambda form: form["outputs"].pop(), "do not make the tensor places"),
+    "fewer outputs": (lambda form: form["outputs"].pop(), "do not reproduce the recorded tensor places"),
 }
 
 
@@ -113,4 +113,4 @@ def test_a_head_without_a_core_is_refused(exported: ExportReport, package: Path,
     rewritten("manifest.json", lambda manifest: manifest["files"].update({HEAD: "what feeds nothing"}))(wrong)
     resum(wrong)
     checks = {check.subject: check for check in inspect(wrong).checks}
-    assert "do not make the tensor numbers" in str(checks[HEAD].error)
+    assert "do not reproduce the recorded tensor numbers" in str(checks[HEAD].error)

@@ -21,8 +21,8 @@ from isthmus.distill.onnx.runtime import ask, described, ort_format, session
 from isthmus.distill.restore import create_task
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.orchestration.runtimes.web import WebRuntime
-from isthmus.package.checksums import Files
-from isthmus.package.golden import Case, TensorBytes
+from isthmus.package.checksums import PackageFiles
+from isthmus.package.golden import GoldenCase, TensorBytes
 from isthmus.package.manifest import Package, open_package, read_package
 from tests.distill.support import material
 
@@ -300,10 +300,10 @@ def test_a_browser_answers_images_in_int8_to_the_bit(exported: ExportReport, tmp
     variant = read_package(exported.path).variant("int8")
     tensors = [tuple(map(described, of)) for of in (model.graph.input, model.graph.output)]
     manifest = msgspec.structs.replace(read_package(exported.path), tensors=tensors[0], outputs=tensors[1])
-    cases = [Case({"x": TensorBytes.of(fed["x"])}, {})]
+    cases = [GoldenCase({"x": TensorBytes.of(fed["x"])}, {})]
     served = ort_format(quantized)
     (tmp_path / variant.file).write_bytes(served)
-    files = Files(tmp_path, "", {variant.file: hashlib.sha256(served).hexdigest()}, {})
+    files = PackageFiles(tmp_path, "", {variant.file: hashlib.sha256(served).hexdigest()}, {})
     ours = ask(session(quantized, 1), fed)["y"]
     (theirs,) = WebRuntime().ask(Package(files, manifest), variant, cases)
     assert len(np.unique(ours)) > 1000
@@ -317,7 +317,7 @@ def test_a_browser_answers_int8_to_the_bit(exported: ExportReport, table: pa.Tab
     drawn = {name: draw.permuted(np.concatenate([array, array]), axis=0) for name, array in fed.items()}
     drawn["numeric"] *= draw.normal(1, 2, drawn["numeric"].shape).astype(np.float32)
     package = open_package(exported.path)
-    cases = [Case({name: TensorBytes.of(of[name]) for name in of}, {}) for of in (fed, drawn)]
+    cases = [GoldenCase({name: TensorBytes.of(of[name]) for name in of}, {}) for of in (fed, drawn)]
     variant = package.manifest.variant("int8")
     opened = session(package.files.read(variant.file), 1)
     for of, theirs in zip((fed, drawn), WebRuntime().ask(package, variant, cases), strict=True):

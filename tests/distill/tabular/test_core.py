@@ -14,7 +14,7 @@ from isthmus.distill.restore import create_task, restored
 from isthmus.distill.runtimes.network import portable
 from isthmus.distill.tabular.calibration import IsotonicCalibrator, TemperatureCalibrator
 from isthmus.distill.tabular.student import Student
-from isthmus.package.manifest import Tensor
+from isthmus.package.manifest import TensorInfo
 from tests.distill.labelled import labelled, material_of
 from tests.distill.support import difference, material
 
@@ -22,9 +22,9 @@ from tests.distill.support import difference, material
 def test_a_core_answers_like_its_graph(table: pa.Table, trained: DistillationReport) -> None:
     rows = material(table)
     task, student = create_task(rows), restored(rows, trained.path).student
-    texts, outputs = [Tensor("categories", "string", ("N", 2))], [Tensor("probability", "float", ("N",))]
+    texts, outputs = [TensorInfo("categories", "string", ("N", 2))], [TensorInfo("probability", "float", ("N",))]
     of = portable(task, student, rows.parts.train[:1], texts, outputs)
-    tensors = Tensor("numbers", "float", ("N", 7)), Tensor("places", "int32", ("N", 2))
+    tensors = TensorInfo("numbers", "float", ("N", 7)), TensorInfo("places", "int32", ("N", 2))
     assert (of.part, of.tensors) == ("core", tensors)
     for case in task.cases(student):
         with torch.inference_mode():

@@ -230,6 +230,6 @@ def test_a_function_that_no_head_has_is_named() -> None:
     request = RequestInputs((transform,), transform.request, ((transform, transform.fields[0]),))
     inputs = [ModelInput("z", Float64), ModelInput("curve__y", Float64)]
     with pytest.raises(
-        GateFailed, match=r"^head\.json: a request transform of the student has Pow, of which no standard"
+        GateFailed, match=r"^head\.json: a request transform of the student has Pow, whose last bit no standard"
     ):
         head(student(inputs), request, request.fed(inputs))

@@ -335,7 +335,7 @@ def test_what_is_pushed_in_between_is_there_before_and_after(built: Shop, projec
         assert refused.status_code == 404
         wait(lambda: http.post("/push", json=row(7, 60, most_7d=[9.5])).status_code == 200, "what is next")
         assert (
-            "it is current once `isthmus materialize` is done"
+            "finish `isthmus materialize` to make it current"
             in http.post(
                 "/get-online-features", json={"features": ["customer_orders:most_7d"], "entities": {"customer": [0]}}
             ).json()["remedy"]

@@ -23,7 +23,7 @@ from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.verify import verify
-from isthmus.serving.recorder.batch import ANSWER, Group, batches, encoded
+from isthmus.serving.recorder.batch import ANSWER, AnswerGroup, batches, encoded
 from isthmus.serving.recorder.spool import segments
 from tests.orchestration.server.served import served
 
@@ -185,7 +185,7 @@ def ask(project: Project, day: int) -> None:
             assert http.post("/predict", json=body).status_code == 200
     times = np.array([row["asked_at"].value for row in questions]) // 1000
 
-    def moved(group: Group) -> Group:
+    def moved(group: AnswerGroup) -> AnswerGroup:
         answers = np.frombuffer(group.answers, ANSWER).copy()
         answers["at"] = times[answers["sequence"] - first]
         return msgspec.structs.replace(group, answers=answers.tobytes())
@@ -205,11 +205,11 @@ def questions_of(root: Path, day: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _groups(paths: Iterable[Path]) -> list[Group]:
+def _groups(paths: Iterable[Path]) -> list[AnswerGroup]:
     return [group for path in paths for batch in batches(path.read_bytes()) for group in batch.groups]
 
 
-def alter(paths: Iterable[Path], change: Callable[[Group], Group]) -> None:
+def alter(paths: Iterable[Path], change: Callable[[AnswerGroup], AnswerGroup]) -> None:
     """Changes answers that wait in the spool."""
     for path in paths:
         changed = [

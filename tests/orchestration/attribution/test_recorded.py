@@ -25,7 +25,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.training.set import training_set
-from isthmus.serving.recorder.batch import Group
+from isthmus.serving.recorder.batch import AnswerGroup
 from isthmus.serving.recorder.spool import segments
 from tests.commandline import run
 from tests.orchestration.attribution import machines
@@ -90,7 +90,7 @@ def test_fields_that_were_sent_otherwise_are_skew(recorded: Path) -> None:
 def test_what_the_runtime_said_otherwise_is_its_part(recorded: Path) -> None:
     project = Project(recorded)
 
-    def other(group: Group) -> Group:
+    def other(group: AnswerGroup) -> AnswerGroup:
         outputs = (np.frombuffer(group.outputs, "<f4") * np.float32(0.5)).tobytes()
         return msgspec.structs.replace(group, outputs=outputs)
 
@@ -107,7 +107,7 @@ def test_what_is_not_known_is_left_out_and_said(recorded: Path) -> None:
     project = Project(recorded)
     seen: list[int] = []
 
-    def other(group: Group) -> Group:
+    def other(group: AnswerGroup) -> AnswerGroup:
         if seen:
             return group
         seen.append(1)

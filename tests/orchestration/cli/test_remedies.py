@@ -152,11 +152,11 @@ def test_messages_about_candidates_and_the_way_back_lead_there(exported: Shop) -
     def in_force() -> Deployment:
         return Deployment.loads(file.read_bytes(), str(file))
 
-    leads("deploy --promote", "nothing is deployed", "has no verdict", "there is no candidate")
-    assert "there is no deployment before" in run("rollback", cwd=exported.root).stderr
+    leads("deploy --promote", "nothing is deployed", "has no verdict", "has no candidate")
+    assert "no deployment before" in run("rollback", cwd=exported.root).stderr
     exported.replace("epochs = 2", "epochs = 3", "isthmus.toml")
     done("distill", "export", "verify")
-    leads("rollback", "there is no deployment before .* for another package")
+    leads("rollback", "no deployment before .* for another package")
     first = in_force()
 
     done("deploy --canary 0.5")
@@ -165,7 +165,7 @@ def test_messages_about_candidates_and_the_way_back_lead_there(exported: Shop) -
     given_up = candidate.deployment
     why = Decision(given_up.digest, given_up.deployed_at, clock.now(), "it was slow")
     write_atomically(decision_file(file), why.dumps())
-    leads("deploy --promote", "was given up: it was slow", "there is no candidate")
+    leads("deploy --promote", "was given up: it was slow", "has no candidate")
     second = in_force()
     assert (second.digest, second.probation and second.probation.before.digest) == (given_up.digest, first.digest)
 

@@ -32,7 +32,7 @@ from isthmus.orchestration.runtimes.programs import ProgramRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
 from isthmus.package.golden import read_golden
 from isthmus.package.inspect import Inspection, OnnxRuntime, Runtime, inspect
-from isthmus.package.manifest import Tensor as Described
+from isthmus.package.manifest import TensorInfo as Described
 from isthmus.package.manifest import open_package, read_package
 from tests.distill import kinds
 from tests.distill.conftest import SERVING
@@ -119,11 +119,11 @@ def test_it_is_verified_in_its_runtime_and_named_in_others(exported: ExportRepor
     assert list(told["worst"]) == [FILE, QUANTIZED]
     assert max(told["worst"].values()) <= 1e-6
     found = {check["check"]: check["found"] for check in told["checks"]}
-    assert found["model.int8.ort"] == "not asked: in ort format, and not for ExecuTorch"
+    assert found["model.int8.ort"] == "not run: ort format does not run in ExecuTorch"
     told = json.loads(verify(exported.path, "--json").stdout)
     assert len(told["worst"]) == 4
     found = {check["check"]: check["found"] for check in told["checks"]}
-    assert found[FILE] == "not asked: in pte format, and not for ONNX Runtime"
+    assert found[FILE] == "not run: pte format does not run in ONNX Runtime"
 
 
 @pytest.mark.accept
@@ -147,7 +147,7 @@ def test_every_rung_to_a_phone_holds(exported: ExportReport, trained: Distillati
 def test_a_package_without_a_program_is_refused_by_its_runtime(tmp_path: Path) -> None:
     shown = verify(package_of_rows(tmp_path / "package"), "--runtime", "executorch")
     assert shown.returncode == 1
-    assert "no model file for ExecuTorch: there is model.int8.ort; expected at least one" in shown.stderr
+    assert "has no model file for ExecuTorch, only model.int8.ort; expected at least one" in shown.stderr
 
 
 @pytest.mark.accept

@@ -159,7 +159,7 @@ def test_a_key_asks_for_a_signature(tmp_path: Path) -> None:
     shown = verify(package, "--key", str(public))
     assert (shown.returncode, "the package is not signed" in shown.stderr) == (1, True)
     Signer(private).sign(package)
-    assert "there is one, and no key to check it" in verify(package, absent=SIGNING).stdout
+    assert "signed; no key to check it with" in verify(package, absent=SIGNING).stdout
     shown = verify(package, "--key", str(public))
     assert (shown.returncode, "by key" in shown.stdout) == (0, True)
     shown = verify(package, "--key", str(other))

@@ -36,7 +36,7 @@ from isthmus.package.featurizer.form import HEAD
 from isthmus.package.golden import read_golden
 from isthmus.package.inputs import ModelInput
 from isthmus.package.inspect import OnnxRuntime, inspect
-from isthmus.package.manifest import Tensor as Described
+from isthmus.package.manifest import TensorInfo as Described
 from isthmus.package.manifest import open_package, read_package
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import traced
@@ -166,7 +166,7 @@ def test_a_table_has_a_core_for_each_runtime(of_table: ExportReport, table: Dist
     inspection = inspect(of_table.path, runtime=OnnxRuntime())
     assert not [check.error for check in inspection.checks if check.error]
     assert {HEAD, *READERS} <= manifest.files.keys()
-    assert "21 rows make the tensors of the core to the bit" in [check.finding for check in inspection.checks]
+    assert "21 rows reproduce the tensors of the core bit for bit" in [check.finding for check in inspection.checks]
     assert inspection.worst.keys() == {f"model.{name}" for name in ("fp32.onnx", "fp32.ort", "int8.onnx", "int8.ort")}
     assert of_table.bytes["fp32"] + of_table.bytes["int8"] <= 250_000
     again = packaged(table.path, of_table.path.parents[1] / "again", **TABLE, runtimes=RUNTIMES)
@@ -195,7 +195,7 @@ def test_it_is_verified_in_its_runtime(of_table: ExportReport, runtime: str, fil
     assert list(report["worst"]) == [file]
     assert report["worst"][file] <= 1e-6
     checks = {check["check"]: check["found"] for check in report["checks"]}
-    assert checks["core.fp32.pte"] == f"not asked: in pte format, and not for {name}"
+    assert checks["core.fp32.pte"] == f"not run: pte format does not run in {name}"
 
 
 @pytest.mark.accept
@@ -306,7 +306,7 @@ def test_a_head_that_cannot_be_is_named_before_training(tmp_path: Path) -> None:
     with open_outputs(task, task.teacher(), np.arange(ROWS), tmp_path, lambda _text, _done: None) as outputs:
         rehearse(task, task.teacher(), outputs, rows.declaration.training_settings(PROFILE, 1000), notes.append)
     (note,) = notes
-    assert "no head.json: head.json: a request transform of the student has Pow, of which no standard" in note
+    assert "no head.json: head.json: a request transform of the student has Pow, whose last bit no standard" in note
 
 
 @pytest.mark.accept

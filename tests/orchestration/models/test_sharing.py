@@ -125,10 +125,10 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_answers_go_on(tmp_path
     (tmp_path / "file").write_text("")
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url, latency=str(tmp_path / "file" / "latency")) as server:
-        wait(lambda: "latency not told" in server.log.read_text(), "the log")
+        wait(lambda: "latency not written" in server.log.read_text(), "the log")
         time.sleep(2.5)
         assert server.lookup(**ASKED).status_code == 200
-        assert server.log.read_text().count("latency not told") == 1
+        assert server.log.read_text().count("latency not written") == 1
 
 
 def test_one_switch(tmp_path: Path) -> None:

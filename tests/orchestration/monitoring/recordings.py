@@ -16,7 +16,7 @@ from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.secret import secret
 from isthmus.package.manifest import open_package
-from isthmus.serving.recorder.batch import ANSWER, Batch, Group, ViewRows
+from isthmus.serving.recorder.batch import ANSWER, AnswerBatch, AnswerGroup, StoredViewRows
 from isthmus.serving.recorder.columns import hashes
 
 HOUR = 3_600_000_000
@@ -38,7 +38,7 @@ def orders(project: Project) -> pa.Table:
     return rows.append_column("event", pa.array(ordered)).append_column("known", pa.array(delivered))
 
 
-def _stored(project: Project, rows: pa.Table, at: np.ndarray[Any, Any]) -> Iterator[ViewRows]:
+def _stored(project: Project, rows: pa.Table, at: np.ndarray[Any, Any]) -> Iterator[StoredViewRows]:
     """What Redis would have given at these moments."""
     contract = project.applied()
     for name in dict.fromkeys(view for view, _ in contract.read(Artifacts.of(project).declared.student.name)):
@@ -48,7 +48,7 @@ def _stored(project: Project, rows: pa.Table, at: np.ndarray[Any, Any]) -> Itera
         content, event, known = (
             part.astype(np.int64).tobytes() for part in (stored.content, stored.event, stored.known)
         )
-        yield ViewRows(name, view.hash, content, event, known, stored.status.astype(np.uint8).tobytes())
+        yield StoredViewRows(name, view.hash, content, event, known, stored.status.astype(np.uint8).tobytes())
 
 
 def record(
@@ -72,14 +72,14 @@ def record(
     records = np.zeros(count, ANSWER)
     records["sequence"], records["at"], records["rows"] = np.arange(count) + 1 + start, at, 1
     records["length"] = [*map(len, bodies)]
-    group = Group(
+    group = AnswerGroup(
         route="predict", contract=project.applied().hash, package=package or digest(project), variant="fp32/1",
         answers=records.tobytes(), requests=b"".join(bodies), templates=((b"", b""),),
         views=tuple(_stored(project, rows, np.asarray(at, np.int64))) if "store" in columns else (),
         outputs=np.asarray(scores, "<f4").tobytes(), width=1, digest=b"",
         hashed=hashed,
     )  # fmt: skip
-    batch = Batch(
+    batch = AnswerBatch(
         run=run, number=number, written=clock.now(), dropped=0, runtime="a test", callers=(caller,), groups=(group,)
     )
     RecordedAnswers(project.offline).append([batch])

@@ -33,7 +33,7 @@ from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridg
 from isthmus.orchestration.planning.tokenrate import TextModel
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.set import training_set
-from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.golden import Golden, GoldenCase, TensorBytes
 from isthmus.package.manifest import FORMAT_VERSION, Manifest, Variant
 from tests.commandline import run
 from tests.distill.packages import contract
@@ -339,7 +339,7 @@ def made(shop: Shop, **serving: Any) -> Project:
         FORMAT_VERSION, "late_order", own.hash, "features", told["id"], "none", "tests:Graph", "none", (),
         tuple(map(described, tensors.input)), tuple(map(described, tensors.output)), variants, {},
     )  # fmt: skip
-    case = Case({name: TensorBytes.of(array) for name, array in fed.items()}, outputs)
+    case = GoldenCase({name: TensorBytes.of(array) for name, array in fed.items()}, outputs)
     package = write_package(
         shop.state / "packages", "late_order", contents(manifest, json.loads(own.dumps()), Golden((), (case,)), models)
     )

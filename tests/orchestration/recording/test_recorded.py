@@ -28,7 +28,7 @@ from isthmus.orchestration.recording.collect import Collected, collect, damaged_
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.collect import repeat
 from isthmus.orchestration.status import status
-from isthmus.serving.recorder.batch import PACK, Batch, Group, ViewRows, encoded
+from isthmus.serving.recorder.batch import PACK, AnswerBatch, AnswerGroup, StoredViewRows, encoded
 from isthmus.serving.recorder.spool import Spool, segments
 from tests.orchestration.server.served import served
 from tests.orchestration.shop import Open, Shop
@@ -42,25 +42,26 @@ def _packed(values: Iterable[int], size: int = 8) -> bytes:
     return b"".join(value.to_bytes(size, "little", signed=True) for value in values)
 
 
-def group(first: int, count: int) -> Group:
+def group(first: int, count: int) -> AnswerGroup:
     """Answers of two rows each, over two views, and a prediction for each row."""
     requests = [b'{"n": %d}' % n for n in range(first, first + count)]
     rows = [8 * first + n for n in range(2 * count)]
     views = tuple(
-        ViewRows(name, "h" + name, _packed(rows), _packed(rows), _packed(rows), bytes(2 * count)) for name in ("a", "b")
+        StoredViewRows(name, "h" + name, _packed(rows), _packed(rows), _packed(rows), bytes(2 * count))
+        for name in ("a", "b")
     )
     answers = b"".join(PACK(first + n, 5, 0.0, 0, 2, n % 2, len(request) - n % 2) for n, request in enumerate(requests))
     # Every other one without its first byte, which its template has.
     written = b"".join(request[n % 2 :] for n, request in enumerate(requests))
-    return Group(
+    return AnswerGroup(
         "predict", "c0ffee", "d1", "int8/1", answers, written, views, _packed(rows, 4), 1, _packed(rows), ("k",),
         ((b"", b""), (b"{", b"")),
     )  # fmt: skip
 
 
-def batch(run: str, number: int, count: int = 3, written: int | None = None) -> Batch:
+def batch(run: str, number: int, count: int = 3, written: int | None = None) -> AnswerBatch:
     at = now() if written is None else written
-    return Batch(run, number, at, 0, "isthmus 1", ("", "backend"), (group(number * 100, count),))
+    return AnswerBatch(run, number, at, 0, "isthmus 1", ("", "backend"), (group(number * 100, count),))
 
 
 def spooled(project: Project, numbers: list[int], written: int | None = None) -> Spool:

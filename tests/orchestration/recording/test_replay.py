@@ -32,7 +32,7 @@ from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.orchestration.verification.verify import verify
 from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.recorder.batch import ANSWER, Group, batches, encoded
+from isthmus.serving.recorder.batch import ANSWER, AnswerGroup, batches, encoded
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import segments
 from tests import commandline
@@ -48,7 +48,7 @@ DAY = 24 * 60 * MINUTE
 CUSTOMER = ["customer_orders:orders_7d", "customer_orders:late_rate_7d", "customer_facts:city"]
 SHELF = ["shelf_demand:sold_1d"]
 
-Alter = Callable[[Group], Group]
+Alter = Callable[[AnswerGroup], AnswerGroup]
 
 
 def customers(project: Project) -> list[int]:
@@ -159,7 +159,7 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
 def test_a_request_that_cannot_be_read_any_more_is_named(recorded: Shop, project: Open) -> None:
     opened = project(recorded)
 
-    def later(group: Group) -> Group:
+    def later(group: AnswerGroup) -> AnswerGroup:
         """Its requests of two rows as those of a version with another field."""
         if np.frombuffer(group.answers, ANSWER)["rows"].max() < 2:
             return group
@@ -223,7 +223,7 @@ def test_a_server_whose_clock_is_behind_is_named(recorded: Shop, project: Open) 
     assert "was behind" in only(between(opened), Cause.CLOCK)
 
 
-def set_back(group: Group, seconds: float = 0.0) -> Group:
+def set_back(group: AnswerGroup, seconds: float = 0.0) -> AnswerGroup:
     """Its answers but the first, of moments three minutes earlier, which took so many seconds."""
     answers = np.frombuffer(group.answers, ANSWER).copy()
     answers["at"][1:] -= 3 * MINUTE
@@ -254,7 +254,7 @@ def test_answers_that_overtake_others_are_no_clock_that_went_back(recorded: Shop
     one, two, *_ = customers(opened)
     now = opened.now()
 
-    def slow(group: Group) -> Group:
+    def slow(group: AnswerGroup) -> AnswerGroup:
         return set_back(group, seconds=181.0)
 
     with served(opened) as http:
@@ -282,7 +282,7 @@ def test_a_history_that_was_computed_otherwise_is_named(recorded: Shop, project:
     opened = project(recorded)
     one, *_ = customers(opened)
 
-    def other(group: Group) -> Group:
+    def other(group: AnswerGroup) -> AnswerGroup:
         (first, *rest) = group.views
         content = (np.frombuffer(first.content, np.int64) ^ 1).tobytes()
         return msgspec.structs.replace(group, views=(msgspec.structs.replace(first, content=content), *rest))
@@ -362,7 +362,7 @@ def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, pr
     opened = project(deployed)
     some = customers(opened)
 
-    def alter(group: Group) -> Group:
+    def alter(group: AnswerGroup) -> AnswerGroup:
         if group.route != "predict":
             return group
         sequence = np.frombuffer(group.answers, ANSWER)["sequence"]

@@ -25,7 +25,7 @@ from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.package.manifest import package_digest
 from isthmus.package.verdict import FeatureVerdict, Verdict
-from isthmus.serving.recorder.batch import ANSWER, Group
+from isthmus.serving.recorder.batch import ANSWER, AnswerGroup
 from isthmus.serving.rollout.releases import deploy
 from tests.distill.decoder.support import origin, tiny
 from tests.orchestration.recording.test_replay import (
@@ -99,7 +99,7 @@ def test_texts_are_the_same_and_what_is_not_has_a_cause(built: Shop, project: Op
         pushed(http, [three], now - 5 * MINUTE, now - 2 * MINUTE, 78, to="offline")
         collect_pushes(opened)
 
-    def alter(group: Group) -> Group:
+    def alter(group: AnswerGroup) -> AnswerGroup:
         if group.route != "generate":
             return group
         names = [f"{number:x}" for number in np.frombuffer(group.answers, ANSWER)["sequence"].tolist()]

@@ -75,9 +75,9 @@ def test_wrong_usage_is_one_sentence(shop: Shop) -> None:
 def test_a_broken_key_file_is_not_written_over(shop: Shop) -> None:
     project = Project(shop.root)
     write_atomically(project.keys_file, b"{")
-    with pytest.raises(DataError, match="is no file of API keys"):
+    with pytest.raises(DataError, match="is not a file of API keys"):
         keys.create(project, "x", ["read:*"])
-    with pytest.raises(DataError, match="is no file of API keys"):
+    with pytest.raises(DataError, match="is not a file of API keys"):
         keys.revoke(project, "x")
     assert project.keys_file.read_bytes() == b"{"
 
@@ -111,9 +111,9 @@ def test_a_server_of_the_project_listens_beyond_loopback_with_a_key_only(shop: S
     shop.append('[server]\nhost = "0.0.0.0"\n[server.limits]\nrows = 7\n', "isthmus.toml")
     refused = run("serve", cwd=shop.root)
     assert refused.returncode == 2
-    assert "there is no API key" in refused.stderr
+    assert "there are no API keys" in refused.stderr
     project = Project(shop.root)
-    with pytest.raises(ConfigurationError, match="there is no API key"):
+    with pytest.raises(ConfigurationError, match="there are no API keys"):
         settings(project, "redis://127.0.0.1:1")
     keys.create(project, "owner", ["read:*"])
     assert settings(project, "redis://127.0.0.1:1").limits.rows == 7

@@ -68,7 +68,7 @@ def test_the_command(built: Shop, project: Open) -> None:
         (["late_order_device", "store=s1", "product=one"], "entities.product"),
         (["late_order_device", "store=s1", "product=1,2"], "entities.product"),
         (["late_order_device", "store=\udcff", "product=1"], "the value of store is not UTF-8"),
-        (["late_order_device", "store=s1", "product=1", "shelf=1"], "entities.shelf: is no join key"),
+        (["late_order_device", "store=s1", "product=1", "shelf=1"], "entities.shelf: is not a join key"),
         (["late_order_device", "store=s1", "store=s2", "product=1"], "the columns differ in length"),
     ],
 )

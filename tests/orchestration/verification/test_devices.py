@@ -266,7 +266,7 @@ def test_a_byte_of_an_owner_is_found_by_the_owner(of_owners: Shop) -> None:
     assert (files.compared, files.differing) == (60, 1)
     (example,) = files.examples
     assert example.key == owner
-    assert example.online == "it is not signed by the key of the project, or was altered since"
+    assert example.online == "it is not signed by the key of the project, or was changed after it was signed"
     assert _differing(verdict) == {f"snapshot {SERVICE}.files", "snapshot customer_orders.late_rate_7d"}
     with pytest.raises(GateFailed, match=r"files .1 of 60.*Run `isthmus snapshot`"):
         require_passed(verdict)

@@ -26,7 +26,7 @@ from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.types import TYPES
 from isthmus.features.values.columns import Values, from_python
 from isthmus.package.featurizer.form import CASTS, NUMBERS, OPERATORS, REALS, WHOLES, RawInput, text_of
-from isthmus.package.featurizer.trace import Source, traced
+from isthmus.package.featurizer.trace import GraphInput, traced
 from isthmus.transforms.rowwise.core.graph import assembled
 
 FILE = Path(__file__).parents[2] / "fixtures" / "heads.txt"
@@ -97,14 +97,14 @@ def session(graph: bytes) -> ort.InferenceSession:
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def sources(layout: Layout) -> list[Source]:
+def sources(layout: Layout) -> list[GraphInput]:
     """The inputs of a graph with a layout."""
     dtypes = {name: DTYPES[element] for element, names in layout.inputs.items() for name in names}
-    values = [Source(input_name(element), element, [RawInput(name, dtypes[name], "value") for name in names])
+    values = [GraphInput(input_name(element), element, [RawInput(name, dtypes[name], "value") for name in names])
               for element, names in layout.inputs.items()]  # fmt: skip
     return [
         *values,
-        Source(input_name(VALID), "bool", [RawInput(name, dtypes[name], "valid") for name in layout.masks]),
+        GraphInput(input_name(VALID), "bool", [RawInput(name, dtypes[name], "valid") for name in layout.masks]),
     ]
 
 

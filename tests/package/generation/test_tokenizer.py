@@ -14,7 +14,7 @@ from isthmus.features.errors import ConfigurationError, DependencyError, Package
 from isthmus.features.types import TYPES, DataType
 from isthmus.package.clients import FOLDER
 from isthmus.package.generation.prompt import Control, Generation, shown
-from isthmus.package.generation.tokenizer import Text, Tokenizer
+from isthmus.package.generation.tokenizer import GrowingText, Tokenizer
 from tests.texts import texts
 from tests.tokenizing import BEGIN, END, SPLIT, trained
 
@@ -63,7 +63,7 @@ def test_the_least_number_of_tokens_is_never_more_than_there_are(kind: str) -> N
 
 
 def _text(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    text = Text(tokenizer)
+    text = GrowingText(tokenizer)
     return "".join(map(text.add, tokens)) + text.end()
 
 
@@ -90,7 +90,7 @@ def test_what_no_token_has_is_refused() -> None:
     del file["model"]["vocab"]["\u0104"]
     _, tokenizer = new_generation(json.dumps(file).encode(), template="{prompt}", **LIMITS)
     assert tokenizer.encode(["a\x05b"])
-    with pytest.raises(RequestError, match="has letters that no token of the model has"):
+    with pytest.raises(RequestError, match="has characters that the model has no tokens for"):
         tokenizer.encode(["a\x04b"])
     with pytest.raises(RequestError, match="half of a pair of surrogates"):
         tokenizer.encode(["\ud800"])
@@ -98,7 +98,7 @@ def test_what_no_token_has_is_refused() -> None:
 
 def test_letters_appear_when_they_are_complete() -> None:
     _, tokenizer = _opened("gpt2")
-    text = Text(tokenizer)
+    text = GrowingText(tokenizer)
     tokens = tokenizer.encode(["漢"])
     assert len(tokens) > 1
     assert [text.add(token) for token in tokens] == [""] * (len(tokens) - 1) + ["漢"]
@@ -163,7 +163,7 @@ def test_other_control_tokens_than_the_manifest_says_are_refused() -> None:
     generation = Generation(100, 10, (0,), control=(Control(END, 0),))
     with pytest.raises(PackageError, match=r"has control tokens \[0, 1\]; expected \[0\]"):
         Tokenizer(trained(), generation)
-    with pytest.raises(PackageError, match="is no tokenizer"):
+    with pytest.raises(PackageError, match="is not a tokenizer"):
         Tokenizer(b"{}", generation)
     assert SPLIT
 

@@ -83,10 +83,10 @@ def _unsorted(file: SnapshotFile) -> bytes:
     [
         (lambda file: b"PK\3\4" + file.data[4:], "begins with b'PK"),
         (lambda file: file.data[:8] + b"\2" + file.data[9:], "version 2; expected version 1"),
-        (lambda file: file.data[:100], "its header cannot be read"),
+        (lambda file: file.data[:100], "has a header that cannot be read"),
         (lambda file: file.data[:-70], "ends within a row of two"),
         (lambda file: file.data + bytes(3), "3 bytes more than its header says"),
-        (_unsorted, "not in order"),
+        (_unsorted, "in the wrong order"),
     ],
 )
 def test_what_is_wrong_is_said(change: Any, expected: str) -> None:
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said(change: Any, expected: str) -> None:
 
 def test_a_file_of_other_views_is_refused() -> None:
     other: Sequence[ViewContract] = [VIEWS[0], replace(VIEWS[1], name="three")]
-    with pytest.raises(DataError, match="is of views one, two; expected one, three"):
+    with pytest.raises(DataError, match="has views one, two; expected one, three"):
         read_snapshot(made(VIEWS, ROWS).data, other)
 
 
@@ -124,5 +124,5 @@ def test_a_key_that_browsers_cannot_use_is_refused(tmp_path: Any) -> None:
     file = tmp_path / "key.pem"
     key = generate_private_key(SECP384R1())
     file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    with pytest.raises(ConfigurationError, match="is of the curve secp384r1; expected secp256r1"):
+    with pytest.raises(ConfigurationError, match="has curve secp384r1; expected secp256r1"):
         Sealer.of(file)

@@ -60,10 +60,10 @@ def test_each_reason_for_refusal_has_its_sentence(package: Path) -> None:
             views={"punctuality": {"flights": FeatureVerdict(1, 0, 0.0), "late_rate": FeatureVerdict(0, 0, 0.0)}},
         ),
         "did not compare punctuality.late_rate, punctuality.fl": replace(verdict, ahead={"punctuality": 11}),
-        "the tables of punctuality have changed since its verdict": replace(verdict, tables={"punctuality": "beef"}),
+        "tables changed since the verdict: punctuality": replace(verdict, tables={"punctuality": "beef"}),
         "about contract": replace(verdict, contract=OTHER.hash),
         "about package": replace(verdict, package="0" * 64),
-        "compared no model output": replace(verdict, package=None, model=None),
+        "did not compare model outputs": replace(verdict, package=None, model=None),
     }
     for words, given in reasons.items():
         error = refused(package, given)

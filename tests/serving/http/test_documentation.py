@@ -78,7 +78,7 @@ def test_a_browser_is_asked_for_the_key(tmp_path: Path, redis_url: str) -> None:
         page.get_by_text("Try it out").click()
         page.get_by_text("Execute", exact=True).click()
         answer = page.locator(".live-responses-table")
-        answer.get_by_text("there is none in the request").wait_for(timeout=10_000)
+        answer.get_by_text("is missing from the request").wait_for(timeout=10_000)
         page.locator(".btn.authorize").click()
         page.locator(".auth-container input").fill(key)
         page.locator(".auth-container button.authorize").click()

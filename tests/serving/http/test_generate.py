@@ -21,7 +21,7 @@ from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.onnx.runtime import ask, session
 from isthmus.features.profiles import ServingProfile
 from isthmus.package.generation.prompt import Generation
-from isthmus.package.generation.tokenizer import Text, Tokenizer
+from isthmus.package.generation.tokenizer import GrowingText, Tokenizer
 from isthmus.package.manifest import open_package
 from isthmus.package.prompts import decoder_of, generation_of, open_tokenizer
 from isthmus.serving.http.generate import tokens_of
@@ -98,7 +98,7 @@ def generated(server: Server, **asked: Any) -> tuple[str, dict[str, Any]]:
 def alone(package: Path, prompt: str, flights: str, rate: str, most: int) -> tuple[str, int]:
     """The same without a server, and the number of tokens of the prompt."""
     tokens, said = tokens_alone(package, prompt, flights, rate, most)
-    text = Text(open_tokenizer(open_package(package)))
+    text = GrowingText(open_tokenizer(open_package(package)))
     return "".join(map(text.add, said)) + text.end(), len(tokens)
 
 
@@ -225,7 +225,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(writer: Serv
 
 def _left(server: Server) -> int:
     lines = [line for line in server.lines() if line.get("path") == "/generate"]
-    return sum(line.get("found") == "the client left before its request was complete" for line in lines)
+    return sum(line.get("found") == "the client disconnected before its request was complete" for line in lines)
 
 
 def test_the_deadline_is_that_of_the_first_token(writer: Server) -> None:
@@ -242,11 +242,11 @@ def test_the_deadline_is_that_of_the_first_token(writer: Server) -> None:
         ({"prompt": "a", "entities": UA, "max_tokens": 0}, 422, "Expected `int` >= 1"),
         ({"prompt": "a"}, 422, "is missing"),
         ({"prompt": "a", "entities": {"carrier": ["UA", "AA"]}}, 413, "2 rows"),
-        ({"prompt": "a", "entities": {"carrier": []}}, 422, "there is no row"),
-        ({"prompt": "a", "entities": {"pilot": ["UA"]}}, 422, "is no join key"),
+        ({"prompt": "a", "entities": {"carrier": []}}, 422, "has no rows"),
+        ({"prompt": "a", "entities": {"pilot": ["UA"]}}, 422, "is not a join key"),
         ({"prompt": "a", "entities": UA, "model": "late"}, 404, "no model 'late'"),
         ({"entities": UA}, 422, "missing required field `prompt`"),
-        ({"prompt": f"a {STRANGE}", "entities": UA}, 500, "has no logits behind 0 tokens"),
+        ({"prompt": f"a {STRANGE}", "entities": UA}, 500, "logits that are NaN or infinite after 0 tokens"),
     ],
 )
 def test_what_cannot_be_generated_is_refused(writer: Server, asked: dict[str, Any], status: int, message: str) -> None:
@@ -258,7 +258,7 @@ def test_what_cannot_be_generated_is_refused(writer: Server, asked: dict[str, An
 def test_a_model_of_rows_generates_nothing(server: Server) -> None:
     answer = server.http.post("/generate", json={"prompt": "a"})
     assert answer.status_code == 422
-    assert answer.json()["found"] == "generates no text"
+    assert answer.json()["found"] == "does not generate text"
 
 
 def test_a_key_needs_the_scope_of_the_model_and_a_text_ends_in_time(

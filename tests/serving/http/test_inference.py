@@ -17,7 +17,7 @@ from openapi_schema_validator import OAS31Validator
 
 from isthmus.package.golden import read_golden
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Tensor, open_package, package_digest
+from isthmus.package.manifest import TensorInfo, open_package, package_digest
 from isthmus.serving.http.inference import _described
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.inference import HEADER
@@ -182,9 +182,9 @@ def test_the_server_and_the_model_say_what_they_are(drawing: tuple[Server, Path]
     # A model of rows, and one of tensors, each asked as the other.
     assert server.http.get("/v2/models/late/ready").status_code == 200
     for refused in (server.http.get("/v2/models/late"), server.http.post("/v2/models/late/infer", json=as_json({}))):
-        assert (refused.status_code, refused.json()["found"]) == (404, "takes rows of features, and no tensors")
+        assert (refused.status_code, refused.json()["found"]) == (404, "takes rows of features, not tensors")
     rows = drawing[0].predict(entities={"carrier": ["UA"]})
-    assert (rows.status_code, rows.json()["remedy"]) == (422, "ask /v2/models/draws/infer")
+    assert (rows.status_code, rows.json()["remedy"]) == (422, "use /v2/models/draws/infer")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def changed(place: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
 SPOILED: dict[str, tuple[Callable[[dict[str, Any]], object], int, str, str]] = {
     "missing": (lambda m: m["inputs"].pop(), 422, "inputs.ids", "is missing; expected ids: INT64 [N, P]"),
     "additional": (lambda m: m["inputs"].append({**m["inputs"][0], "name": "x"}), 422, "inputs.x", "frame: FP32 [N, 3"),
-    "twice": (lambda m: m["inputs"].append(m["inputs"][0]), 422, "inputs.frame", "is there twice"),
+    "twice": (lambda m: m["inputs"].append(m["inputs"][0]), 422, "inputs.frame", "appears twice"),
     "datatype": (changed(1, datatype="INT32"), 422, "inputs.ids", "'INT32'; expected INT64"),
     "unknown datatype": (changed(0, datatype="FP16"), 422, "inputs.frame", "'FP16'; expected FP32"),
     "rank": (changed(1, shape=[6]), 422, "inputs.ids", "shape [6]; expected ids: INT64 [N, P]"),
@@ -251,11 +251,11 @@ SPOILED: dict[str, tuple[Callable[[dict[str, Any]], object], int, str, str]] = {
     "fewer elements": (changed(1, data=[1] * 5), 422, "inputs.ids", "has 5 elements; expected 6 whole numbers"),
     "more elements": (changed(1, data=[1] * 7), 422, "inputs.ids", "has 7 elements"),
     "none": (changed(1, data=[]), 422, "inputs.ids", "has 1 elements"),
-    "other nesting": (changed(1, data=[[1, 2], [3, 4], [5, 6]]), 422, "inputs.ids", "nested in another way"),
-    "ragged": (changed(1, data=[[1, 2, 3, 4], [5, 6]]), 422, "inputs.ids", "nested in another way"),
-    "too deep": (changed(1, data=[[[1], [2], [3]], [[4], [5], [6]]]), 422, "inputs.ids", "nested in another way"),
+    "other nesting": (changed(1, data=[[1, 2], [3, 4], [5, 6]]), 422, "inputs.ids", "another nesting"),
+    "ragged": (changed(1, data=[[1, 2, 3, 4], [5, 6]]), 422, "inputs.ids", "another nesting"),
+    "too deep": (changed(1, data=[[[1], [2], [3]], [[4], [5], [6]]]), 422, "inputs.ids", "another nesting"),
     "a number": (changed(1, data=7), 422, "inputs.ids", "has 1 elements"),
-    "an object": (changed(1, data={str(n): n for n in range(6)}), 422, "inputs.ids", "nested in another way"),
+    "an object": (changed(1, data={str(n): n for n in range(6)}), 422, "inputs.ids", "another nesting"),
     "objects": (changed(1, data=[1, 2, 3, 4, 5, {}]), 422, "inputs.ids", "got `object` - at `data[5]`"),
     "a text": (changed(1, data=["1", 2, 3, 4, 5, 6]), 422, "inputs.ids", "Expected `int`, got `str` - at `data[0]`"),
     "a fraction": (changed(1, data=[1.5, 2, 3, 4, 5, 6]), 422, "inputs.ids", "Expected `int`, got `float`"),
@@ -271,7 +271,7 @@ SPOILED: dict[str, tuple[Callable[[dict[str, Any]], object], int, str, str]] = {
     "bytes elsewhere": (changed(1, data=None, parameters={"binary_data_size": 48}), 422, "inputs.ids",
                         "has 0 bytes after the JSON; expected 48"),
     "unknown output": (lambda m: m.update(outputs=[{"name": "y"}]), 422, "outputs.y", "one of image, vector"),
-    "output twice": (lambda m: m.update(outputs=[{"name": "image"}] * 2), 422, "outputs.image", "asked for twice"),
+    "output twice": (lambda m: m.update(outputs=[{"name": "image"}] * 2), 422, "outputs.image", "requested twice"),
     "other model": (lambda m: m.update(model_name="late"), 422, "model_name", "draws, as in the path"),
     "unknown field": (lambda m: m.update(priority=1), 422, "body", "priority"),
     "unknown parameter": (changed(1, parameters={"shared_memory_region": "x"}), 422, "body", "shared_memory_region"),
@@ -299,8 +299,12 @@ def test_what_cannot_be_run_is_refused_by_name(drawing: tuple[Server, Path], spo
         (b"", 400, "JSON"),
         (b"{", 400, "JSON"),
         (b"[]", 422, "object"),
-        (b'{"inputs": [{"name": "frame", "datatype": "FP32", "shape": [1], "data": [NaN]}]}', 400, "NaN is no JSON"),
-        (b'{"inputs": [], "inputs": []}', 422, "given twice"),
+        (
+            b'{"inputs": [{"name": "frame", "datatype": "FP32", "shape": [1], "data": [NaN]}]}',
+            400,
+            "NaN is not valid JSON",
+        ),
+        (b'{"inputs": [], "inputs": []}', 422, "appears twice"),
         (b'{"inputs": [{"name": "\xff"}]}', 400, "UTF-8"),
         (b"[" * 5000, 422, "object"),
     ],
@@ -345,7 +349,7 @@ def test_a_body_whose_form_is_another_or_ambiguous_is_refused(drawing: tuple[Ser
     (first, second) = (json.dumps(item) for item in as_json(frames(2))["inputs"])
     repeated = http.post(INFER, content=f'{{"inputs": [{first}, {second[:-1]}, "data": [0, 0, 0, 0, 0, 0]}}]}}')
     assert (repeated.status_code, repeated.json()["error"]) == (
-        422, "body, 'data': is given twice; expected each name once",
+        422, "body, 'data': appears twice; expected each name once",
     )  # fmt: skip
     # The path of the route itself.
     assert http.post("/v2/models/{model}/infer", json=as_json(frames(2))).status_code == 404
@@ -371,9 +375,9 @@ def test_bytes_of_another_length_or_kind_are_refused(echo: tuple[Server, Path]) 
 
     assert "has 11 bytes; expected 12: [3] INT32" in refused("a_int32", bytes(11))
     assert "neither 0 nor 1" in refused("a_bool", b"\x00\x02\x01")
-    assert "text 1 is not UTF-8" in refused("a_string", bytes(4) + b"\x01\x00\x00\x00\xff" + bytes(4))
-    assert "ends within text 1" in refused("a_string", bytes(4) + b"\xff\xff\xff\xff" + bytes(4))
-    assert "has 3 bytes after its texts" in refused("a_string", bytes(15))
+    assert "string 1 is not UTF-8" in refused("a_string", bytes(4) + b"\x01\x00\x00\x00\xff" + bytes(4))
+    assert "ends within string 1" in refused("a_string", bytes(4) + b"\xff\xff\xff\xff" + bytes(4))
+    assert "has 3 bytes after its strings" in refused("a_string", bytes(15))
     assert "has 4 bytes; expected 3 texts" in refused("a_string", bytes(4))
 
 
@@ -386,7 +390,10 @@ def test_limits_are_named_before_anything_is_decoded(echo: tuple[Server, Path]) 
         answer = echo[0].http.post(INFER, json={**message, **more})
         return answer.status_code, answer.json()["error"]
 
-    assert refused(5) == (413, "inputs: 5 rows; expected 4 at most. Ask in several requests, or raise [server.limits]")
+    assert refused(5) == (
+        413,
+        "inputs: 5 rows; expected 4 at most. Split it into several requests, or raise [server.limits]",
+    )
     assert refused(4)[1].startswith("inputs: 28 elements; expected 24 at most")
     assert refused(1, id="x" * 5000)[1].startswith("body: has ")
     assert refused(1, id="x" * 5000)[0] == 413
@@ -443,7 +450,7 @@ def test_keys_and_metrics_are_as_for_predictions(tmp_path: Path, redis_url: str)
 
 
 def test_metadata_has_the_names_of_classes() -> None:
-    logits = Tensor("logits", "float", ("N", 2))
+    logits = TensorInfo("logits", "float", ("N", 2))
     named, plain = (msgspec.to_builtins(_described([logits], names)) for names in (("yes", "no"), ()))
     assert plain == [{"name": "logits", "datatype": "FP32", "shape": [-1, 2]}]
     assert named == [{**plain[0], "parameters": {"classes": ["yes", "no"]}}]

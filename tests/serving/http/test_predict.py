@@ -10,7 +10,7 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, Int64, String
 from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.record import Deployment
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
@@ -128,13 +128,13 @@ def deployment_of(package: Path, digest: str | None = None) -> Deployment:
 def test_a_model_that_does_not_reproduce_its_golden_rows_is_refused(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package", shift=0.001)
     with pytest.raises(PackageError, match="does not reproduce"):
-        Model(deployment_of(package))
+        DeployedModel(deployment_of(package))
 
 
 def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package", inputs=[("punctuality__flights", Int64)])
     with pytest.raises(PackageError, match="as deployed"):
-        Model(deployment_of(package, "0" * 64))
+        DeployedModel(deployment_of(package, "0" * 64))
 
 
 def test_a_damaged_package_is_refused(tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_a_damaged_package_is_refused(tmp_path: Path) -> None:
     deployment = deployment_of(package)
     (package / "golden.json").write_text("{}")
     with pytest.raises(PackageError, match="SHA-256"):
-        Model(deployment)
+        DeployedModel(deployment)
 
 
 def test_threads_come_from_the_deployment(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package")
     file = tmp_path / "deployment.json"
     deploy(package, verdict_of(package), CONTRACT, ServingProfile(threads=2), file, tables=TABLES, at=NOW)
-    model = Model(Deployment.loads(file.read_bytes(), str(file)))
+    model = DeployedModel(Deployment.loads(file.read_bytes(), str(file)))
     assert model.threads == 2
     # They wait as they did when the latency was measured.
     assert model._session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
@@ -157,7 +157,7 @@ def test_threads_come_from_the_deployment(tmp_path: Path) -> None:
 
 def test_a_program_of_another_runtime_is_never_opened(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package", program=b"no program at all")
-    assert Model(deployment_of(package)).threads == 1
+    assert DeployedModel(deployment_of(package)).threads == 1
 
 
 def test_a_model_of_classes_names_the_likeliest_and_the_probabilities_of_all(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path, server: Se
     (line,) = map(json.loads, log.read_text().splitlines())
     assert line["problem"] == (
         f"server: 127.0.0.1:{server.http.base_url.port}: cannot be listened on (Address already in use); "
-        "expected a free port. End what listens there, or choose another port"
+        "expected a free port. Stop the program that uses it, or choose another port"
     )
     # On a terminal, a person reads it.
     controller, terminal = os.openpty()
@@ -215,7 +215,7 @@ def test_a_process_without_settings_says_so(text: str | None) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])  # noqa: S104
 def test_listening_beyond_loopback_is_refused(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ConfigurationError, match="there is no API key"):
+    with pytest.raises(ConfigurationError, match="there are no API keys"):
         settings(tmp_path, host=host)
 
 

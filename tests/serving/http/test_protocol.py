@@ -14,7 +14,7 @@ from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64
 from isthmus.serving.limits import Limits
-from isthmus.serving.redis.node import Node
+from isthmus.serving.redis.node import RedisNode
 from isthmus.serving.redis.store import Store
 from tests.servers import free_port, redis_server
 from tests.serving.support import CONTRACT, NOW, fill
@@ -142,7 +142,7 @@ def test_tls(secured: int, own: Certificate, tmp_path: Path) -> None:
 
 
 async def _cancel_one_of_many(url: str) -> None:
-    node = Node(url)
+    node = RedisNode(url)
     try:
         await node.ping(CONTRACT.project)
         wire = node._wires[False]

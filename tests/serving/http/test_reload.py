@@ -46,7 +46,7 @@ def _watched(current: Path) -> bool:
     watch.load()
     with pytest.raises(NotFoundError) as refused:
         watch.state.lookup((f"{LISTS.name}:{LISTS.fields[0].name}",), False)
-    return "is current once" in str(refused.value)
+    return "to make it current" in str(refused.value)
 
 
 @pytest.mark.parametrize("known", [_known, _watched])

@@ -182,17 +182,17 @@ def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> 
         return problem
 
     whole = refused("/snapshots/late", 404)
-    assert whole["found"] == "there is one for each k"
-    assert whole["remedy"] == "ask for /snapshots/late/K, with the value of the device's own k"
-    assert refused("/snapshots/late/50", 404)["found"] == "there is none of k 50"
+    assert whole["found"] == "differs by k"
+    assert whole["remedy"] == "request /snapshots/late/K, with the value of the device's own k"
+    assert refused("/snapshots/late/50", 404)["found"] == "does not exist for k 50"
     for wrong in ("x", "7.0", "07", str(2**63), "7/8", "%20", ""):
         problem = refused(f"/snapshots/late/{wrong}", 422)
-        assert "is no k" in problem["found"]
+        assert "is not a valid k" in problem["found"]
         assert problem["expected"].startswith("a Int64 as in JSON, without quotes")
     assert "did you mean late" in refused("/snapshots/lat/7", 404)["found"]
     _add(shelf, 2)
     for_all = refused("/snapshots/late/7", 404)
-    assert (for_all["found"], for_all["remedy"]) == ("is the same for all devices", "ask for /snapshots/late")
+    assert (for_all["found"], for_all["remedy"]) == ("is the same for all devices", "request /snapshots/late")
     _add_owners(shelf, 3)
     (file,) = shelf.folder.glob("*.owners")
     file.write_bytes(file.read_bytes()[:4000])

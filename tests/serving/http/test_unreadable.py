@@ -38,7 +38,7 @@ def test_a_number_that_is_no_json_is_named_with_its_column(
 ) -> None:
     start = b'{"entities": {"b": ["x"], "late_rate"' + spaces + b":[" + b"".join(b"%s, " % _json(x) for x in before)
     where, found = refused(start + word.encode() + b", 1]}}", decoder)
-    assert (where, found) == ("body, 'late_rate'", f"{word} is no JSON (byte {len(start)})")
+    assert (where, found) == ("body, 'late_rate'", f"{word} is not valid JSON (byte {len(start)})")
 
 
 def _json(value: Any) -> bytes:
@@ -103,9 +103,9 @@ def test_a_byte_that_is_not_utf8_has_its_place_in_the_body(before: str, wrong: b
     ("path", "body", "where", "found", "expected"),
     [
         ("/predict", b'{"entities": {"carrier": ["UA"]}, "request": {"distance": [1, NaN]}}', "body, 'distance'",
-         "NaN is no JSON (byte 62)", "a number"),
+         "NaN is not valid JSON (byte 62)", "a number"),
         ("/push", b'{"push_source_name": "punctuality", "df": {"late_rate": [-Infinity]}}', "body, 'late_rate'",
-         "-Infinity is no JSON (byte 57)", '"-Infinity", in quotes, where a Float'),
+         "-Infinity is not valid JSON (byte 57)", '"-Infinity", in quotes, where a Float'),
         ("/get-online-features", b'{"features": ["punctuality:flights"], "entities": {"carrier": ["\\ud800"]}}', "body",
          "\\ud800 is half of a surrogate pair (byte 64)", "JSON"),
         ("/get-online-features", b'{"features": ["punctuality:flights"], "entities": {"carrier": ["UA", "U\xff"]}}',

@@ -199,7 +199,7 @@ UA = {"carrier": ["UA"]}
         ({"feature_service": "nothing", "entities": UA}, 404, "feature_service", "late"),
         ({"features": ["late_rate"], "entities": UA}, 422, "late_rate", "view:feature"),
         ({"features": [], "entities": UA}, 422, "features", "at least one"),
-        ({"entities": UA}, 422, "features", "neither"),
+        ({"entities": UA}, 422, "features", "both are missing"),
         ({"features": ["punctuality:flights"], "feature_service": "late", "entities": UA}, 422, "features", "both"),
         ({"features": ["punctuality:flights"]}, 422, "body", "entities"),
         ({"features": ["punctuality:flights"], "entities": {}}, 422, "entities.carrier", "missing"),
@@ -385,7 +385,7 @@ def test_a_key_of_another_type_fails_alone_and_is_told_from_a_damaged_row(strict
     (strange,) = entity_keys("flights", [FLIGHT], {"flight": [2]})
     (damaged,) = entity_keys("flights", [CARRIER], {"carrier": ["UA"]})
     problems = [
-        "view everything: keys 1 are of type list in Redis, and no hash: another program wrote there",
+        "view everything: keys 1 have type list in Redis instead of hash: another program wrote them",
         "view punctuality: the stored rows of keys 0 are damaged",
     ]
     with connect(url) as client, foreign(client, strange):
@@ -415,7 +415,7 @@ def test_nothing_is_predicted_of_a_key_of_another_type(strict: tuple[Server, str
     with connect(url) as client, foreign(client, name):
         refused = server.predict(**asked)
     assert (refused.status_code, refused.json()["error"]) == (500, "DataError")
-    assert "view punctuality: keys 1 are of type list in Redis, and no hash" in refused.json()["found"]
+    assert "view punctuality: keys 1 have type list in Redis instead of hash" in refused.json()["found"]
     assert "delete those keys" in refused.json()["remedy"].lower()
     assert server.predict(**asked).status_code == 200
 

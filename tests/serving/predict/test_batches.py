@@ -17,7 +17,7 @@ from isthmus.features.profiles import BATCH_ROWS, ServingProfile
 from isthmus.features.values.columns import Values
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.batches import QUICK_ROWS, QUICK_SECONDS, Batches, Columns, Outputs
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, Server, make_package, serving, verdict_of, wait
 
@@ -167,7 +167,7 @@ def test_a_large_request_holds_up_no_small_one(seconds: float) -> None:
 
 def seconds(package: Path, file: Path) -> float:
     done = deploy(package, verdict_of(package), CONTRACT, ServingProfile(), file, tables=TABLES, at=NOW)
-    return Model(done.deployment).seconds
+    return DeployedModel(done.deployment).seconds
 
 
 def test_a_model_knows_how_slow_it_is(tmp_path: Path) -> None:

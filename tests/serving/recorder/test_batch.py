@@ -15,18 +15,18 @@ from isthmus.serving.recorder.batch import (
     MAGIC,
     PACK,
     VERSION,
-    Batch,
+    AnswerBatch,
+    AnswerGroup,
     DamagedBatchError,
-    Group,
     OtherVersionError,
-    ViewRows,
+    StoredViewRows,
     batches,
     encoded,
     size,
 )
 from isthmus.serving.recorder.digest import digests, tensors_digest
 
-FIRST, SECOND = (Batch("ab", number, 5, 0, "isthmus 1", ("",), ()) for number in (1, 2))
+FIRST, SECOND = (AnswerBatch("ab", number, 5, 0, "isthmus 1", ("",), ()) for number in (1, 2))
 
 
 @dataclass
@@ -75,8 +75,8 @@ def test_a_batch_of_another_version_is_named() -> None:
 def test_the_size_of_a_batch_has_the_ends_of_each_request() -> None:
     answers = b"".join(PACK(n, 0, 0.0, 0, 1, n % 2, 1) for n in range(10))
     templates = ((b"", b""), (b"x" * 600, b"y" * 400))
-    group = Group("lookup", "", "", "", answers, b"0123456789", (), b"", 0, b"", (), templates)
-    assert size(Batch("ab", 1, 5, 0, "", ("",), (group,))) == len(answers) + 10 + 5 * 1000
+    group = AnswerGroup("lookup", "", "", "", answers, b"0123456789", (), b"", 0, b"", (), templates)
+    assert size(AnswerBatch("ab", 1, 5, 0, "", ("",), (group,))) == len(answers) + 10 + 5 * 1000
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_the_digest_of_tensors_has_their_names_types_shapes_and_bits() -> None:
     assert 0 <= min(found) <= max(found) < 1 << 64
 
 
-def _answers(**columns: Any) -> Group:
+def _answers(**columns: Any) -> AnswerGroup:
     """Two answers of two rows each over a view, with other values in some columns of `Group`."""
     numbers = {"sequence": 1, "at": 5, "seconds": 0.0, "caller": 0, "rows": 2, "template": 0, "length": 2}
     numbers |= {name: columns.pop(name) for name in list(columns) if name in numbers}
-    view = ViewRows("v", "h", bytes(32), bytes(32), bytes(32), columns.pop("status", bytes(4)))
+    view = StoredViewRows("v", "h", bytes(32), bytes(32), bytes(32), columns.pop("status", bytes(4)))
     fields: dict[str, Any] = {
         "requests": b"{}{}",
         "outputs": bytes(16),
@@ -130,7 +130,7 @@ def _answers(**columns: Any) -> Group:
         "digest": b"",
         "contract": "c0ffee",
     } | columns
-    return Group(
+    return AnswerGroup(
         "predict", fields["contract"], "", "", PACK(*numbers.values()) * 2, fields["requests"], (view,),
         fields["outputs"], fields["width"], fields["digest"], (), ((b"", b""),),
     )  # fmt: skip

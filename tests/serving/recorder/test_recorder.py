@@ -21,8 +21,8 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.types import Bytes, String
-from isthmus.serving.recorder.batch import ANSWER, PACK, Batch, Group, batches, count, encoded
-from isthmus.serving.recorder.columns import Answer, Reader, columns_of, hashes, without_keys
+from isthmus.serving.recorder.batch import ANSWER, PACK, AnswerBatch, AnswerGroup, batches, count, encoded
+from isthmus.serving.recorder.columns import AnswerReader, RecordedAnswer, columns_of, hashes, without_keys
 from isthmus.serving.recorder.lookups import TEMPLATES, Lookups
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.recorder import ANSWERS, Recorder
@@ -41,7 +41,7 @@ def _recording(folder: Path, redis: str, workers: int = 1, **options: Any) -> Ab
     )  # fmt: skip
 
 
-def _batches(folder: Path) -> list[Batch]:
+def _batches(folder: Path) -> list[AnswerBatch]:
     return [batch for path in segments(folder / "spool") for batch in batches(path.read_bytes())]
 
 
@@ -111,9 +111,9 @@ BODIES = st.one_of(
 
 @given(st.lists(BODIES, min_size=1, max_size=200))
 def test_any_body_is_what_its_template_and_its_bytes_are(bodies: list[bytes]) -> None:
-    lookups = Lookups(Reader("lookup", "c", "", "", (), {}, plain=True, row=0))
+    lookups = Lookups(AnswerReader("lookup", "c", "", "", (), {}, plain=True, row=0))
     for start in range(0, len(bodies), 7):
-        lookups.add([Answer(lookups.reader, 0, body, {}, [], 1) for body in bodies[start : start + 7]], {})
+        lookups.add([RecordedAnswer(lookups.reader, 0, body, {}, [], 1) for body in bodies[start : start + 7]], {})
     group, place, found = lookups.group(), 0, []
     for answer in np.frombuffer(group.answers, ANSWER):
         head, tail = group.templates[answer["template"]]
@@ -124,17 +124,17 @@ def test_any_body_is_what_its_template_and_its_bytes_are(bodies: list[bytes]) ->
 
 
 def test_the_names_of_features_are_written_once() -> None:
-    lookups = Lookups(Reader("lookup", "c", "", "", (), {}, plain=True, row=0))
+    lookups = Lookups(AnswerReader("lookup", "c", "", "", (), {}, plain=True, row=0))
     bodies = [b'{"features":["view:feature"],"entities":{"k":[%d]}}' % n for n in range(10)]
-    lookups.add([Answer(lookups.reader, 0, body, {}, [], 1) for body in bodies], {})
+    lookups.add([RecordedAnswer(lookups.reader, 0, body, {}, [], 1) for body in bodies], {})
     assert lookups.group().requests == b"0]1]2]3]4]5]6]7]8]9]"
 
 
 def test_the_ends_of_requests_count_as_memory() -> None:
-    lookups = Lookups(Reader("lookup", "c", "", "", (), {}, plain=True, row=0))
+    lookups = Lookups(AnswerReader("lookup", "c", "", "", (), {}, plain=True, row=0))
     end = b"x" * 10_000
     bodies = [b'{"entities":{"k":["}%s%d"]}}' % (end, n) for n in (1, 2, 2)]
-    sizes = [lookups.add([Answer(lookups.reader, 0, body, {}, [], 1)], {}) for body in bodies]
+    sizes = [lookups.add([RecordedAnswer(lookups.reader, 0, body, {}, [], 1)], {}) for body in bodies]
     assert [size > len(end) for size in sizes] == [True, True, False]
 
 
@@ -234,8 +234,8 @@ def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, redis_url:
 def _batch(number: int) -> bytearray:
     """Ten answers, in about 700 bytes."""
     answers = b"".join(PACK(n, 0, 0.0, 0, 0, 0, 30) for n in range(10))
-    group = Group("lookup", "", "", "", answers, b"x" * 300, (), b"", 0, b"", (), ((b"", b""),))
-    return encoded(Batch("run", number + 1, 0, 0, "", ("",), (group,)))
+    group = AnswerGroup("lookup", "", "", "", answers, b"x" * 300, (), b"", 0, b"", (), ((b"", b""),))
+    return encoded(AnswerBatch("run", number + 1, 0, 0, "", ("",), (group,)))
 
 
 def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> 
 
 def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = Spool(tmp_path, 1 << 20, "newest")
-    spool.write(encoded(Batch("run", 1, 0, 0, "", (), ())))
+    spool.write(encoded(AnswerBatch("run", 1, 0, 0, "", (), ())))
     real, full = os.write, OSError(28, "No space left on device")
 
     def half(descriptor: int, data: memoryview) -> int:
@@ -266,8 +266,8 @@ def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", half)
         with pytest.raises(OSError, match="No space"):
-            spool.write(encoded(Batch("run", 2, 0, 0, "", (), ())))
-    spool.write(encoded(Batch("run", 3, 0, 0, "", (), ())))
+            spool.write(encoded(AnswerBatch("run", 2, 0, 0, "", (), ())))
+    spool.write(encoded(AnswerBatch("run", 3, 0, 0, "", (), ())))
     (segment,) = segments(tmp_path)
     assert [batch.number for batch in batches(segment.read_bytes())] == [1, 3]
 
@@ -312,10 +312,10 @@ def test_answers_that_made_room_in_vain_are_counted_with_the_next_batch(tmp_path
 def test_a_folder_that_is_removed_costs_what_was_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "spool"
     spool = Spool(folder, 1 << 20, "newest")
-    spool.write(encoded(Batch("run", 1, 0, 0, "", (), ())))
+    spool.write(encoded(AnswerBatch("run", 1, 0, 0, "", (), ())))
     shutil.rmtree(folder)
     for number in (2, 3):
-        spool.write(encoded(Batch("run", number, 0, 0, "", (), ())))
+        spool.write(encoded(AnswerBatch("run", number, 0, 0, "", (), ())))
     (segment,) = segments(folder)
     assert [batch.number for batch in batches(segment.read_bytes())] == [2, 3]
 
@@ -331,7 +331,7 @@ def test_no_segment_is_seen_before_it_is_locked(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(fcntl, "flock", flock)
     spool = Spool(tmp_path, 1 << 20, "newest")
-    spool.write(encoded(Batch("run", 1, 0, 0, "", (), ())))
+    spool.write(encoded(AnswerBatch("run", 1, 0, 0, "", (), ())))
     assert seen == []
     assert [ended(path) for path in segments(tmp_path)] == [False]
     spool.close()
@@ -349,12 +349,12 @@ def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:
 
 def test_batches_are_as_small_as_the_memory(tmp_path: Path) -> None:
     written, dropped = list[int](), list[int]()
-    reader = Reader("lookup", "c", "", "", (), {}, plain=True, row=0)
+    reader = AnswerReader("lookup", "c", "", "", (), {}, plain=True, row=0)
 
     async def record() -> None:
         recorder = Recorder(Recording(memory_mb=0.1), tmp_path, b"", written.append, lambda _, n: dropped.append(n))
         for number in range(2000):
-            answer = Answer(reader, number, b"x" * 100, {}, [], 1)
+            answer = RecordedAnswer(reader, number, b"x" * 100, {}, [], 1)
             recorder.identity(answer)
             recorder.add(answer)
             # More than a batch, and less than two.
@@ -380,7 +380,7 @@ def test_a_slow_disk_drops_whole_batches_by_the_policy(
         return real(spool, batch)
 
     monkeypatch.setattr(Spool, "write", slow)
-    reader = Reader("lookup", "c", "", "", (), {}, plain=True, row=0)
+    reader = AnswerReader("lookup", "c", "", "", (), {}, plain=True, row=0)
 
     async def record() -> None:
         # Room for a batch that is written and two that wait.
@@ -388,7 +388,7 @@ def test_a_slow_disk_drops_whole_batches_by_the_policy(
         recorder = Recorder(options, tmp_path, b"", written.append, lambda where, n: dropped.append((where, n)))
         for batch in range(6):
             for _ in range(ANSWERS):
-                answer = Answer(reader, batch, b"x" * 100, {}, [], 1)
+                answer = RecordedAnswer(reader, batch, b"x" * 100, {}, [], 1)
                 recorder.identity(answer)
                 recorder.add(answer)
             if not batch:

@@ -20,7 +20,7 @@ from isthmus.features.values.entitykey import KeyValue, entity_key
 from isthmus.features.values.rows import RowCodec
 from isthmus.features.values.stamp import Stamp
 from isthmus.serving.limits import Limits
-from isthmus.serving.redis.node import Node
+from isthmus.serving.redis.node import RedisNode
 from isthmus.serving.redis.stamps import FRESH_SECONDS, Stamps
 from isthmus.serving.redis.store import Store
 from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, ROUTE
@@ -96,7 +96,7 @@ def test_a_stamp_counts_from_the_moment_its_contract_does(redis_url: str) -> Non
 
     async def check() -> None:
         _publish(redis_url, stamp)
-        node = Node(redis_url)
+        node = RedisNode(redis_url)
         try:
             stamps = Stamps(node)
             assert await stamps.of(before) == {}

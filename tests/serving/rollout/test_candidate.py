@@ -21,12 +21,12 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Float64, String
 from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.history import DeploymentHistory
-from isthmus.serving.deployment.record import Approval, Candidate, Deployment
-from isthmus.serving.http.predict import PredictCall, Predictions
+from isthmus.serving.deployment.record import Approval, CandidateDeployment, Deployment
+from isthmus.serving.http.predict import PredictCall, PredictionService
 from isthmus.serving.limits import Limits
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Batches, Columns, Outputs
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
 from isthmus.serving.rollout.decision import Decision, decision_file
@@ -57,7 +57,7 @@ def run(share: float = 0.1, digest: str = "a" * 64, objective: float = 1.0) -> C
         model="late", package="/nowhere", digest=digest, contract="c", service="late", precision="int8", threads=1,
         deployed_at=NOW, verdict=Approval(NOW, 1),
     )  # fmt: skip
-    candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
+    candidate = CandidateDeployment(deployment=deployment, share=share, latency_objective_ms=objective)
     made = CandidateRun(candidate, PackageError("a test", "has no model"))
     made.refused = None
     return made
@@ -103,7 +103,7 @@ def test_answers_are_compared_as_one_by_one(pairs: list[tuple[float, float]]) ->
 
 @pytest.mark.parametrize("text", [b"{", b"{}", b'{"digest": "\xff"}'])
 def test_a_damaged_decision_is_named(text: bytes) -> None:
-    with pytest.raises(PackageError, match="is no decision"):
+    with pytest.raises(PackageError, match="is not a decision"):
         Decision.loads(text, "candidate.refused.json")
 
 
@@ -116,7 +116,7 @@ def test_a_canary_that_fails_more_often_is_given_up() -> None:
         made.counts.count(1, None)
         made.judge()
         assert (made.refused is not None) == (n == FAILURES - 1)
-    assert made.refused == "3 of 3 of its predictions failed, and 0 of 20 of those of the deployed model"
+    assert made.refused == "3 of 3 predictions failed, compared with 0 of 20 for the deployed model"
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.95])
@@ -195,8 +195,7 @@ def test_a_canary_above_the_objective_is_given_up_unless_the_deployed_model_is_t
     assert (made.refused is not None) == given_up
     if given_up:
         assert made.refused == (
-            "the p99 of its predictions of one row is 2 ms, above the objective of 1 ms, and that of the deployed "
-            "model is 0.5 ms"
+            "the p99 for one row is 2 ms, above the objective of 1 ms, while the deployed model has 0.5 ms"
         )
 
 
@@ -216,7 +215,7 @@ def test_a_candidate_is_promoted_or_dropped(packages: list[Path], tmp_path: Path
     with pytest.raises(GateFailed, match="nothing is deployed; expected a deployment to try a package beside"):
         put(packages[0], file, NOW, 0.0)
     first = put(packages[0], file, NOW)
-    with pytest.raises(GateFailed, match="there is no candidate"):
+    with pytest.raises(GateFailed, match="has no candidate"):
         promote(file, Generations(CONTRACT), at=NOW)
     beside = put(packages[1], file, NOW + 1, 0.25)
     assert (beside.digest, beside.candidate and beside.candidate.share) == (first.digest, 0.25)
@@ -356,8 +355,8 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     put(packages[0], file, NOW)
     beside = put(packages[1], file, NOW + 1, 0.999)
     assert beside.candidate is not None
-    tried = CandidateRun(beside.candidate, Model(beside.candidate.deployment))
-    state = State(Generations(CONTRACT), model=Model(beside), trial=tried)
+    tried = CandidateRun(beside.candidate, DeployedModel(beside.candidate.deployment))
+    state = State(Generations(CONTRACT), model=DeployedModel(beside), trial=tried)
     assert state.candidate is not None
 
     def hang(_columns: Columns) -> Outputs:
@@ -367,7 +366,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
     state.candidate.batches = Batches(hang, seconds=1.0)
     limits = Limits(deadline_seconds=1.0)
     store = Store("redis://127.0.0.1:1", limits)
-    predictions = Predictions(store, limits, Metrics(lambda: state, lambda: NOW), lambda: NOW)
+    predictions = PredictionService(store, limits, Metrics(lambda: state, lambda: NOW), lambda: NOW)
 
     async def ask() -> list[str]:
         found = []
@@ -380,10 +379,7 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
         return found
 
     assert asyncio.run(ask()) == [beside.digest] * (FAILURES + 1)
-    assert (
-        tried.refused
-        == f"{FAILURES} of {FAILURES} of its predictions failed, and 0 of 0 of those of the deployed model"
-    )
+    assert tried.refused == f"{FAILURES} of {FAILURES} predictions failed, compared with 0 of 0 for the deployed model"
 
 
 def test_a_passing_error_of_the_store_is_not_the_canarys(packages: list[Path], folder: Path) -> None:
@@ -436,7 +432,7 @@ def test_an_answer_without_a_number_is_a_failure_where_the_deployed_model_has_on
         server.deploy(blank, share=0.9)
         wait(lambda: candidate(server).get("tried", {}).get("requests") == 0, "the canary beside another model")
         assert set(ask(server)) == {(package_digest(packages[1]), 1.0)}
-        assert f"{FAILURES} of {FAILURES} of its predictions failed" in candidate(server)["refused"]
+        assert f"{FAILURES} of {FAILURES} predictions failed" in candidate(server)["refused"]
 
 
 def test_a_candidate_of_an_outdated_contract_is_given_up(redis_url: str, folder: Path) -> None:

@@ -23,7 +23,7 @@ from isthmus.features.types import Float64, String
 from isthmus.package.manifest import package_digest
 from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.deployment.record import Deployment
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.decision import Decision, decision_file
 from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.releases import CACHED, deploy, happened, promote, rollback, undo
@@ -94,7 +94,7 @@ def test_after_probation_nothing_is_there_for_the_former_model(packages: list[Pa
 def test_timing_two_models_takes_a_tenth_of_the_time(packages: list[Path], file: Path) -> None:
     first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
     assert second.probation is not None
-    made = ProbationRun(second, second.probation, Model(first))
+    made = ProbationRun(second, second.probation, DeployedModel(first))
     assert [made.begin(), made.begin()] == [True, False], "a single pair at a time"
     made.end(60.0)
     assert not made.begin()
@@ -119,7 +119,7 @@ def test_a_deployment_is_undone_for_more_slow_runs_than_chance_has(
     """A busy machine holds up some runs of either model, for milliseconds."""
     first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
     assert second.probation is not None
-    made = ProbationRun(second, second.probation, Model(first))
+    made = ProbationRun(second, second.probation, DeployedModel(first))
     for n in range(WINDOW):
         made.counts.seconds.append(5e-3 if n < new else 1e-4)
         made.standby.seconds.append(5e-3 if n >= WINDOW - old else 1e-4)
@@ -331,7 +331,7 @@ def test_a_deployment_that_fails_is_undone_without_a_lost_request(folder: Path, 
             assert (answer.status_code, answer.json()["predictions"], answer.json()["package"]) == (200, [1.0], first)
         why = undone(server, first, second)
         assert f"{second[:12]} was undone: {FAILURES} of " in why
-        assert "of those of the former model" in why
+        assert "for the former model" in why
         assert ask(server, 1).json()["package"] == first
     with serving(folder, NOWHERE) as server:
         wait(lambda: listed(server).get("package") == first, "the model")
@@ -356,7 +356,7 @@ def test_a_deployment_that_alone_is_slow_is_undone(folder: Path) -> None:
 
         wait(answered, "the way back", 240)
         why = undone(server, first, second)
-        assert "above the objective of 1 ms, and that of the former model is 0." in why
+        assert "above the objective of 1 ms, while the former model has 0." in why
 
 
 def test_neither_the_store_nor_a_request_nor_what_both_cannot_do_undoes_a_deployment(folder: Path) -> None:
@@ -398,7 +398,7 @@ def test_requests_without_what_the_deployed_model_needs_have_an_answer_and_undo_
         assert outcomes == [
             f'isthmus_trial_predictions_total{{model="late",outcome="refused",role="deployed"}} {2 * FAILURES}.0'
         ]
-        assert {line["field"] for line in server.lines() if line["event"] == "only the former model takes this"} == {
+        assert {line["field"] for line in server.lines() if line["event"] == "only the former model accepts this"} == {
             "request.carrier"
         }
 
@@ -451,7 +451,7 @@ def test_while_a_deployment_is_under_way_the_former_model_answers_and_the_files_
             wait(lambda: any("not undone yet" in line["event"] for line in server.lines()), "the log")
             assert Deployment.loads(server.deployment.read_bytes()).digest == second
             wait(lambda: everywhere(server, lambda model: model["probation"]["refused"]), "both workers")
-            assert f"{FAILURES} of {FAILURES} of its predictions failed" in listed(server)["probation"]["refused"]
+            assert f"{FAILURES} of {FAILURES} predictions failed" in listed(server)["probation"]["refused"]
             assert ask(server, 1).json()["package"] == first
         undone(server, first, second)
 
@@ -476,5 +476,5 @@ def test_a_model_whose_contract_is_gone_is_not_gone_back_to(folder: Path, redis_
         assert predict(1).json()["package"] == package_digest(second)
         assert "request field carrier is gone" in listed(server)["probation"]["problem"]
         assert state_of(server) == "no_way_back"
-        problems = [line["problem"] for line in server.lines() if line["event"] == "no way back from the deployment"]
+        problems = [line["problem"] for line in server.lines() if line["event"] == "deployment cannot be undone"]
         assert problems == [listed(server)["probation"]["problem"]]

@@ -91,7 +91,7 @@ def test_what_cannot_be_loaded_never_becomes_the_deployment(tmp_path: Path, file
 
 
 def test_a_history_of_one_is_no_choice(tmp_path: Path, file: Path) -> None:
-    with pytest.raises(GateFailed, match=r"begins with 'xyz'; expected none: nothing was ever deployed\. See"):
+    with pytest.raises(GateFailed, match=r"begins with 'xyz'; expected a deployment; nothing was ever deployed\. See"):
         back(file, "xyz")
     package = made(tmp_path, 0)
     deploy(package, file, NOW)
@@ -106,11 +106,11 @@ def test_a_rollback_goes_back_one_by_one(tmp_path: Path, file: Path) -> None:
         deploy(package, file, NOW + n)
     assert back(file).deployment.digest == in_force(file) == digests[1]
     assert back(file).deployment.digest == in_force(file) == digests[0]
-    with pytest.raises(GateFailed, match="there is no deployment before package"):
+    with pytest.raises(GateFailed, match="no deployment before package"):
         back(file)
     assert back(file, digests[2][:20]).deployment.digest == in_force(file) == digests[2]
     assert back(file).deployment.digest == digests[0], "where it came from"
-    with pytest.raises(GateFailed, match="is in force already"):
+    with pytest.raises(GateFailed, match="is already in force"):
         back(file, digests[0])
     with pytest.raises(GateFailed, match="no package of the history begins with 'xyz'"):
         back(file, "xyz")
@@ -129,7 +129,7 @@ def test_a_rollback_without_history_is_refused(tmp_path: Path, file: Path) -> No
     with pytest.raises(GateFailed, match="nothing is deployed; expected a deployment to go back from"):
         back(file)
     deploy(made(tmp_path, 1), file)
-    with pytest.raises(GateFailed, match="there is no deployment before"):
+    with pytest.raises(GateFailed, match="no deployment before"):
         back(file)
 
 
@@ -161,10 +161,10 @@ def test_two_deployments_at_once_are_refused(tmp_path: Path, file: Path) -> None
     package = made(tmp_path, 1)
     deploy(package, file)
     with DeploymentHistory(file).locked():
-        with pytest.raises(DependencyError, match="another deployment is under way here") as caught:
+        with pytest.raises(DependencyError, match="another deployment is in progress here") as caught:
             deploy(package, file)
         assert caught.value.exit_code == 3
-        with pytest.raises(DependencyError, match="another deployment is under way here"):
+        with pytest.raises(DependencyError, match="another deployment is in progress here"):
             back(file)
     deploy(package, file)
 

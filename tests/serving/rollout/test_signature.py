@@ -27,7 +27,7 @@ from isthmus.package.checksums import summed
 from isthmus.package.manifest import open_package, package_digest, read_package
 from isthmus.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
 from isthmus.serving.deployment.record import Deployment, unapproved
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
 from tests.signing import pair, write_pair
@@ -74,17 +74,17 @@ def test_each_refusal_of_a_deployment_has_its_sentence(tmp_path: Path) -> None:
     file = tmp_path / "deployment.json"
     assert Deployment.loads(deployment.dumps(file), str(file)) == deployment
     assert deployment.public_key == key
-    Model(deployment)
-    Model(deployment, key)
+    DeployedModel(deployment)
+    DeployedModel(deployment, key)
     with pytest.raises(PackageError, match="expected a signature by key"):
-        Model(deployment, other)
+        DeployedModel(deployment, other)
     (Path(deployment.package) / "model.sig").unlink()
     for told in (deployment, msgspec.structs.replace(deployment, public_key=None)):
         with pytest.raises(PackageError, match="is not signed"):
-            Model(told, key)
-    Model(msgspec.structs.replace(deployment, public_key=None))
+            DeployedModel(told, key)
+    DeployedModel(msgspec.structs.replace(deployment, public_key=None))
     with pytest.raises(PackageError, match="is not signed"):
-        Model(deployment)
+        DeployedModel(deployment)
 
 
 def test_an_altered_package_is_not_served(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_an_altered_package_is_not_served(tmp_path: Path) -> None:
     Signer(private).sign(package)
     other = make_package(tmp_path / "other", weight=-1.0)
     (other / "model.sig").write_bytes((package / "model.sig").read_bytes())
-    with pytest.raises(PackageError, match="has been altered since it was signed"):
+    with pytest.raises(PackageError, match="was changed after it was signed"):
         deployed(other, read_public_key(public))
 
 
@@ -146,7 +146,7 @@ def test_what_was_verified_is_what_is_served(tmp_path: Path) -> None:
         swap(signed)
         with OPENING.doing(lambda: swap(forged), folder, number):
             try:
-                model = Model(deployment, key)
+                model = DeployedModel(deployment, key)
             except PackageError:
                 refused += 1
                 continue
@@ -161,7 +161,7 @@ def test_a_model_does_not_hold_the_bytes_of_its_file(tmp_path: Path) -> None:
     deployment = unapproved(open_package(package), ServingProfile(), NOW, None)
     tracemalloc.start()
     try:
-        model = Model(deployment)
+        model = DeployedModel(deployment)
         assert tracemalloc.get_traced_memory()[0] < (package / "model.int8.ort").stat().st_size / 2
     finally:
         tracemalloc.stop()
@@ -186,7 +186,7 @@ def test_a_server_takes_up_signed_packages_alone(tmp_path: Path, redis_url: str)
         assert server.predict(**ASKED).json()["predictions"][0] > 0.5
         write_atomically(signed / "model.sig", b"{}")
         server.deploy(signed)
-        wait(lambda: "is no signature" in str(server.http.get("/models").json()["refused"]), "the third refusal")
+        wait(lambda: "is not a signature" in str(server.http.get("/models").json()["refused"]), "the third refusal")
 
 
 def test_no_message_shows_the_password(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_no_message_shows_the_password(tmp_path: Path) -> None:
     require_signature(summed(package), read_public_key(public))
     for key, password, words in (
         (private, None, f"has a password; expected it in {PASSWORD}"),
-        (private, "open barley", f"is no private key that {PASSWORD} opens"),
+        (private, "open barley", f"is not a private key that {PASSWORD} opens"),
         (bare, "open sesame", f"has no password; expected no {PASSWORD}"),
-        (public, None, "is no private key; expected an elliptic key"),
+        (public, None, "is not a private key; expected an elliptic key"),
         (tmp_path / "none", None, "cannot be read"),
     ):
         with pytest.raises(ConfigurationError, match=words) as caught:
@@ -219,11 +219,11 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a key of another kind"):
         Signer(private)
     for file in (public, private):
-        with pytest.raises(ConfigurationError, match=r"is no public elliptic key; expected `openssl pkey"):
+        with pytest.raises(ConfigurationError, match=r"is not a public elliptic key; expected `openssl pkey"):
             read_public_key(file)
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff")
-    with pytest.raises(ConfigurationError, match="is no public elliptic key"):
+    with pytest.raises(ConfigurationError, match="is not a public elliptic key"):
         read_public_key(binary)
 
 

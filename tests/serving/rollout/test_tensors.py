@@ -14,7 +14,7 @@ from onnx import helper
 
 from isthmus.features.types import Float64
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Tensor, package_digest
+from isthmus.package.manifest import TensorInfo, package_digest
 from isthmus.serving.limits import Limits
 from isthmus.serving.rollout.releases import happened
 from isthmus.serving.rollout.trial import FAILURES
@@ -142,8 +142,8 @@ def test_a_deployment_that_fails_is_undone_and_one_of_another_kind_has_time(tmp_
 def test_a_shadow_that_does_not_end_is_ended(tmp_path: Path) -> None:
     quick = make_tensor_package(
         tmp_path / "quick", [helper.make_node("Identity", ["steps"], ["counted"])],
-        [Tensor("steps", "int64", (1,))], [Tensor("counted", "int64", (1,))], [{"steps": np.array([3], np.int64)}],
-        name="late",
+        [TensorInfo("steps", "int64", (1,))], [TensorInfo("counted", "int64", (1,))],
+        [{"steps": np.array([3], np.int64)}], name="late",
     )  # fmt: skip
     endless = make_counting_package(tmp_path / "endless", name="late")
     with server_without_store(tmp_path / "server", limits=Limits(deadline_seconds=0.3)) as server:

@@ -105,7 +105,7 @@ def portable() -> Portion:
 def test_a_head_has_all_functions_but_those_of_which_no_standard_says_the_last_bit(portable: Portion) -> None:
     assert len(portable.layout.fields) > 650
     for name in INEXACT:
-        with pytest.raises(UnreadableGraph, match=r"(Sin|Cos|Pow), of which no standard says the last bit"):
+        with pytest.raises(UnreadableGraph, match=r"(Sin|Cos|Pow), whose last bit no standard defines"):
             Portion([one for one in functions() if _name(one) == name])
 
 

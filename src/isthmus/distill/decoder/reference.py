@@ -17,7 +17,7 @@ from isthmus.features.errors import GateFailed
 from isthmus.package.generation.decoder import PART, Decoder, Read
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
 from isthmus.package.generation.tokenizer import Tokenizer
-from isthmus.package.golden import Case, Golden, TensorBytes
+from isthmus.package.golden import Golden, GoldenCase, TensorBytes
 from isthmus.package.replay import deviation
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class DecoderReference:
 
 def golden_cases(reference: DecoderReference, accepted: Mapping[str, FileComparison]) -> Golden:
     return Golden((), tuple(
-        Case(
+        GoldenCase(
             {name: TensorBytes.of(array) for name, array in case.items()},
             {file: {name: TensorBytes.of(array) for name, array in compared.outputs[place].items()}
              for file, compared in accepted.items()},

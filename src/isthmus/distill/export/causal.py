@@ -33,7 +33,7 @@ from isthmus.package.manifest import (
     ROUNDING,
     Format,
     Manifest,
-    Tensor,
+    TensorInfo,
     Variant,
     package_digest,
 )
@@ -133,7 +133,7 @@ class TextFiles:
         self.content: dict[str, bytes] = {}
         self.left_out: dict[str, str] = {}
         self._kinds: dict[str, tuple[Precision, Format]] = {}
-        self._tensors: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())
+        self._tensors: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = ((), ())
 
     def accept(self, progress: Progress = silent) -> None:
         """Convert and compare all files of the settings; raise a GateFailed if none agrees with the model."""

@@ -41,16 +41,15 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.package.clients import CLIENTS, READERS, sources
 from isthmus.package.featurizer.form import HEAD
-from isthmus.package.golden import Case as GoldenCase
-from isthmus.package.golden import Golden, TensorBytes
+from isthmus.package.golden import Golden, GoldenCase, TensorBytes
 from isthmus.package.manifest import (
     CORE,
     FORMAT_VERSION,
     LONGEST,
     MODEL,
-    Device,
+    DeviceManifest,
     Manifest,
-    Tensor,
+    TensorInfo,
     package_digest,
     placed,
     read_package,
@@ -96,7 +95,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     contract: Mapping[str, Any],
     profile: ServingProfile,
     cache: Path,
-    device: Device | None = None,
+    device: DeviceManifest | None = None,
     progress: Progress = silent,
 ) -> ExportReport:
     """Write the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
@@ -145,7 +144,7 @@ class _Content(NamedTuple):
     advice: str = ""
 
 
-def _of_rows(files: "_Files", contract: Mapping[str, Any], device: Device | None) -> _Content:
+def _of_rows(files: "_Files", contract: Mapping[str, Any], device: DeviceManifest | None) -> _Content:
     task, profile, left_out = files.trained.task, files.profile, files.left_out
     test = task.material.parts.test
     files.accept_models()
@@ -219,7 +218,7 @@ class _Files:
         progress("read", 0.1)
         self.accepted: list[Accepted] = []
         self.left_out: dict[str, GateFailed] = {}
-        self.core: tuple[Tensor, ...] = ()
+        self.core: tuple[TensorInfo, ...] = ()
         self.head: bytes | None = None
         task, student = trained.task, trained.student
         golden, edges, graph = task.cases(student), task.edges(student), student_graph(task, student)
@@ -303,7 +302,7 @@ class _Files:
         fit = [tensor.shape[-1:] for tensor in self.outputs] == [(len(names),)] and len({*names}) == len(names)
         return names if fit and all(name.isprintable() and len(name) <= LONGEST for name in names) else ()
 
-    def package(self, contract: Mapping[str, Any], device: Device | None) -> dict[str, bytes]:
+    def package(self, contract: Mapping[str, Any], device: DeviceManifest | None) -> dict[str, bytes]:
         material = self.trained.task.material
         declaration = material.declaration
         core = self.core if any(file.variant.core for file in self.accepted) else ()

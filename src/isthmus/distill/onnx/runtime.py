@@ -12,7 +12,7 @@ from isthmus.distill.onnx.ortbytes import IDENTIFIER, canonical, operators
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DependencyError, Problem
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Element, Tensor
+from isthmus.package.manifest import Element, TensorInfo
 from isthmus.package.replay import session_options
 
 _OLDEST, _IR_VERSION, _VERSIONS = "1.19", 10, {"": 21, "ai.onnx.ml": 5}
@@ -85,7 +85,7 @@ def oldest_runtime(model: bytes) -> str:
     return newest if is_ort and oldest != _OLDEST else oldest
 
 
-def described(value: onnx.ValueInfoProto) -> Tensor:
+def described(value: onnx.ValueInfoProto) -> TensorInfo:
     """Return an input or output of a graph as the manifest describes it.
 
     Raises a DependencyError if packages do not support its element type.
@@ -99,7 +99,7 @@ def described(value: onnx.ValueInfoProto) -> Tensor:
         int(size.dim_value) if size.HasField("dim_value") else size.dim_param or f"{value.name}_{axis}"
         for axis, size in enumerate(kind.shape.dim)
     )
-    return Tensor(value.name, element.lower(), shape)
+    return TensorInfo(value.name, element.lower(), shape)
 
 
 def optimized(model: onnx.ModelProto) -> onnx.GraphProto:

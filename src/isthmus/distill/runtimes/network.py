@@ -21,7 +21,7 @@ from isthmus.distill.types import Index
 from isthmus.features.errors import GateFailed
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import CORE, MODEL
-from isthmus.package.manifest import Tensor as Described
+from isthmus.package.manifest import TensorInfo as Described
 
 _CHATTER = ("torch", "torchao", "torch.utils._pytree", "executorch", "root")
 

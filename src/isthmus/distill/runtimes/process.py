@@ -24,7 +24,7 @@ from isthmus.distill.types import Array
 from isthmus.package.checksums import LARGEST
 from isthmus.package.golden import TensorBytes
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Package, Tensor, Variant
+from isthmus.package.manifest import Package, TensorInfo, Variant
 from isthmus.package.replay import SECONDS, refused
 from isthmus.package.sandbox import confine
 
@@ -108,8 +108,8 @@ class Program(AbstractContextManager["Program"]):
     def __init__(
         self,
         model: bytes,
-        tensors: Sequence[Tensor],
-        outputs: Sequence[Tensor],
+        tensors: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
         max_sizes: Mapping[str, int],
         threads: int = 1,
         memory: int = MEMORY,
@@ -221,8 +221,8 @@ def opened(kind: type[Program], package: Package, variant: Variant) -> Iterator[
 
 
 def _require(
-    what: str, tensors: Sequence[Tensor], actual: Sequence[Description], max_sizes: Mapping[str, int]
-) -> list[Tensor]:
+    what: str, tensors: Sequence[TensorInfo], actual: Sequence[Description], max_sizes: Mapping[str, int]
+) -> list[TensorInfo]:
     """Return the tensors in the program's order; raise a ProgramRejected if the program has different ones."""
     places = {tensor.name: place for place, tensor in enumerate(actual) if tensor.name}
     ordered = sorted(tensors, key=lambda tensor: places.get(tensor.name, -1)) if places else [*tensors]

@@ -10,7 +10,7 @@ from isthmus.features.errors import GateFailed
 from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.request.onnxbytes import UnreadableGraph
 from isthmus.package.featurizer.form import HEAD, RawInput
-from isthmus.package.featurizer.trace import Source, traced
+from isthmus.package.featurizer.trace import GraphInput, traced
 from isthmus.package.inputs import ModelInput
 
 
@@ -35,14 +35,14 @@ def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput])
         ) from error
 
 
-def _sources(inputs: Sequence[ModelInput]) -> list[Source]:
+def _sources(inputs: Sequence[ModelInput]) -> list[GraphInput]:
     numbers = [RawInput(item.name, item.dtype.name, "number") for item in inputs if item.is_number]
     texts = [RawInput(item.name, item.dtype.name, "text") for item in inputs if item.is_category]
     types = {item.name: item.dtype for item in inputs if item.row}
     layout = Layout.of(types)
-    sources = [Source("numeric", "float", numbers, rows=True), Source("categories", "string", texts, rows=True)]
+    sources = [GraphInput("numeric", "float", numbers, rows=True), GraphInput("categories", "string", texts, rows=True)]
     for element, names in layout.inputs.items():
         values = [RawInput(name, types[name].name, "value") for name in names]
-        sources.append(Source(input_name(element), element, values))
+        sources.append(GraphInput(input_name(element), element, values))
     masks = [RawInput(name, types[name].name, "valid") for name in layout.masks]
-    return [*sources, Source(input_name(VALID), "bool", masks)]
+    return [*sources, GraphInput(input_name(VALID), "bool", masks)]

@@ -15,7 +15,7 @@ from isthmus.distill.tabular.tensors import TabularTensors
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Tensor
+from isthmus.package.manifest import TensorInfo
 from isthmus.transforms.preparation.fit import Preparation
 
 RECORD = "student.json"
@@ -81,10 +81,10 @@ class CoreNetwork(nn.Module):
         return answer
 
 
-def core_tensors(student: Student) -> tuple[Tensor, ...]:
+def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
     """Describe the core's inputs, without empty ones: `numbers`, float32 (N, width); `places`, int32 (N, k)."""
     widths = student.prepare.preparation.width, len(student.embeddings)
-    tensors = Tensor(NUMBERS, "float", ("N", widths[0])), Tensor(PLACES, "int32", ("N", widths[1]))
+    tensors = TensorInfo(NUMBERS, "float", ("N", widths[0])), TensorInfo(PLACES, "int32", ("N", widths[1]))
     return tuple(tensor for tensor, width in zip(tensors, widths, strict=True) if width)
 
 

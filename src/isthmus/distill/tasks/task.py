@@ -35,7 +35,7 @@ from isthmus.features.types import UnixTimestamp
 from isthmus.features.values.columns import Values
 from isthmus.package.inputs import Feeds, ModelInput
 from isthmus.package.manifest import ROUNDING, Variant
-from isthmus.package.manifest import Tensor as Described
+from isthmus.package.manifest import TensorInfo as Described
 from isthmus.transforms.preparation.fit import Preparation
 
 if TYPE_CHECKING:

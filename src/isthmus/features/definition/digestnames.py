@@ -73,8 +73,16 @@ _OBJECTS = {
     "isthmus.distill.teachers.compatibility.compatible": "isthmus.distill.teachers.agreement.agreed",
     "isthmus.distill.types.spread": "isthmus.distill.golden.spread",
     "isthmus.features.definition.expectations.RowCount": "isthmus.features.definition.expectations.Rows",
+    "isthmus.package.checksums.PackageFiles": "isthmus.features.package.checksums.Files",
+    "isthmus.package.featurizer.form.StepGroup": "isthmus.features.head.form.Group",
+    "isthmus.package.featurizer.trace.GraphInput": "isthmus.features.head.trace.Source",
+    "isthmus.package.generation.tokenizer.GrowingText": "isthmus.features.decoding.tokenizer.Text",
+    "isthmus.package.golden.GoldenCase": "isthmus.features.golden.Case",
     "isthmus.package.inputs.ModelInput": "isthmus.features.manifest.ModelInput",
     "isthmus.package.inputs.feeds": "isthmus.features.manifest.feeds",
+    "isthmus.package.manifest.DeviceManifest": "isthmus.features.manifest.Device",
+    "isthmus.package.manifest.TensorInfo": "isthmus.features.manifest.Tensor",
+    "isthmus.package.snapshot.owners.SharedSnapshot": "isthmus.features.snapshot.owners.Generation",
 }
 
 

@@ -20,7 +20,7 @@ from isthmus.orchestration.recording.provenance import Origins
 from isthmus.orchestration.recording.rescore import asked
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.deployment.record import Deployment
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 
 CHANCE = 1e-4
 """How likely it may be, at one look, that a deployment is undone which loses no more than it may."""
@@ -62,7 +62,7 @@ def losses(
 def _asked(project: Project, ids: pa.ChunkedArray, before: Deployment) -> Array:
     """What the model of a deployment says to recorded predictions, row by row."""
     answers = RecordedAnswers.of(project).named(ids)
-    return asked(Origins(project), answers, Model(before))[:, 0]
+    return asked(Origins(project), answers, DeployedModel(before))[:, 0]
 
 
 def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former: Array) -> QualityLoss:

@@ -24,7 +24,7 @@ from isthmus.orchestration.recording.table import RecordedAnswers, answers_of
 from isthmus.orchestration.server.collect import repeat
 from isthmus.package.manifest import open_package, read_contract
 from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.recorder.batch import Batch, DamagedBatchError, OtherVersionError, batches, count, size
+from isthmus.serving.recorder.batch import AnswerBatch, DamagedBatchError, OtherVersionError, batches, count, size
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import SUFFIX, ended, note_collected, segments
 
@@ -55,7 +55,7 @@ class Collected:
 class _Lot:
     """Batches of a commit, and the segments that go, or are put aside, once they are in the table."""
 
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[AnswerBatch] = field(default_factory=list)
     parts: list[pa.Table] = field(default_factory=list)
     over: list[Path] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
@@ -188,7 +188,7 @@ def _run(path: Path) -> str:
     return path.name.partition("-")[0]
 
 
-def _whole(path: Path, problems: _Problems, *, over: bool) -> Iterator[Batch]:
+def _whole(path: Path, problems: _Problems, *, over: bool) -> Iterator[AnswerBatch]:
     """The whole batches of a segment; `over` is whether it has its end."""
     try:
         for batch in batches(path.read_bytes()):

@@ -16,7 +16,7 @@ from isthmus.orchestration.recording.mismatches import Recorded
 from isthmus.orchestration.recording.provenance import Origins, view_answers
 from isthmus.orchestration.recording.requests import Requests, read_predictions
 from isthmus.orchestration.recording.storedrows import StoredRows, from_history, served_rows
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.predict.predictor import Predictor
 
 
@@ -48,7 +48,7 @@ class Predictions:
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
-def read(origins: Origins, group: pa.Table, model: Model | None = None) -> Predictions:
+def read(origins: Origins, group: pa.Table, model: DeployedModel | None = None) -> Predictions:
     """Reads a group again, for the model that answered, or for another of the same service.
 
     Raises:

@@ -24,7 +24,7 @@ from isthmus.orchestration.server.secret import known_secret
 from isthmus.package.manifest import Package, open_package
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.deployment.record import unapproved
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 
 _ROWS = 1 << 14
 """Rows that a model predicts at once."""
@@ -38,7 +38,7 @@ class Origins:
         self.offline = project.offline_store()
         self._contract = lru_cache(None)(lambda known: contract_of(project, known))
         self._histories: dict[str, ViewHistory | IsthmusError] = {}
-        self._models: dict[tuple[str, str], Model | IsthmusError] = {}
+        self._models: dict[tuple[str, str], DeployedModel | IsthmusError] = {}
 
     def contract(self, known: str) -> Contract | None:
         """The contract with this hash; None if nobody has it any more."""
@@ -83,7 +83,7 @@ class Origins:
                 bodies.append(error)
         return bodies
 
-    def model(self, digest: str, variant: str) -> Model:
+    def model(self, digest: str, variant: str) -> DeployedModel:
         """The model that answered.
 
         Raises:
@@ -94,7 +94,7 @@ class Origins:
             try:
                 precision, _, threads = variant.partition("/")
                 profile = msgspec.convert({"precision": precision, "threads": int(threads)}, ServingProfile)
-                known = Model(unapproved(self.package(digest), profile, 0, None))
+                known = DeployedModel(unapproved(self.package(digest), profile, 0, None))
             except IsthmusError as error:
                 known = error
             self._models[digest, variant] = known
@@ -143,7 +143,7 @@ def view_answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
     return answers
 
 
-def predicted(model: Model, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
+def predicted(model: DeployedModel, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
     """The outputs of a model for many rows, a part of them at a time."""
     rows = len(next(iter(inputs.values())).valid)
     parts = [

@@ -7,12 +7,12 @@ from isthmus.distill.types import Array
 from isthmus.features.errors import IsthmusError
 from isthmus.orchestration.recording.predictions import read
 from isthmus.orchestration.recording.provenance import Origins, groups, predicted
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 
 _PLACE = "place"
 
 
-def asked(origins: Origins, answers: pa.Table, model: Model) -> Array:
+def asked(origins: Origins, answers: pa.Table, model: DeployedModel) -> Array:
     """The outputs of a model for the rows of recorded predictions, one behind the other: float64 (n, width).
 
     NaN where nobody knows: the row that Redis gave is not in the history, the request cannot be read or lacks what this

@@ -22,7 +22,7 @@ from isthmus.features.offline.partitions import files_of
 from isthmus.features.offline.storage import unavailable
 from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.project import Project
-from isthmus.serving.recorder.batch import ANSWER, Batch, Group
+from isthmus.serving.recorder.batch import ANSWER, AnswerBatch, AnswerGroup
 
 FOLDER = "_recorded"
 """No view has this name: a declared name begins with a letter."""
@@ -94,7 +94,7 @@ class RecordedAnswers:
 
     def append(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[AnswerBatch],
         parts: Sequence[pa.Table] | None = None,
         known: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
@@ -200,7 +200,7 @@ def _days(table: DeltaTable) -> Counter[date]:
     return Counter(file["day"] for file in pa.table(table.get_add_actions())["partition"].to_pylist())
 
 
-def answers_of(batch: Batch) -> pa.Table:
+def answers_of(batch: AnswerBatch) -> pa.Table:
     """Return a row for each answer of a batch.
 
     Raises a ValueError or an Arrow error if a value does not fit its column.
@@ -208,7 +208,7 @@ def answers_of(batch: Batch) -> pa.Table:
     return pa.concat_tables([SCHEMA.empty_table(), *(answers(batch, group) for group in batch.groups)])
 
 
-def answers(batch: Batch, group: Group) -> pa.Table:
+def answers(batch: AnswerBatch, group: AnswerGroup) -> pa.Table:
     """The answers of a group, a row each.
 
     Raises:

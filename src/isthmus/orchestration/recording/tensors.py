@@ -19,7 +19,7 @@ from isthmus.package.generation.decoder import Array
 from isthmus.package.generation.prompt import LOGITS, NEW
 from isthmus.package.prompts import generation_of
 from isthmus.serving.lookup.prompt import Prompt
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.predict.tensors import TensorPredictor
 from isthmus.serving.recorder.digest import tensors_digest, text_digest
 
@@ -56,7 +56,9 @@ class Writer:
         ContractMismatch: what its service reads has changed since its package was exported.
     """
 
-    def __init__(self, contract: Contract, model: Model, graphs: Callable[[str], RowGraph], *, another: bool) -> None:
+    def __init__(
+        self, contract: Contract, model: DeployedModel, graphs: Callable[[str], RowGraph], *, another: bool
+    ) -> None:
         service = model.deployment.service
         require_service(f"model {model.deployment.model}", model.contract, contract, service)
         self.model, self.another = model, another

@@ -1,4 +1,4 @@
-// What a graph of rows does before its numeric core: the steps of `head.json`, to the bit. docs/heads.md has its form.
+// Computes the inputs of a numeric core: the steps of `head.json`, bit for bit. docs/heads.md describes the format.
 
 package isthmus
 
@@ -8,13 +8,13 @@ import kotlin.math.floor
 import kotlin.math.round
 import kotlin.math.sqrt
 
-/** Why a head cannot be read, or a row not be computed. */
+/** The reason a head cannot be read, or a row cannot be computed. */
 class HeadError(message: String, cause: Throwable? = null) : Exception(message, cause)
 
 /**
- * What a core is fed for a row: a FloatArray, DoubleArray, IntArray, LongArray, BooleanArray or list of texts by name.
+ * Inputs of a core for a row: a FloatArray, DoubleArray, IntArray, LongArray, BooleanArray or list of strings by name.
  *
- * Where the row is refused, a request feature is not defined for its values, and the answer is NaN.
+ * If the row is refused, a request feature is undefined for its values, and the answer is NaN.
  */
 class HeadRow(val tensors: Map<String, Any>, val refused: Boolean)
 
@@ -77,7 +77,7 @@ class Head(bytes: ByteArray) {
     }
 
     /**
-     * What the core is fed for a row of raw values, by the names of the model's inputs; null where there is none.
+     * Computes the inputs of the core from a row of raw values, by the names of the model's inputs; null for no value.
      *
      * Whole numbers are Ints or Longs, a UnixTimestamp is in microseconds since 1970 UTC.
      */
@@ -187,7 +187,7 @@ private val OPERATORS: Map<String, Map<String, Apply>> = mapOf(
     "string" to mapOf("Equal" to texts { a, b -> a == b }, "StringConcat" to texts { a, b -> a + b }),
 )
 
-/** A number of a type as one of another type; null where there is no such cast. */
+/** Casts a number to another type; null if there is no such cast. */
 private fun cast(from: String, to: String): ((Any) -> Any)? = when (from to to) {
     "float" to "double" -> { a -> (a as Float).toDouble() }
     "double" to "float" -> { a -> (a as Double).toFloat() }
@@ -209,7 +209,7 @@ private fun truncated(a: Double): Int = if (a > -2147483649.0 && a < 2147483648.
 
 private fun truncatedLong(a: Double): Long = if (a >= -TWO_63 && a < TWO_63) a.toLong() else Long.MIN_VALUE
 
-/** What a constant is written as. */
+/** Parses a constant. */
 private fun valueOf(text: String, element: String): Any = when (element) {
     "float" -> Float.fromBits(bits(text, 8).toInt())
     "double" -> Double.fromBits(bits(text, 16).toLong())
@@ -267,7 +267,7 @@ private fun operation(name: String, element: String, attribute: Any?): HeadOpera
     }
 }
 
-/** Whether a text consists of parts with anything between them: each as far to the left as it can be. */
+/** Checks that a text consists of parts with any text between them, each placed as far left as possible. */
 private fun matcher(parts: List<List<Any>>): (String) -> Boolean {
     check(parts.isNotEmpty() && parts.all { it.isNotEmpty() }) { "a pattern has no parts" }
     // Any character is -1.

@@ -1,8 +1,8 @@
-// What a graph of rows does before its numeric core: the steps of `head.json`, to the bit. docs/heads.md has its form.
+// Computes the inputs of a numeric core: the steps of `head.json`, bit for bit. docs/heads.md describes the format.
 
 import Foundation
 
-/// Why a head cannot be read, or a row not be computed.
+/// The reason a head cannot be read, or a row cannot be computed.
 public struct HeadError: Error, CustomStringConvertible {
     public let description: String
 }
@@ -97,7 +97,7 @@ public struct Head: @unchecked Sendable {
         if !(form["refused"] is NSNull) { refused = try place(try item(form["refused"], Int.self), "bool") }
     }
 
-    /// What the core is fed for a row of raw values, by the names of the model's inputs; nil where there is none.
+    /// Computes the inputs of the core from a row of raw values, by the names of the model's inputs; nil for no value.
     ///
     /// A UnixTimestamp is in microseconds since 1970 UTC.
     public func row(_ values: [String: HeadValue?]) throws -> HeadRow {
@@ -280,7 +280,7 @@ private func whole<T: FixedWidthInteger & SignedInteger>(
     }
 }
 
-/// A number of a type as one of another type; nil where there is no such cast.
+/// Casts a number to another type; nil if there is no such cast.
 private func cast(_ from: String, _ to: String) -> ((HeadValue) -> HeadValue)? {
     switch (from, to) {
     case ("float", "double"): return { .double(Double($0.asFloat)) }
@@ -310,7 +310,7 @@ private func truncated<T: FixedWidthInteger & SignedInteger>(_ value: Double, _ 
     value > low && value < -Double(T.min) ? T(value) : T.min
 }
 
-/// What constants are written as.
+/// Parses constants.
 private func values(_ texts: [String], _ element: String) throws -> [HeadValue] {
     try texts.map { text in
         let value: HeadValue?
@@ -332,7 +332,7 @@ private func hasDigits(_ text: String, _ count: Int) -> Bool {
     text.utf8.count == count && text.utf8.allSatisfy { (48...57).contains($0) || (97...102).contains($0) }
 }
 
-/// Whether a text consists of parts with anything between them: each as far to the left as it can be.
+/// Checks that a text consists of parts with any text between them, each placed as far left as possible.
 private func matcher(_ parts: [[String]]) throws -> ([UInt8]) -> Bool {
     try check(!parts.isEmpty && parts.allSatisfy { !$0.isEmpty }, "a pattern has no parts")
     // Any character is nil.

@@ -1,4 +1,4 @@
-// The stored features on a device: fetched whole or as a difference, checked, stored, and read by the rules of time.
+// Stored features on a device: fetched whole or as a delta, verified, stored, and read with their expiry.
 //
 // For Android from API level 26 and for the JVM, without a library. Isthmus describes the files in docs/snapshots.md.
 
@@ -37,7 +37,7 @@ private const val SIGNATURE = 64
 private const val LARGEST = 1 shl 26
 private const val SLACK = 300_000_000L
 
-/** Why a snapshot is refused, or cannot be used: a sentence for people. [kind] is for programs. */
+/** The reason a snapshot is refused or cannot be used, in a sentence. [kind] is for programs. */
 class SnapshotError(val kind: String, message: String, cause: Throwable? = null) : Exception(message, cause)
 
 /** A view of which a device has rows: join keys and features, each with its type. [ttl] is in microseconds. */
@@ -72,16 +72,16 @@ enum class Status(val text: String) { PRESENT("present"), NULL("null"), EXPIRED(
 class Row(val status: Status, val event: Long?, val known: Long?, val values: Map<String, Any?>)
 
 /**
- * The snapshots of a model's service, on this device. Several threads may use it.
+ * The snapshots of a model's service on this device. Several threads may use it.
  *
- * @param device of the manifest of the package.
- * @param url of the snapshot: a server's, or that of a file.
- * @param key whose owner must have signed it: a public key in PEM.
+ * @param device `device` of the package's manifest.
+ * @param url address of the snapshot, on a server or as a file.
+ * @param key public key in PEM that the snapshot must be signed with.
  * @param folder for the last good snapshot, which is checked when it is opened; created if it is missing.
- * @param files whether differences are files beside it, as `isthmus snapshot --to` writes them.
- * @param headers of every request, such as an API key.
- * @param owner the value of the join key that the device names as owner, whose rows it has; only where it names one.
- * @param now the time in microseconds since 1970 UTC.
+ * @param files true if deltas are files next to it, as written by `isthmus snapshot --to`.
+ * @param headers headers to send with each request, such as an API key.
+ * @param owner value of the join key that the device names as owner; only if it names one.
+ * @param now current time in microseconds since 1970 UTC.
  */
 class Snapshots(
     private val device: Device,
@@ -98,14 +98,14 @@ class Snapshots(
     private val url = if (this.owner == null) url else "$url/${encoded(this.owner.text)}"
     private val layouts = device.views.associate { it.name to Layout(it) }
 
-    // Where the user changes, what the one before has stored is not in the way, nor in use.
+    // After a change of user, the previous user's snapshot is neither used nor in the way.
     private val name = listOfNotNull(device.project, device.service, device.hash, this.owner?.text).joinToString("/")
     private val file = File(folder, hex(sha256(name.toByteArray())) + ".snapshot")
 
     @Volatile
     private var state: Snapshot? = null
 
-    /** Why the last snapshot that was fetched or stored was refused; what was good before stays in use. */
+    /** The reason the last fetched or stored snapshot was refused; the previous valid one stays in use. */
     @Volatile
     var problem: SnapshotError? = null
         private set
@@ -114,22 +114,22 @@ class Snapshots(
         adopt()
     }
 
-    /** SHA-256 of the snapshot in use, in hexadecimal; null if there is none. */
+    /** SHA-256 of the current snapshot in hexadecimal; null without one. */
     val digest: String? get() = state?.digest
 
-    /** Microseconds since the snapshot in use was made; null if there is none. */
+    /** Age of the current snapshot in microseconds; null without one. */
     val age: Long? get() = state?.let { now() - it.made }
 
     /**
      * Fetches what is newer, and returns whether there was something. It waits for the network and for its turn: call it
      * on a thread of its own.
      *
-     * @throws SnapshotError why something newer is not in use; then this device goes on with what it has.
+     * @throws SnapshotError if a newer snapshot cannot be used; the device then keeps its current one.
      */
     fun update(): Boolean = inTurn { fetched()?.let(::take) ?: false }
 
     /**
-     * Takes a snapshot, or a difference from the one in use, that came another way: with the app, or pushed.
+     * Uses a snapshot, or a delta from the current one, that came with the app or was pushed.
      *
      * @throws SnapshotError as [update].
      */
@@ -163,7 +163,7 @@ class Snapshots(
         }.toMap()
     }
 
-    /** The moment of a question: that of the snapshot, where the clock of this device is a little behind it. */
+    /** The time of a read: the time of the snapshot if this device's clock is slightly behind it. */
     private fun present(used: Snapshot?): Long {
         val at = now()
         return if (used != null && at < used.made && used.made - at <= SLACK) used.made else at
@@ -193,7 +193,7 @@ class Snapshots(
         }
     }
 
-    /** Takes what is stored, where another process may have put something newer. */
+    /** Loads the stored snapshot, which another process may have replaced. */
     private fun adopt() {
         if (!file.exists()) return
         try {
@@ -207,7 +207,7 @@ class Snapshots(
     }
 
     /**
-     * The state that bytes give, if they are a snapshot for this device that may follow the one it has. What is stored
+     * Verifies that bytes are a snapshot for this device, not older than its current one. What is stored
      * stays known whatever the clock says, so that nothing older can take its place.
      */
     private fun checked(bytes: ByteArray, timely: Boolean = true): Snapshot {
@@ -254,7 +254,7 @@ class Snapshots(
         var part: File? = null
         try {
             folder.mkdirs()
-            // A process that was killed while it wrote has left its part behind.
+            // A killed process may have left a partial file.
             folder.listFiles { left -> left.name.startsWith(file.name + ".") }?.forEach { it.delete() }
             part = File.createTempFile(file.name + ".", null, folder)
             FileOutputStream(part).use {
@@ -268,7 +268,7 @@ class Snapshots(
         }
     }
 
-    /** The bytes of what is newer; null if nothing is. */
+    /** Fetches the bytes of a newer snapshot or delta; null if there is none. */
     private fun fetched(): ByteArray? {
         val used = state ?: return ask(url, null)
         try {
@@ -277,7 +277,7 @@ class Snapshots(
             return if (begins(answer, "isthdiff")) applied(used.bytes, answer) else answer
         } catch (error: SnapshotError) {
             if (error.kind == "offline") throw error
-            // Whatever is wrong with a difference, the whole file does not need it.
+            // If the delta fails for any reason, fetch the whole file.
             return ask(url, null)
         }
     }
@@ -301,7 +301,7 @@ class Snapshots(
         }
     }
 
-    /** All bytes of a stream, unless they are more than a snapshot may have. */
+    /** Reads a stream; throws if it is larger than a snapshot may be. */
     private fun limited(stream: InputStream): ByteArray {
         val bytes = ByteArrayOutputStream()
         val part = ByteArray(1 shl 16)
@@ -314,7 +314,7 @@ class Snapshots(
     }
 
     private companion object {
-        /** Of all updates in this process one runs at a time, so that none overwrites what a newer one stored. */
+        /** Updates in this process run one at a time, so that none overwrites a newer snapshot. */
         val TURNS = Any()
     }
 }
@@ -326,7 +326,7 @@ private class Snapshot(
 
 private class Field(val name: String, val type: String, val bit: Int, val place: Int, val isFixed: Boolean)
 
-/** Where the parts of a row are: after two times come null bits, values of fixed width, and the ends of the others. */
+/** Offsets in a row: two times, null bits, values of fixed width, then the ends of the other values. */
 private class Layout(view: DeviceView) {
     val fields: List<Field>
     val ends: Int
@@ -345,7 +345,7 @@ private class Layout(view: DeviceView) {
         width = place + 4 * other
     }
 
-    /** The value of a field; null where it has none. */
+    /** The value of a field, or null. */
     fun value(row: ByteBuffer, field: Field): Any? {
         if ((row.get(16 + field.bit / 8).toInt() shr (field.bit % 8)) and 1 == 1) return null
         if (field.isFixed) return fixed(row, field.place, field.type)
@@ -381,7 +381,7 @@ private class Layout(view: DeviceView) {
     }
 }
 
-/** Whose snapshots a device has: the join key, its value as text, and as part of a key. */
+/** The owner of a device's snapshots: join key, value as text, and encoded value. */
 private class Owner(val name: String, val text: String, val key: String)
 
 /** A file whose signature was checked, if it is a snapshot for this device. */
@@ -437,19 +437,19 @@ private fun row(data: ByteBuffer, bytes: ByteArray, view: DeviceView, layout: La
 
 private fun whose(owner: List<Any?>) = if (owner.isEmpty()) "for all users" else "of ${owner.joinToString(" ")}"
 
-/** The name of a row: each join key in the order of the manifest. */
+/** Encodes the key of a row: each join key in the order of the manifest. */
 private fun keyOf(view: DeviceView, keys: Map<String, Any?>, owner: Owner?): String = view.keys.joinToString("") { (name, type) ->
     val value = keys[name]
     if (value == null || value == "") throw SnapshotError("key", "${view.name} needs the key $name")
     val part = partOf(name, type, value)
-    // Its rows are not here: to answer that there are none would be wrong.
+    // This device does not have these rows, so "not found" would be wrong.
     if (owner?.name == name && part != owner.key) {
         throw SnapshotError("owner", "this device has the rows of $name ${owner.text} alone; it was asked for $value")
     }
     part
 }
 
-/** A join key in the name of a row. */
+/** Encodes a join key in the key of a row. */
 private fun partOf(name: String, type: String, value: Any): String {
     val bytes = when (type) {
         "Bool" -> byteArrayOf(TRUTHS[value.toString()] ?: throw SnapshotError("key", "the key $name is $value; expected a truth value"))
@@ -462,7 +462,7 @@ private fun partOf(name: String, type: String, value: Any): String {
     return TAGS.getValue(type) + String(bytes, Charsets.ISO_8859_1)
 }
 
-/** Whose snapshots a device has; null where all devices have the same. */
+/** The owner of a device's snapshots; null if all devices have the same rows. */
 private fun ownerOf(device: Device, value: Any?): Owner? {
     val (name, isMissing) = Pair(device.owner, value == null || value == "")
     if (name == null) {
@@ -484,7 +484,7 @@ private fun ownerOf(device: Device, value: Any?): Owner? {
 
 private fun encoded(text: String) = URLEncoder.encode(text, "UTF-8").replace("+", "%20")
 
-/** The file that a difference leads to from another one. */
+/** Applies a delta to a file and returns the new file. */
 private fun applied(base: ByteArray, delta: ByteArray): ByteArray {
     if (delta.size < 77 || delta[8] != 1.toByte()) throw torn("what was fetched is no difference")
     if (!delta.copyOfRange(9, 41).contentEquals(sha256(base))) throw torn("the difference is for another snapshot")
@@ -523,7 +523,7 @@ private fun number(bytes: ByteBuffer): Long {
     throw IllegalArgumentException("a number has more than five bytes")
 }
 
-/** Whether the owner of a key signed these bytes: r and s, which Java wants as a DER sequence of two integers. */
+/** Checks the signature of these bytes. Java wants r and s as a DER sequence of two integers. */
 private fun signed(bytes: ByteArray, owner: PublicKey): Boolean {
     val end = bytes.size - SIGNATURE
     if (end <= 0) return false

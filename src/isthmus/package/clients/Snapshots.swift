@@ -1,4 +1,4 @@
-// The stored features on a device: fetched whole or as a difference, checked, stored, and read by the rules of time.
+// Stored features on a device: fetched whole or as a delta, verified, stored, and read with their expiry.
 //
 // For iOS from 15, macOS from 12, and Linux with swift-crypto. Isthmus describes the files in docs/snapshots.md.
 
@@ -19,7 +19,7 @@ private let signatureSize = 64
 private let largest = 1 << 26
 private let slack: Int64 = 300_000_000
 
-/// Why a snapshot is refused, or cannot be used: a sentence for people. `kind` is for programs.
+/// The reason a snapshot is refused or cannot be used, in a sentence. `kind` is for programs.
 public struct SnapshotError: LocalizedError {
     public let kind: String
     public let message: String
@@ -64,7 +64,7 @@ public struct Row: Sendable {
     public let values: [String: FeatureValue?]
 }
 
-/// The snapshots of a model's service, on this device. Several threads may use it.
+/// The snapshots of a model's service on this device. Several threads may use it.
 public final class Snapshots: @unchecked Sendable {
     private let device: Device, url: String, signer: P256.Signing.PublicKey, file: URL, files: Bool, owner: Owner?
     private let headers: [String: String], now: @Sendable () -> Int64, layouts: [String: Layout]
@@ -87,7 +87,7 @@ public final class Snapshots: @unchecked Sendable {
         owner value: KeyValue? = nil, now: @escaping @Sendable () -> Int64 = { Int64(Date().timeIntervalSince1970 * 1e6) }
     ) throws {
         let owner = try ownerOf(device, value)
-        // Where the user changes, what the one before has stored is not in the way, nor in use.
+        // After a change of user, the previous user's snapshot is neither used nor in the way.
         let name = ([device.project, device.service, device.hash] + (owner.map { [$0.text] } ?? [])).joined(separator: "/")
         (self.device, self.files, self.headers, self.now, self.owner) = (device, files, headers, now, owner)
         self.url = owner.map { "\(url)/\(encoded($0.text))" } ?? url
@@ -97,7 +97,7 @@ public final class Snapshots: @unchecked Sendable {
         adopt()
     }
 
-    /// Why the last snapshot that was fetched or stored was refused; what was good before stays in use.
+    /// The reason the last fetched or stored snapshot was refused; the previous valid one stays in use.
     public var problem: SnapshotError? { locked { problemNow } }
 
     /// SHA-256 of the snapshot in use, in hexadecimal; nil if there is none.
@@ -114,7 +114,7 @@ public final class Snapshots: @unchecked Sendable {
         try await inTurn { try await self.fetched().map(self.take) ?? false }
     }
 
-    /// Takes a snapshot, or a difference from the one in use, that came another way: with the app, or pushed.
+    /// Uses a snapshot, or a delta from the current one, that came with the app or was pushed.
     @discardableResult
     public func accept(_ data: Data) async throws -> Bool {
         try await inTurn { try self.take(self.whole([UInt8](data))) }
@@ -152,7 +152,7 @@ public final class Snapshots: @unchecked Sendable {
 
     private var state: Snapshot? { locked { stateNow } }
 
-    /// The moment of a question: that of the snapshot, where the clock of this device is a little behind it.
+    /// The time of a read: the time of the snapshot if this device's clock is slightly behind it.
     private func present(of used: Snapshot?) -> Int64 {
         let at = now()
         guard let made = used?.made, at < made, made &- at <= slack else { return at }
@@ -182,7 +182,7 @@ public final class Snapshots: @unchecked Sendable {
         return Row(status: status, event: event, known: known, values: values)
     }
 
-    /// Of all updates in this process one runs at a time, so that none overwrites what a newer one stored.
+    /// Updates in this process run one at a time, so that none overwrites a newer snapshot.
     private func inTurn(_ work: @escaping @Sendable () async throws -> Bool) async throws -> Bool {
         try await Turns.shared.after { [self] in
             adopt()
@@ -197,7 +197,7 @@ public final class Snapshots: @unchecked Sendable {
         }
     }
 
-    /// Takes what is stored, where another process may have put something newer.
+    /// Loads the stored snapshot, which another process may have replaced.
     private func adopt() {
         guard FileManager.default.fileExists(atPath: file.path) else { return }
         do {
@@ -210,7 +210,7 @@ public final class Snapshots: @unchecked Sendable {
         }
     }
 
-    /// The state that bytes give, if they are a snapshot for this device that may follow the one it has. What is stored
+    /// Verifies that bytes are a snapshot for this device, not older than its current one. What is stored
     /// stays known whatever the clock says, so that nothing older can take its place.
     private func checked(_ bytes: [UInt8], timely: Bool = true) throws -> Snapshot {
         let end = max(bytes.count - signatureSize, 0)
@@ -257,7 +257,7 @@ public final class Snapshots: @unchecked Sendable {
         do {
             let disk = FileManager.default, folder = file.deletingLastPathComponent()
             try disk.createDirectory(at: folder, withIntermediateDirectories: true)
-            // A process that was killed while it wrote has left its part behind.
+            // A killed process may have left a partial file.
             for left in try disk.contentsOfDirectory(atPath: folder.path) where left.hasPrefix(file.lastPathComponent + ".") {
                 try? disk.removeItem(at: folder.appendingPathComponent(left))
             }
@@ -279,7 +279,7 @@ public final class Snapshots: @unchecked Sendable {
                 let place = files ? "\(url).\(used.digest.prefix(16))" : "\(url)?since=\(used.digest)"
                 return try await ask(place, ["If-None-Match": "\"\(used.digest)\""]).map(whole)
             } catch let error as SnapshotError where error.kind != "offline" {
-                // Whatever is wrong with a difference, the whole file does not need it.
+                // If the delta fails for any reason, fetch the whole file.
             }
         }
         return try await ask(url, [:])
@@ -339,7 +339,7 @@ private struct Snapshot {
     let bytes: [UInt8], digest: String, made: Int64, number: Int64, rows: [String: [[UInt8]: ArraySlice<UInt8>]]
 }
 
-/// Where the parts of a row are: after two times come null bits, values of fixed width, and the ends of the others.
+/// Offsets in a row: two times, null bits, values of fixed width, then the ends of the other values.
 private struct Layout {
     struct Field { let name: String, type: String, bit: Int, place: Int }
 
@@ -411,7 +411,7 @@ private struct Header: Decodable {
     let project: String, service: String, hash: String, made: Int64, number: Int64, views: [Count], owner: [String]?
 }
 
-/// Whose snapshots a device has: the join key, its value as text, and as part of a key.
+/// The owner of a device's snapshots: join key, value as text, and encoded value.
 private struct Owner { let name: String, text: String, key: [UInt8] }
 
 /// A file whose signature was checked, if it is a snapshot for this device.
@@ -474,7 +474,7 @@ private func whose(_ owner: [String]) -> String { owner.isEmpty ? "for all users
 /// Whether texts have the same bytes: for Swift, letters that look alike are equal.
 private func same(_ some: [String], _ others: [String]) -> Bool { some.map { [UInt8]($0.utf8) } == others.map { [UInt8]($0.utf8) } }
 
-/// The name of a row: each join key in the order of the manifest.
+/// Encodes the key of a row: each join key in the order of the manifest.
 private func keyOf(_ view: Device.View, _ keys: [String: KeyValue], _ owner: Owner?) throws -> [UInt8] {
     try view.keys.flatMap { key -> [UInt8] in
         let (name, type) = (key[0], key[1])
@@ -482,7 +482,7 @@ private func keyOf(_ view: Device.View, _ keys: [String: KeyValue], _ owner: Own
             throw SnapshotError(kind: "key", message: "\(view.name) needs the key \(name)")
         }
         let part = try partOf(name, type, value)
-        // Its rows are not here: to answer that there are none would be wrong.
+        // This device does not have these rows, so "not found" would be wrong.
         if let owner = owner, owner.name == name, owner.key != part {
             let message = "this device has the rows of \(name) \(owner.text) alone; it was asked for \(value)"
             throw SnapshotError(kind: "owner", message: message)
@@ -491,7 +491,7 @@ private func keyOf(_ view: Device.View, _ keys: [String: KeyValue], _ owner: Own
     }
 }
 
-/// A join key in the name of a row.
+/// Encodes a join key in the key of a row.
 private func partOf(_ name: String, _ type: String, _ found: KeyValue) throws -> [UInt8] {
     let value: [UInt8]
     switch (type, found) {
@@ -530,7 +530,7 @@ private func encoded(_ text: String) -> String {
     return text.addingPercentEncoding(withAllowedCharacters: CharacterSet(charactersIn: letters))!
 }
 
-/// The file that a difference leads to from another one.
+/// Applies a delta to a file and returns the new file.
 private func applied(_ base: [UInt8], _ delta: [UInt8]) throws -> [UInt8] {
     guard delta.count >= 77, delta[8] == 1 else { throw torn("what was fetched is no difference") }
     guard delta[9..<41].elementsEqual(SHA256.hash(data: Data(base))) else { throw torn("the difference is for another snapshot") }

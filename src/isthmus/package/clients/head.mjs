@@ -1,4 +1,4 @@
-// What a graph of rows does before its numeric core: the steps of `head.json`, to the bit. docs/heads.md has its form.
+// Computes the inputs of a numeric core: the steps of `head.json`, bit for bit. docs/heads.md describes the format.
 
 const VERSION = 1;
 const LARGEST = 2 ** 24;
@@ -9,7 +9,7 @@ const FEAST = {
 };
 const ARRAYS = { float: Float32Array, double: Float64Array, int32: Int32Array, int64: BigInt64Array, bool: Uint8Array, string: Array };
 
-/** Why a head cannot be read, or a row not be computed. */
+/** The reason a head cannot be read, or a row cannot be computed. */
 export class HeadError extends Error {}
 
 const check = (holds, message) => {
@@ -117,7 +117,7 @@ const valuesOf = (texts, element) => {
   return texts.map((text) => VALUES[element](textOf(text)));
 };
 
-/** Whether a text consists of parts with anything between them: each as far to the left as it can be. */
+/** Checks that a text consists of parts with any text between them, each placed as far left as possible. */
 function matcher(parts) {
   check(Array.isArray(parts) && parts.length, "a pattern has no parts");
   // Any character is null.
@@ -277,7 +277,7 @@ export class Head {
   }
 
   /**
-   * What the core is fed for a row of raw values, by the names of the model's inputs; null where there is none.
+   * Computes the inputs of the core from a row of raw values, by the names of the model's inputs; null for no value.
    *
    * Whole numbers may be a BigInt; a UnixTimestamp is in microseconds since 1970 UTC. `tensors` has a typed array of one
    * row by name. Where `refused` is true, a request feature is not defined for these values, and the answer is NaN.

@@ -31,7 +31,7 @@ function cast(value, { name, dtype }, element) {
   }
   if (dtype === "String") return value;
   if (dtype.startsWith("Float")) return Number(value);
-  const whole = BigInt(value); // throws where the number is not whole
+  const whole = BigInt(value); // throws if the number is not an integer
   if (whole !== BigInt.asIntN(dtype === "Int32" ? 32 : 64, whole)) throw new RangeError(`${name} is ${value}, beyond ${dtype}`);
   return { int64: whole, float: nearest(whole) }[element] ?? Number(whole);
 }

@@ -1,6 +1,6 @@
-// The stored features on a device: fetched whole or as a difference, checked, kept, and read by the rules of time.
+// Stored features on a device: fetched whole or as a delta, verified, stored, and read with their expiry.
 //
-// The forms of a snapshot and of a difference are in docs/snapshots.md.
+// docs/snapshots.md describes the formats of snapshots and deltas.
 
 const TAGS = { Bool: "b", Int32: "i", Int64: "i", UnixTimestamp: "t", String: "s", Bytes: "y" };
 const WIDTHS = { Bool: 1, Int32: 4, Int64: 8, UnixTimestamp: 8, Float32: 4, Float64: 8 };
@@ -10,7 +10,7 @@ const LARGEST = 2 ** 26;
 const SLACK = 300_000_000n;
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
-/** Why a snapshot is refused, or cannot be used: a sentence for people. `kind` is for programs. */
+/** The reason a snapshot is refused or cannot be used, in a sentence. `kind` is for programs. */
 export class SnapshotError extends Error {
   constructor(kind, message) {
     super(message);
@@ -28,7 +28,7 @@ const text = (bytes) => {
 const torn = (why) => new SnapshotError("torn", `the snapshot is torn or damaged: ${why}`);
 const moment = (micros) => new Date(Number(micros / 1000n)).toISOString().slice(0, 19).replace("T", " ") + " UTC";
 
-/** A span of microseconds in words. */
+/** Describes a duration in microseconds. */
 export function span(micros) {
   const seconds = Number(micros) / 1e6;
   for (const [unit, size] of [["days", 86400], ["hours", 3600], ["minutes", 60]]) {
@@ -43,7 +43,7 @@ export async function sha256(bytes) {
   return [...digest].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Whether the owner of a public key, in PEM, signed these bytes. */
+/** Checks that the owner of a public key (PEM) signed these bytes. */
 export async function signed(bytes, key) {
   const der = Uint8Array.from(atob(key.replace(/-----[^-]+-----|\s/g, "")), (letter) => letter.charCodeAt(0));
   const algorithm = { name: "ECDSA", namedCurve: "P-256", hash: "SHA-256" };
@@ -52,7 +52,7 @@ export async function signed(bytes, key) {
   return end > 0 && crypto.subtle.verify(algorithm, owner, bytes.subarray(end), bytes.subarray(0, end));
 }
 
-/** Where the parts of a row are: after two times come null bits, values of fixed width, and the ends of the others. */
+/** Offsets in a row: two times, null bits, values of fixed width, then the ends of the other values. */
 function layout(view) {
   let place = 16 + Math.ceil(view.fields.length / 8);
   let others = 0;
@@ -66,10 +66,10 @@ function layout(view) {
 }
 
 /**
- * The header of a snapshot and its rows: view to key to a DataView.
+ * Reads the header of a snapshot and its rows, by view and key, as DataViews.
  *
- * @param device of the manifest of a package.
- * @param owner whose it must be, as of `ownerOf`; null where all devices have the same.
+ * @param device `device` of a package's manifest.
+ * @param owner expected owner, from `ownerOf`; null if all devices have the same rows.
  */
 export function read(bytes, device, owner = null) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
@@ -78,7 +78,7 @@ export function read(bytes, device, owner = null) {
   if (bytes[8] !== 1) throw new SnapshotError("version", `the snapshot has version ${bytes[8]}; expected 1`);
   let place = 13 + view.getUint32(9, true);
   if (place > end) throw torn("it ends within its header");
-  // Numbers of microseconds have more digits than a double holds.
+  // A double cannot hold all digits of a number of microseconds.
   const json = text(bytes.subarray(13, place)).replace(/"(made|number)":(\d+)/g, '"$1":"$2"');
   let header;
   try {
@@ -125,12 +125,12 @@ const latin = (bytes) => Array.from(bytes, (byte) => String.fromCharCode(byte)).
 
 const isMissing = (value) => value === undefined || value === null || value === "";
 
-/** The name of a row: each join key in the order of the manifest. */
+/** Encodes the key of a row: each join key in the order of the manifest. */
 function keyOf(view, keys, owner) {
   const parts = view.keys.map(([name, type]) => {
     if (isMissing(keys[name])) throw new SnapshotError("key", `${view.name} needs the key ${name}`);
     const part = partOf(name, type, keys[name]);
-    // Its rows are not here: to answer that there are none would be wrong.
+    // This device does not have these rows, so "not found" would be wrong.
     if (owner?.name === name && part !== owner.key) {
       throw new SnapshotError("owner", `this device has the rows of ${name} ${owner.text} alone; it was asked for ${keys[name]}`);
     }
@@ -139,7 +139,7 @@ function keyOf(view, keys, owner) {
   return parts.join("");
 }
 
-/** A join key in the name of a row. */
+/** Encodes a join key in the key of a row. */
 function partOf(name, type, value) {
   const tag = TAGS[type];
   if (tag === "b") {
@@ -147,14 +147,14 @@ function partOf(name, type, value) {
     return tag + String.fromCharCode(TRUTHS.get(`${value}`));
   }
   if (tag === "y" && !(value instanceof Uint8Array)) {
-    // Its letters would all become zeros: every text of a length would be the same key.
+    // Its characters would become zeros, so all texts of one length would be the same key.
     throw new SnapshotError("key", `the key ${name} is ${value}; expected bytes, as a Uint8Array`);
   }
   if (tag === "s" || tag === "y") {
     const bytes = tag === "s" ? new TextEncoder().encode(value) : value;
     return tag + latin(new Uint8Array(new Uint32Array([bytes.length]).buffer)) + latin(bytes);
   }
-  // A number from 2^53 on may have been another one before it was read.
+  // A number from 2^53 on may have been rounded when it was parsed.
   const isWhole = typeof value === "bigint" || Number.isSafeInteger(value) || (typeof value === "string" && /^-?\d+$/.test(value));
   if (!isWhole || BigInt(value) !== BigInt.asIntN(64, BigInt(value))) {
     const large = Math.abs(Number(value)) >= 2 ** 53 ? " of 64 bits, as a BigInt" : "";
@@ -163,7 +163,7 @@ function partOf(name, type, value) {
   return tag + latin(new Uint8Array(new BigInt64Array([BigInt(value)]).buffer));
 }
 
-/** Whose snapshots a device has: the join key, its value as text, and as part of a key; null where all have the same. */
+/** The owner of a device's snapshots: join key, value as text, and encoded value; null if all devices have the same rows. */
 function ownerOf(device, value) {
   const name = device.owner;
   if (!name) {
@@ -185,7 +185,7 @@ function ownerOf(device, value) {
   return { name, key, text: texts[TAGS[type]]() };
 }
 
-/** The value of a field; null where it has none. */
+/** The value of a field, or null. */
 function valueOf(row, { type, bit, place, fixed }, { ends, width }) {
   if ((row.getUint8(16 + (bit >> 3)) >> (bit & 7)) & 1) return null;
   if (fixed) return number(row, place, type);
@@ -216,7 +216,7 @@ function number(view, place, type) {
   }
 }
 
-/** The file that a difference leads to from `base`. */
+/** Applies a delta to `base` and returns the new file. */
 export async function applied(base, delta) {
   const view = new DataView(delta.buffer, delta.byteOffset, delta.byteLength);
   const hex = (begin) => Array.from(delta.subarray(begin, begin + 32), (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -249,7 +249,7 @@ export async function applied(base, delta) {
   return made;
 }
 
-/** All bytes of a stream, unless they are more than a snapshot may have. */
+/** Reads a stream; throws if it is larger than a snapshot may be. */
 async function limited(stream) {
   const parts = [];
   let size = 0;
@@ -265,7 +265,7 @@ async function limited(stream) {
   }
 }
 
-/** The store of a browser, whose transactions are whole or not at all. */
+/** Storage in IndexedDB, whose transactions are atomic. */
 class Kept {
   static open() {
     return new Promise((resolve, reject) => {
@@ -301,7 +301,7 @@ class Kept {
   }
 }
 
-/** Where there are no locks, as in Safari before 15.4, the updates of one page take turns. */
+/** Without the Web Locks API (Safari before 15.4), only updates within one page take turns. */
 const TURNS = {
   last: Promise.resolve(),
   request(_, work) {
@@ -312,22 +312,22 @@ const TURNS = {
 };
 
 /**
- * The snapshots of a model's service, on this device.
+ * The snapshots of a model's service on this device.
  *
- * `problem` is why the last one that was fetched or kept was refused; what was good before stays in use.
+ * `problem` is the reason the last fetched or stored snapshot was refused; the previous valid one stays in use.
  */
 export class Snapshots {
   /**
-   * What this device has kept, if it is sound; `update` fetches.
+   * Opens the snapshot stored on this device, if it is valid. `update` fetches a new one.
    *
-   * @param device of the manifest of the package.
-   * @param url of the snapshot: a server's, or that of a file.
-   * @param files whether differences are files beside it, as `isthmus snapshot --to` writes them.
-   * @param key whose owner must have signed it: a public key in PEM.
-   * @param headers of every request, such as an API key.
-   * @param now the time in microseconds since 1970 UTC, a BigInt.
-   * @param store with `get` and `put`; by default IndexedDB.
-   * @param owner the value of the join key that `device` names as owner, whose rows this device has; only where it names one.
+   * @param device `device` of the package's manifest.
+   * @param url address of the snapshot, on a server or as a file.
+   * @param files true if deltas are files next to it, as written by `isthmus snapshot --to`.
+   * @param key public key in PEM that the snapshot must be signed with.
+   * @param headers headers to send with each request, such as an API key.
+   * @param now current time in microseconds since 1970 UTC, a BigInt.
+   * @param store storage with `get` and `put`; default: IndexedDB.
+   * @param owner value of the join key that `device` names as owner; only if it names one.
    */
   static async open({ device, url, files = false, key, headers = {}, now = () => BigInt(Date.now()) * 1000n, store = null, owner = null }) {
     const made = new Snapshots();
@@ -335,13 +335,13 @@ export class Snapshots {
     const place = whose ? `${url}/${encodeURIComponent(whose.text)}` : url;
     Object.assign(made, { device, url: place, files, key, headers, now, owner: whose, store: store ?? (await Kept.open()), state: null, problem: null });
     made.layouts = new Map(device.views.map((view) => [view.name, layout(view)]));
-    // Where the user changes, what the one before has stored is not in the way, nor in use.
+    // After a change of user, the previous user's snapshot is neither used nor in the way.
     made.name = [device.project, device.service, device.hash, ...(whose ? [whose.text] : [])].join("/");
     await made.adopt();
     return made;
   }
 
-  /** Takes what is kept, where another page may have put something newer. */
+  /** Loads the stored snapshot, which another page may have replaced. */
   async adopt() {
     const kept = await this.store.get(this.name);
     if (!kept || (this.state && (await sha256(kept)) === this.state.digest)) return;
@@ -353,9 +353,9 @@ export class Snapshots {
   }
 
   /**
-   * The state that bytes give, if they are a snapshot for this device that may follow the one it has.
+   * Verifies that bytes are a snapshot for this device, not older than its current one.
    *
-   * What is stored stays known whatever the clock says, so that nothing older can take its place.
+   * The number of the stored snapshot is remembered whatever the clock says, so that no older one can replace it.
    */
   async checked(bytes, { timely = true } = {}) {
     if (!(await signed(bytes, this.key))) {
@@ -374,15 +374,15 @@ export class Snapshots {
   }
 
   /**
-   * Fetches what is newer; returns whether there was something. One page at a time does so.
+   * Fetches a newer snapshot and returns true if there was one. One page at a time does so.
    *
-   * Throws why something newer is not in use; then this device goes on with what it has.
+   * Throws the reason if a newer snapshot cannot be used; the device then keeps its current one.
    */
   update() {
     return this.inTurn(() => this.fetched());
   }
 
-  /** Takes a snapshot, or a difference from the one in use, that came another way: with the app, or pushed. */
+  /** Uses a snapshot, or a delta from the current one, that came with the app or was pushed. */
   accept(bytes) {
     return this.inTurn(() => this.whole(bytes));
   }
@@ -408,7 +408,7 @@ export class Snapshots {
     });
   }
 
-  /** The bytes of what is newer; null if nothing is. */
+  /** Fetches the bytes of a newer snapshot or delta; null if there is none. */
   async fetched() {
     if (this.state) {
       const { digest } = this.state;
@@ -419,7 +419,7 @@ export class Snapshots {
         return await this.whole(answer);
       } catch (error) {
         if (error.kind === "offline") throw error;
-        // Whatever is wrong with a difference, the whole file does not need it.
+        // If the delta fails for any reason, fetch the whole file.
       }
     }
     return this.ask(this.url, {});
@@ -449,7 +449,7 @@ export class Snapshots {
     return bytes;
   }
 
-  /** Microseconds since the snapshot in use was made; null if there is none. */
+  /** Age of the current snapshot in microseconds; null without one. */
   get age() {
     return this.state ? this.now() - this.state.header.made : null;
   }
@@ -467,13 +467,13 @@ export class Snapshots {
     }
   }
 
-  /** The moment of a question: that of the snapshot, where the clock of this device is a little behind it. */
+  /** The time of a read: the time of the snapshot if this device's clock is slightly behind it. */
   get present() {
     const [at, made] = [this.now(), this.state?.header.made ?? 0n];
     return at < made && made - at <= SLACK ? made : at;
   }
 
-  /** The row of a view for join keys, by name: its status, its times, and its values, null where it has none. */
+  /** The row of a view for join keys by name: its status, times and values. */
   row(name, keys) {
     const at = this.present;
     const view = this.device.views.find((one) => one.name === name);

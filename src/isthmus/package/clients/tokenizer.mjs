@@ -1,4 +1,4 @@
-// Byte-level BPE, from the file that the library tokenizers writes. What it cannot do, `isthmus` refuses at export.
+// Byte-level BPE, from the file that the library tokenizers writes. `isthmus` refuses unsupported files at export.
 
 const GPT2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 const ALPHABET = (() => {
@@ -76,7 +76,7 @@ export class Tokenizer {
     this.letters = new Map([...this.vocabulary].map(([letters, token]) => [token, letters]));
     for (const { id, content } of file.added_tokens) this.letters.set(id, content);
     this.control = new Set(file.added_tokens.filter((token) => token.special).map((token) => token.id));
-    // What looks like a special token in a text is text.
+    // Special tokens in a text are treated as plain text.
     const words = file.added_tokens.filter((token) => !token.special);
     this.added = new Map(words.map(({ id, content, normalized }) => [normalized ? this.normalize(content) : content, id]));
     const pattern = (normalized) => {

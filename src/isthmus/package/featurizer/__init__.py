@@ -1,1 +1,1 @@
-"""What a graph of rows does before its numeric core, as a list of steps that any language can follow."""
+"""The steps of a graph of rows before its numeric core, in a format that any language can execute."""

@@ -1,4 +1,4 @@
-"""The form of `head.json`: see docs/heads.md. Whoever reads it has checked every name, number and type in it."""
+"""The format of `head.json`, see docs/heads.md. Reading it validates every name, number and type."""
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ from isthmus.features.types import INPUTS, TYPES
 HEAD = "head.json"
 VERSION = 1
 LARGEST = 1 << 24
-"""Bytes of a file."""
+"""Maximum bytes of a file."""
 MOST = 1 << 20
-"""Slots."""
+"""Maximum number of slots."""
 
 REALS, WHOLES = ("float", "double"), ("int32", "int64")
 NUMBERS = (*REALS, *WHOLES)
@@ -40,12 +40,12 @@ _OPERATORS: dict[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
 OPERATORS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     name: operator for names, operator in _OPERATORS.items() for name in names
 }
-"""Operator to the number of its operands and the element types that it takes."""
+"""By operator, its number of operands and the element types it accepts."""
 CASTS: Mapping[str, tuple[str, ...]] = {
     "bool": NUMBERS, "int32": (*REALS, "int64", "string"), "int64": (*REALS, "int32", "string"),
     "float": ("double", *WHOLES), "double": ("float", *WHOLES),
 }  # fmt: skip
-"""Element type to those that it is cast to."""
+"""By element type, the types that can be cast to it."""
 _PREDICATES = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "IsInf", "RegexFullMatch")
 
 _DIGITS = frozenset("0123456789abcdef")
@@ -54,12 +54,12 @@ Role = Literal["number", "text", "value", "valid"]
 
 
 class RawInput(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A slot that a raw value fills.
+    """A slot that is filled with a raw value.
 
     Attributes:
-        dtype: Feast's name of its type.
-        role: "number" for a float, NaN for null; "text", "" for null; "value" for the value in its own type, with zero,
-            false or "" for null; "valid" for whether it is not null.
+        dtype: Feast's name of the value's type.
+        role: "number" for a float, with NaN for null; "text" with "" for null; "value" for the value in its own type,
+            with zero, false or "" for null; "valid" for true if the value is not null.
     """
 
     name: str
@@ -68,25 +68,24 @@ class RawInput(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def element(self) -> str:
-        """The element type of its slot."""
         return {"number": "float", "text": "string", "valid": "bool"}.get(self.role, TYPES[self.dtype].tensor)
 
 
 class Constants(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Slots whose values do not differ from row to row, as texts of an element type."""
+    """Slots with the same value for every row, as text of an element type."""
 
     element: str
     values: tuple[str, ...]
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Steps of an operator on operands of an element type, each of which fills the next slot.
+class StepGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Steps of one operator on operands of one element type. Each step fills the next slot.
 
     Attributes:
-        slots: the operands of each step, one step after the other.
-        attribute: of "Cast" the element type of the result; of "LabelEncoder" keys, values and the value of what is no
-            key; of "Gather" the values; of "StringNormalizer" "LOWER" or "UPPER"; of "RegexFullMatch" "ascii", or the
-            parts of a text between which anything may be, each as the pieces between which there is any character.
+        slots: operands of each step, one step after the other.
+        attribute: depends on the operator. "Cast": element type of the result. "LabelEncoder": keys, values, and the
+            value for unknown keys. "Gather": values. "StringNormalizer": "LOWER" or "UPPER". "RegexFullMatch": "ascii",
+            or parts of a text with any text between them, each a list of pieces with any one character between them.
     """
 
     operator: str
@@ -96,7 +95,6 @@ class Group(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def output(self) -> str:
-        """The element type of the results."""
         if self.operator in _PREDICATES:
             return "bool"
         output: str = {"Cast": self.attribute, "LabelEncoder": "int64"}.get(self.operator, self.element)
@@ -104,19 +102,17 @@ class Group(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The element types of the operands."""
         if self.operator == "Where":
             return ("bool", self.element, self.element)
         return ("int64",) if self.operator == "Gather" else (self.element,) * OPERATORS[self.operator][0]
 
     @property
     def steps(self) -> Iterator[tuple[int, ...]]:
-        """The operands of each step."""
         return zip(*[iter(self.slots)] * len(self.operands), strict=True)
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A tensor (N, slots) of an element type."""
+    """An output tensor (N, slots) of an element type."""
 
     name: str
     element: str
@@ -124,16 +120,16 @@ class Output(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class HeadForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the file. Slots are counted through inputs, constants and steps, in this order.
+    """The content of the file. Slots are numbered through inputs, constants and steps, in this order.
 
     Attributes:
-        refused: the slot that says whether the row is refused; None if none ever is.
+        refused: slot that is true if the row is refused; None if no row ever is.
     """
 
     version: int
     inputs: tuple[RawInput, ...]
     constants: tuple[Constants, ...]
-    steps: tuple[Group, ...]
+    steps: tuple[StepGroup, ...]
     outputs: tuple[Output, ...]
     refused: int | None
 
@@ -143,14 +139,14 @@ class _Version(msgspec.Struct):
 
 
 def text_of(value: Any, element: str) -> str:
-    """A value as text: floats as the hexadecimal digits of their bits, integers in decimal, booleans as 0 and 1."""
+    """Encode a value as text: floats as hexadecimal digits of their bits, integers in decimal, booleans as 0 and 1."""
     if element in REALS:
         return struct.pack(f">{element[0]}", value).hex()
     return str(value) if element == "string" else str(int(value))
 
 
 def value_of(text: str, element: str) -> Any:
-    """The inverse of `text_of`; raises a ValueError where there is none."""
+    """Decode a text of `text_of`; raise a ValueError if it is invalid."""
     if element == "string":
         return text
     if element in REALS:
@@ -159,16 +155,16 @@ def value_of(text: str, element: str) -> Any:
         value = int(text)
         bits = {"bool": 1, "int32": 31, "int64": 63}[element]
         if text != str(value) or not (0 if element == "bool" else -(1 << bits)) <= value < 1 << bits:
-            raise ValueError(f"{text!r} is no {element}")
+            raise ValueError(f"{text!r} is not a valid {element}")
         value = bool(value) if element == "bool" else value
     return value
 
 
 def read_form(data: bytes, where: str = HEAD) -> HeadForm:
-    """The content of a file.
+    """Read and validate a file.
 
     Raises:
-        PackageError: it is of another version, too large, or no head.
+        PackageError: the file has another version, is too large, or is invalid.
     """
     if len(data) > LARGEST:
         raise PackageError(where, f"{len(data):,} bytes", expected=f"at most {LARGEST:,}")
@@ -187,9 +183,9 @@ def read_form(data: bytes, where: str = HEAD) -> HeadForm:
 def _require_sound(form: HeadForm, where: str) -> None:
     types: list[str] = []
 
-    def require(holds: bool, found: str, expected: str) -> None:
+    def require(holds: bool, problem: str, expected: str) -> None:
         if not holds:
-            raise PackageError(where, found, expected=expected)
+            raise PackageError(where, problem, expected=expected)
 
     def require_slots(slots: Sequence[int], elements: Iterable[str], subject: str) -> None:
         for slot, element in zip(slots, elements, strict=True):
@@ -199,17 +195,17 @@ def _require_sound(form: HeadForm, where: str) -> None:
     for item in form.inputs:
         is_text = {"number": False, "text": True}.get(item.role, item.dtype == "String")
         usable = TYPES.get(item.dtype) in INPUTS and is_text == (item.dtype == "String")
-        require(usable, f"input {item.name} is a {item.role} of {item.dtype}", "a type that models read so")
+        require(usable, f"input {item.name} is a {item.role} of {item.dtype}", "a type that models read in this role")
         types.append(item.element)
     for part in form.constants:
-        require(_are_values(part.values, part.element), f"constants that are no {part.element}", "values of a type")
+        require(_are_values(part.values, part.element), f"constants that are not {part.element}", "values of a type")
         types += [part.element] * len(part.values)
     for group in form.steps:
         subject = f"{group.operator} of {group.element}"
         arity, elements = OPERATORS.get(group.operator, (0, ()))
         require(group.element in elements, subject, "an operator and a type of this version")
         require(_fits(group), f"{subject} with {str(group.attribute)[:60]}", "the attribute of this operator")
-        require(len(group.slots) % arity == 0, f"{len(group.slots)} operands of {subject}", f"{arity} of each step")
+        require(len(group.slots) % arity == 0, f"{len(group.slots)} operands of {subject}", f"{arity} per step")
         require(len(types) + len(group.slots) // arity <= MOST, f"more than {MOST:,} slots", "fewer")
         for operands in group.steps:
             require_slots(operands, group.operands, subject)
@@ -231,8 +227,8 @@ def _are_values(texts: Any, element: str) -> bool:
         return False
 
 
-def _fits(group: Group) -> bool:
-    """Whether a group has the attribute of its operator."""
+def _fits(group: StepGroup) -> bool:
+    """Return True if a group has a valid attribute for its operator."""
     attribute = group.attribute
     match group.operator:
         case "Cast":

@@ -1,4 +1,4 @@
-"""A head in Python, a row at a time: its steps, one after the other, by the kernels of the one-row path."""
+"""Execute `head.json` in Python, row by row, with the same kernels as the one-row path of request transforms."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -13,21 +13,21 @@ from isthmus.features.request.onnxbytes import NUMPY
 from isthmus.features.request.program import follow
 from isthmus.features.types import TYPES
 from isthmus.features.values.columns import Mask, Values
-from isthmus.package.featurizer.form import HEAD, Group, HeadForm, RawInput, read_form, value_of
+from isthmus.package.featurizer.form import HEAD, HeadForm, RawInput, StepGroup, read_form, value_of
 
 Parts = Sequence[Sequence[str]]
-"""Of a text: between parts there may be anything, between the pieces of a part there is any character."""
+"""Parts of a pattern: any text between parts, any one character between the pieces of a part."""
 
 
 class CoreFeeds(NamedTuple):
-    """What a head makes of n rows: tensors (n, …) by name, and the mask of the rows that are refused."""
+    """The inputs of a numeric core for n rows: tensors (n, …) by name, and the mask of refused rows."""
 
     tensors: dict[str, np.ndarray[Any, Any]]
     refused: Mask
 
 
 class Head:
-    """A head, ready to compute. Threads may share it."""
+    """An executable `head.json`. Thread-safe."""
 
     def __init__(self, form: HeadForm, where: str = HEAD) -> None:
         self.form, self._where = form, where
@@ -50,18 +50,18 @@ class Head:
 
     @classmethod
     def loads(cls, data: bytes, where: str = HEAD) -> "Head":
-        """The head in a file. Raises a PackageError if it is none."""
+        """Read a file; raise a PackageError if it is invalid."""
         return cls(read_form(data, where), where)
 
     def feeds(self, columns: Mapping[str, Values]) -> CoreFeeds:
-        """The tensors of a core for n rows.
+        """Compute the inputs of the numeric core for n rows.
 
         Args:
-            columns: a column of n values for every raw input of the model, as for `package.manifest.feeds`.
+            columns: a column of n values for every raw input of the model, as for `package.inputs.feeds`.
 
         Raises:
             DataError: a column is missing.
-            PackageError: a step cannot be computed, such as a division by zero: a graph has no such steps.
+            PackageError: a step fails, such as a division by zero, which valid files do not contain.
         """
         if missing := [item.name for item in self.form.inputs if item.name not in columns]:
             raise DataError(self._where, f"no column {missing[0]}", expected="a column for every input")
@@ -84,8 +84,8 @@ class Head:
         return CoreFeeds(tensors, np.array(refused, bool))
 
 
-def _function(group: Group) -> Applied | None:
-    """The function of an operator; None for a choice."""
+def _function(group: StepGroup) -> Applied | None:
+    """Return the function of an operator; None for "Where"."""
     attribute = group.attribute
     match group.operator:
         case "Where":
@@ -98,12 +98,12 @@ def _function(group: Group) -> Applied | None:
         case "Cast" if (group.element, attribute) in (("float", "double"), ("int32", "int64")):
             return (lambda value, _: value), None
     known = function(group.operator, group.element, _attributes(group))
-    assert known is not None  # noqa: S101 - all operators of a form are known
+    assert known is not None  # noqa: S101 - a valid form has only known operators
     return known
 
 
-def _attributes(group: Group) -> dict[str, Any]:
-    """The attributes of its node in ONNX."""
+def _attributes(group: StepGroup) -> dict[str, Any]:
+    """Return the attributes of the operator's ONNX node."""
     match group.operator:
         case "Cast":
             return {"to": group.attribute}
@@ -123,7 +123,10 @@ def _attributes(group: Group) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Whether a text consists of the parts with anything between them: each as far to the left as it can be."""
+    """Return a predicate for texts that consist of the parts with any text between them.
+
+    It places each part as far to the left as possible.
+    """
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None
 
@@ -144,7 +147,7 @@ def matcher(parts: Parts) -> Callable[[str, Any], bool]:
 
 
 def _column(values: Values, item: RawInput) -> list[Any]:
-    """The value of a slot for every row."""
+    """Return the value of a slot for every row."""
     if item.role == "valid":
         return list(values.valid.tolist())
     dtype = TYPES[item.dtype]

@@ -1,4 +1,4 @@
-"""A head from the very nodes of a graph."""
+"""Create `head.json` from the nodes of an ONNX graph."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ _ASCII = r"[\x00-\x7f]*"
 _PIECES = re.compile(r"(?s)\\([^\w\s])|(\.\*)|(\.)|([^\\.+*?()|\[\]{}^$])")
 
 
-class Source(NamedTuple):
-    """An input tensor of a graph: of shape (N, slots) if its rows are rows, else of shape (slots, N)."""
+class GraphInput(NamedTuple):
+    """An input tensor of a graph, with shape (N, slots) if `rows` is true, else (slots, N)."""
 
     tensor: str
     element: str
@@ -24,12 +24,19 @@ class Source(NamedTuple):
 
 
 def traced(
-    graph: bytes, sources: Sequence[Source], outputs: Mapping[str, str], refused: str | None, session: Session
+    graph: bytes, sources: Sequence[GraphInput], outputs: Mapping[str, str], refused: str | None, session: Session
 ) -> bytes:
-    """The head of a graph: its tensors `outputs`, name to element type, and its mask `refused`, if it has one.
+    """Trace a graph and return the content of `head.json`.
+
+    Args:
+        graph: ONNX model.
+        sources: input tensors.
+        outputs: by output tensor, its element type.
+        refused: tensor with the mask of refused rows, or None.
+        session: options of the evaluation.
 
     Raises:
-        UnreadableGraph: an operator that not every language computes to the same bits.
+        UnreadableGraph: an operator does not give the same bits in every language.
     """
     steps = ProgramBuilder(session)
     form = _Form(steps)
@@ -47,7 +54,7 @@ def traced(
 
 
 _Place = tuple[str, Any]
-"""A slot of a form that is not numbered yet: what it is of, and which of these."""
+"""A slot that has no number yet: its kind, and which one it is."""
 
 
 class _Form:
@@ -64,7 +71,7 @@ class _Form:
         self._count = 0
 
     def add(self, goals: Sequence[int]) -> None:
-        """Adds the steps that fill some slots."""
+        """Add the steps that fill these slots."""
         for operation, operands, out in self._steps.listed(goals):
             elements = _operands(operation)
             places = [self._read(slot, element) for slot, element in zip(operands, elements, strict=True)]
@@ -80,7 +87,7 @@ class _Form:
         return "step", self._count - 1
 
     def _read(self, slot: int, element: str) -> _Place:
-        """The place of a slot, after a cast if it holds another type: Python does not tell some of them apart."""
+        """Return the place of a slot, cast if it holds another type: Python cannot distinguish some of them."""
         if (place := self._places.get((slot, element))) is None:
             if (item := self.inputs.get(slot)) is not None:
                 self._used[slot] = item
@@ -98,8 +105,7 @@ class _Form:
         return place
 
     def dumps(self, outputs: Mapping[str, tuple[str, Sequence[int]]], refused: int | None = None) -> bytes:
-        """The file."""
-        # Reading may add casts and constants, so it comes before numbers.
+        # Reading may add casts and constants, so read before numbering.
         places = [(name, element, [self._read(slot, element) for slot in slots])
                   for name, (element, slots) in outputs.items()]  # fmt: skip
         mask = None if refused is None else self._read(refused, "bool")
@@ -126,10 +132,10 @@ class _Form:
 
 
 def _operands(operation: Operation) -> tuple[str, ...]:
-    """The element types of the operands. Raises an UnreadableGraph if languages differ on the operator."""
+    """Return the element types of the operands; raise an UnreadableGraph if languages differ on the operator."""
     name, element = operation.name, operation.element
     if name in INEXACT:
-        raise UnreadableGraph(f"{name}, of which no standard says the last bit")
+        raise UnreadableGraph(f"{name}, whose last bit no standard defines")
     arity, elements = OPERATORS.get(name, (0, ()))
     if element not in elements or (name == "Cast" and operation.output not in CASTS[element]):
         raise UnreadableGraph(f"{name} of {element}")
@@ -139,7 +145,7 @@ def _operands(operation: Operation) -> tuple[str, ...]:
 
 
 def _attribute(operation: Operation) -> Any:
-    """As a form has it."""
+    """Return the attribute in the format of the form."""
     attributes, element = operation.attributes, operation.element
     match operation.name:
         case "Cast":
@@ -158,7 +164,7 @@ def _attribute(operation: Operation) -> Any:
 
 
 def parts_of(pattern: str) -> list[list[str]]:
-    """The parts of a text between which anything may be, each as the pieces between which there is any character.
+    """Split a pattern into parts with any text between them, each a list of pieces with any one character between them.
 
     Raises:
         UnreadableGraph: the pattern has other special characters.

@@ -1,1 +1,1 @@
-"""Text from a causal language model, token by token: what a server, a verifier and an export share."""
+"""Text from a causal language model, token by token, for servers, verifiers and export."""

@@ -1,4 +1,4 @@
-"""What a package says of generating text, and the prompt that it is made from."""
+"""Generation settings of a package, and the prompt template."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,33 +13,33 @@ from isthmus.features.errors import Problem, RequestError, one_of
 from isthmus.features.types import DataType
 
 TOKENS, PAST, LOGITS, NEW = "tokens", "past", "logits", "new"
-"""The inputs and the outputs of a graph: see `distill.decoding.graph`."""
+"""Inputs and outputs of a graph: see `distill.decoder.graph`."""
 
 PROMPT = "prompt"
 _FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token that steers a model, which no text of a user may become."""
+    """A token that controls a model; text of a user is never turned into it."""
 
     text: str
     token: int
 
 
 class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a package says of generating text.
+    """Generation settings of a package.
 
     Attributes:
-        context: tokens of a prompt and its continuation together.
-        most: tokens of a continuation.
-        end: the tokens that end a text.
-        begin: the tokens before every prompt.
-        control: the special tokens of the tokenizer.
-        template: the prompt around what a user asks: `{prompt}` is that, `{view__feature}` a feature of the service.
-            Control tokens of the template steer the model.
-        missing: the text of a feature that is null.
-        tokenizer: the file of the tokenizer, as the library tokenizers writes it.
-        prompts: the file of the golden prompts.
+        context: maximum tokens of a prompt and its continuation together.
+        most: maximum tokens of a continuation.
+        end: tokens that end a text.
+        begin: tokens before every prompt.
+        control: special tokens of the tokenizer.
+        template: text around the user's prompt: `{prompt}` is the prompt, `{view__feature}` a feature of the service.
+            Control tokens in the template control the model.
+        missing: text for a feature that is null.
+        tokenizer: file of the tokenizer, in the format of the library tokenizers.
+        prompts: file of the golden prompts.
     """
 
     context: int
@@ -54,7 +54,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     @property
     def features(self) -> list[str]:
-        """The features that the template names, in order, each once."""
+        """Features in the template, in order, without duplicates."""
         return template_features(self.template)
 
     def too_long(self, tokens: str) -> RequestError:
@@ -63,10 +63,10 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
                             expected=f"{self.context - 1:,} tokens at most", remedy="shorten it")  # fmt: skip
 
     def parts(self, prompt: str, features: Mapping[str, str] | None = None) -> list[str | int]:
-        """A prompt as texts and control tokens, in order.
+        """Split a prompt into texts and control tokens, in order.
 
-        What a user or the online store says is text, whatever it looks like. It is joined to the words beside it, so
-        that its tokens are those of the whole text.
+        Text from a user or the online store is never read as a control token. It is joined to the text around it, so
+        that the tokens are those of the whole text.
 
         Raises:
             RequestError: a feature of the template is missing.
@@ -82,12 +82,12 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 def template_features(template: str) -> list[str]:
-    """The features that a template names, in order, each once."""
+    """List the features in a template, in order, without duplicates."""
     return [name for name in dict.fromkeys(_FIELD.findall(template)) if name != PROMPT]
 
 
 def unknown_features(template: str, contract: Contract, service: str) -> list[Problem]:
-    """What a template names that is no feature of the service."""
+    """List names in a template that are not features of the service."""
     known = prompt_features(contract, service)
     return [
         Problem("template", f"names {name}", f"{{prompt}} or a feature of {service}: {one_of(known)}")
@@ -97,15 +97,15 @@ def unknown_features(template: str, contract: Contract, service: str) -> list[Pr
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
-    """The features that a template may name, each to its view or request transform and its name there."""
+    """Return the features that a template may use, each with its view or request transform and its name there."""
     declared = contract.service(service)
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 
 
 def shown(value: Any, dtype: DataType) -> str:
-    """A feature as a text of a prompt: texts as they are, whatever else as in JSON.
+    """Format a feature as text of a prompt: strings unchanged, other values as JSON.
 
-    A number of 32 bits has no more digits than tell it from others: 0.1, and not 0.10000000149011612.
+    A 32-bit number has only the digits needed to identify it: 0.1, not 0.10000000149011612.
     """
     if isinstance(value, str):
         return value
@@ -115,13 +115,13 @@ def shown(value: Any, dtype: DataType) -> str:
 
 
 class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt and what must follow it.
+    """A prompt and the expected continuation.
 
     Attributes:
-        text: as a user writes it.
-        features: those of the template.
-        tokens: the whole prompt.
-        answers: model file to its greedy tokens, as far as none of them was a close decision.
+        text: text of the user.
+        features: features in the template.
+        tokens: tokens of the whole prompt.
+        answers: by model file, its greedy tokens up to the first close decision.
     """
 
     text: str
@@ -131,7 +131,7 @@ class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _split(text: str, words: Sequence[str]) -> list[str]:
-    """A text cut before and after each of some words, the longest first."""
+    """Split a text before and after each of some words, preferring longer words."""
     if not words:
         return [text]
     pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))

@@ -1,4 +1,4 @@
-"""The tokenizer of a package: byte-level BPE, by the library tokenizers, and back to text byte by byte."""
+"""The tokenizer of a package: byte-level BPE of the library tokenizers, and decoding byte by byte."""
 
 import codecs
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _alphabet() -> dict[str, int]:
-    """The letters that byte-level BPE writes bytes as, as in GPT-2."""
+    """Return the characters that represent bytes in byte-level BPE, as in GPT-2."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
@@ -24,11 +24,11 @@ def _alphabet() -> dict[str, int]:
 
 ALPHABET = _alphabet()
 LONG = 1 << 12
-"""Letters of a text that takes milliseconds."""
+"""Characters of a text that takes milliseconds to tokenize."""
 
 
 def opened(data: bytes) -> "Own":
-    """A tokenizer that neither cuts nor fills up texts, and takes what looks like a control token for text.
+    """Open a tokenizer that does not truncate or pad, and treats control tokens in text as plain text.
 
     Raises:
         DependencyError: the extra `generate` is not installed.
@@ -46,13 +46,13 @@ class Tokenizer:
     """The tokenizer of a package.
 
     Args:
-        data: the content of `tokenizer.json`.
-        generation: of the package.
-        where: the file in messages.
+        data: content of `tokenizer.json`.
+        generation: generation settings of the package.
+        where: name of the file in messages.
 
     Raises:
         DependencyError: the extra `generate` is not installed.
-        PackageError: it is no tokenizer, or has other control tokens than the package says.
+        PackageError: the file is not a tokenizer, or its control tokens differ from the package's.
     """
 
     def __init__(self, data: bytes, generation: Generation, where: str = "tokenizer.json") -> None:
@@ -62,27 +62,27 @@ class Tokenizer:
             added = json.loads(data)["added_tokens"]
         except DependencyError:
             raise
-        except Exception as error:  # tokenizers raises Exception itself
+        except Exception as error:  # tokenizers raises plain Exception
             raise PackageError(
-                where, f"is no tokenizer ({error})", expected="a file of the library tokenizers"
+                where, f"is not a tokenizer ({error})", expected="a file of the library tokenizers"
             ) from error
         self._control = {token["id"] for token in added if token["special"]}
-        if self._control != (said := {control.token for control in generation.control}):
-            raise PackageError(where, f"has control tokens {sorted(self._control)}", expected=f"{sorted(said)}")
+        if self._control != (declared := {control.token for control in generation.control}):
+            raise PackageError(where, f"has control tokens {sorted(self._control)}", expected=f"{sorted(declared)}")
 
     @property
     def size(self) -> int:
-        """One more than the largest token."""
+        """Largest token plus one."""
         return max(self._own.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, parts: Sequence[str | int], most: int | None = None) -> list[int]:
-        """The tokens of texts and control tokens, in order, behind those that begin every prompt.
+        """Tokenize texts and control tokens, in order, after the tokens that begin every prompt.
 
-        Tokenizing takes a microsecond and 150 bytes a letter, so texts that are certain to have more than `most` tokens
-        are refused before it.
+        Tokenizing takes a microsecond and 150 bytes per character, so texts that certainly have more than `most` tokens
+        are refused first.
 
         Raises:
-            RequestError: a text has letters that no token has, becomes a control token, or is too long for `most`.
+            RequestError: a text has characters without tokens, becomes a control token, or is too long for `most`.
         """
         texts = [part for part in parts if isinstance(part, str)]
         if most is not None and sum(map(len, texts)) > LONG and (least := sum(map(self.least, texts))) > most:
@@ -100,7 +100,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError("prompt", "has half of a pair of surrogates", expected="text") from error
-        # A batch lets other threads run meanwhile, which a text alone does not.
+        # Unlike encoding one text, encoding a batch releases the interpreter for other threads.
         (read,) = (
             self._own.encode_batch([text], add_special_tokens=False)
             if len(text) > LONG
@@ -109,27 +109,27 @@ class Tokenizer:
         tokens: list[int] = read.ids
         if stray := self._control.intersection(tokens):
             raise RequestError("prompt", f"becomes control token {min(stray)}", expected="text")
-        # Letters that no token has would be dropped in silence.
-        said = b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
-        if self._normal(said) != self._normal(text):
+        # The tokenizer silently drops characters without tokens.
+        decoded = b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
+        if self._normal(decoded) != self._normal(text):
             raise RequestError(
-                "prompt", "has letters that no token of the model has", expected="letters of its vocabulary"
+                "prompt", "has characters that the model has no tokens for", expected="characters of its vocabulary"
             )
         return tokens
 
     def least(self, text: str) -> int:
-        """Return a lower bound of the tokens of a text, without tokenizing it.
+        """Return a lower bound for the number of tokens of a text, without tokenizing it.
 
-        A token of n bytes pays 1/n or less for each of its bytes, so at most 1 in total.
+        A token of n bytes contributes at most 1/n for each of its bytes, so at most 1 in total.
         """
         data = np.frombuffer(self._normal(text).encode(errors="replace"), np.uint8)
         return int(np.bincount(data, minlength=256) @ self._shares)
 
     @cached_property
     def _shares(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """For each byte value, one over the length of the longest token that has it; 0 if no token does."""
+        """For each byte value, one over the length of the longest token that contains it; 0 if none does."""
         pieces = {self.bytes_of(token) for token in self._own.get_vocab(with_added_tokens=True).values()}
-        # Letters of an added token may be composed in a text.
+        # Text may contain an added token's characters in composed form.
         pieces |= {self._normal(piece.decode(errors="replace")).encode() for piece in pieces if not piece.isascii()}
         shares = np.zeros(256)
         for piece in sorted(pieces, key=len):
@@ -141,7 +141,7 @@ class Tokenizer:
         return text if normalizer is None else normalizer.normalize_str(text)
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token adds to a text; nothing if it is a control token."""
+        """Return the bytes that a token adds to a text; none for a control token."""
         letters = None if token in self._control else self._own.id_to_token(token)
         if letters is None:
             return b""
@@ -149,17 +149,15 @@ class Tokenizer:
         return letters.encode() if None in known else bytes(byte for byte in known if byte is not None)
 
 
-class Text:
-    """A text that grows by tokens. A letter of several tokens appears when it is complete."""
+class GrowingText:
+    """A text that grows by tokens. A character made of several tokens appears once it is complete."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:
-        """What a token adds."""
         return self._decoder.decode(self._tokenizer.bytes_of(token))
 
     def end(self) -> str:
-        """What is left: letters that were never completed."""
         return self._decoder.decode(b"", final=True)

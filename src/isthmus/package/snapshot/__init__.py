@@ -1,1 +1,1 @@
-"""Snapshots for devices: the stored features of a service at a moment, as a signed file, and the way to a newer one."""
+"""Snapshots for devices: signed files with the stored features of a service, and deltas between them."""

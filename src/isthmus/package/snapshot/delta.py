@@ -1,16 +1,16 @@
-"""The way from a snapshot that a device has to a newer one: which bytes to copy, and which to insert.
+"""A delta from one snapshot to a newer one: bytes to copy and bytes to insert.
 
-magic       8 bytes   "isthdiff"
-version     1 byte
-base        32 bytes  SHA-256 of the file to begin with
-target      32 bytes  SHA-256 of the file to end with
-size        4 bytes   of that file, little-endian
-then, until the end:
-  copy      a number, twice the count of bytes to copy and 1, then the place in the base where they begin
-  insert    a number, twice the count of bytes, then these bytes
+    magic       8 bytes   "isthdiff"
+    version     1 byte
+    base        32 bytes  SHA-256 of the old file
+    target      32 bytes  SHA-256 of the new file
+    size        4 bytes   of the new file, little-endian
+    then, until the end:
+      copy      a number, twice the count of bytes to copy plus 1, then their place in the old file
+      insert    a number, twice the count of bytes, then these bytes
 
-Numbers have seven bits a byte, the lowest first; the highest bit says that more follow (LEB128). A difference needs no
-signature: it leads to a signed file, or it is refused.
+Numbers have seven bits per byte, lowest first; the highest bit says that more follow (LEB128). A delta needs no
+signature because its result is a signed file that is verified.
 """
 
 import hashlib
@@ -26,31 +26,29 @@ _START = struct.Struct("<8sB32s32sI")
 
 
 class Pieces(Protocol):
-    """The bytes of a file, and its SHA-256 in hex."""
+    """A file in pieces, and its SHA-256 in hex."""
 
     @property
     def parts(self) -> list[bytes]:
-        """What may stay as it is from one file to another."""
+        """Pieces that may be equal in two files."""
 
     @property
-    def data(self) -> bytes:
-        """All of them."""
+    def data(self) -> bytes: ...
 
     @property
-    def digest(self) -> str:
-        """Of the data."""
+    def digest(self) -> str: ...
 
 
 @dataclass
 class _Step:
-    """Bytes of the target, and the place in the base where they are; None where they are not."""
+    """Bytes of the target, and their place in the base; None if the base does not have them."""
 
     place: int | None
     data: bytearray
 
 
 def difference(base: Pieces, target: Pieces) -> bytes:
-    """What leads from a snapshot to another one: rows that are the same are copied."""
+    """Create the delta between two snapshots. Equal pieces are copied."""
     places: dict[bytes, int] = {}
     place = 0
     for part in base.parts:
@@ -74,10 +72,10 @@ def _encoded(step: _Step) -> bytes:
 
 
 def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """The file that a difference leads to.
+    """Apply a delta and return the new file.
 
     Raises:
-        DataError: it does not begin with this file, or is torn or damaged.
+        DataError: the delta is for another file, truncated, or damaged.
     """
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
@@ -97,21 +95,21 @@ def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
                 made += _part(delta, place, count >> 1)
                 place += count >> 1
     except ValueError as error:
-        raise DataError(where, "is torn or damaged") from error
+        raise DataError(where, "is truncated or damaged") from error
     if len(made) != size or hashlib.sha256(made).digest() != end:
-        raise DataError(where, "is torn or damaged: it does not lead to the snapshot that it names")
+        raise DataError(where, "is truncated or damaged: it does not produce the snapshot that it names")
     return bytes(made)
 
 
 def _part(data: bytes, begin: int, count: int) -> bytes:
-    """So many bytes from a place on; a ValueError if there are fewer."""
+    """Return `count` bytes from a place on; raise a ValueError if there are fewer."""
     if begin + count > len(data):
         raise ValueError
     return data[begin : begin + count]
 
 
 def _read_number(data: bytes, place: int) -> tuple[int, int]:
-    """The number at a place, and the place after it; a ValueError if there is none."""
+    """Return the number at a place, and the place after it; raise a ValueError if it is incomplete."""
     value = 0
     for shift, byte in zip(range(0, 35, 7), data[place : place + 5], strict=False):
         value |= (byte & 127) << shift

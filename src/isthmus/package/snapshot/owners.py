@@ -1,12 +1,12 @@
-"""The rows of each owner beside those that all have: a file of SQLite, of which the file of each owner is made.
+"""A SQLite file with the rows of each owner, from which the snapshot of each owner is assembled.
 
-generation  a single row: what the files of all owners share, see `Generation`, as MessagePack
-owners      for each owner, by the key of its value as in a snapshot:
-  rows        of each view with the owner's join key, the rows, each with its key, as MessagePack
-  signature   of the owner's file, which holds the shared rows, too
+    generation  a single row: the part that all owners share, see `SharedSnapshot`, as MessagePack
+    owners      for each owner, by the key of its value as in a snapshot:
+      rows        of each view with the owner's join key, the rows, each with its key, as MessagePack
+      signature   of the owner's snapshot, which includes the shared rows
 
-A million owners are a file, and the shared rows are in it once. Each owner's file is hashed and signed whole: what
-differs, its header, comes first.
+A million owners need one file, in which the shared rows are stored once. Each owner's snapshot is hashed and signed as
+a whole, since its header, which differs, comes first.
 """
 
 import errno
@@ -35,20 +35,20 @@ _TABLES = (
 )
 _TRUTHS = {"true": True, "false": False}
 _UNNAMED = ("", ".", "..")
-"""Texts that a path loses on its way: what is asked for is another one's, or everybody's."""
+"""Texts that change in a URL path, and so would name another owner or the whole service."""
 _BITS = {"Int32": 31, "Int64": 63, "UnixTimestamp": 63}
 
 Owner = tuple[str, Annotated[str, msgspec.Meta(pattern=rf"^(String|Bytes|Bool|{'|'.join(_BITS)})\Z")]]
 """Name and type of a join key."""
 
 Lines = Sequence[bytes]
-"""The rows of a view, each with its key before it, ascending."""
+"""The rows of a view, each after its key, ascending."""
 
 _LINES = msgspec.msgpack.Decoder(tuple[tuple[bytes, ...], ...])
 
 
 def text_of(value: KeyValue) -> str:
-    """A value of a join key as it stands in headers and paths: as in JSON, without quotes; bytes in Base64."""
+    """Encode a join key value as in headers and paths: as in JSON without quotes, bytes in Base64."""
     match value:
         case str():
             return value
@@ -60,17 +60,17 @@ def text_of(value: KeyValue) -> str:
 
 
 def value_of(text: str, dtype: DataType) -> KeyValue:
-    """The value with this text.
+    """Decode a text of `text_of`.
 
     Raises:
-        ValueError: there is none of this type, or no path can name it.
+        ValueError: the text is not a value of this type, or cannot be used in a path.
     """
     if text in _UNNAMED:
         raise ValueError(text)
     value: KeyValue
     match dtype.name:
         case "String":
-            text.encode()  # half of a surrogate pair has no form in UTF-8
+            text.encode()  # raises for half of a surrogate pair
             return text
         case "Bytes":
             value = b64decode(text, validate=True)
@@ -83,29 +83,27 @@ def value_of(text: str, dtype: DataType) -> KeyValue:
             if not -(1 << _BITS[name]) <= value < 1 << _BITS[name]:
                 raise ValueError(text)
     if text_of(value) != text:
-        # Nobody has two names.
+        # Each value has exactly one text.
         raise ValueError(text)
     return value
 
 
 def owner_column(owner: tuple[str, str]) -> Column:
-    """The join key with this name and type."""
     name, dtype = owner
     return Column(name, TYPES[dtype])
 
 
 def key_of(value: KeyValue, owner: Column) -> bytes:
-    """The key of an owner's value."""
     return encode_keys([owner], {owner.name: [value]})[0]
 
 
-class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the files of all owners share.
+class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The part of the snapshots that all owners share.
 
     Attributes:
-        header: with the rows of all owners, and without an owner.
+        header: header without an owner, with the numbers of rows of all owners.
         owner: name and type of the join key.
-        shared: the rows of each view in the header's order; None where each owner has rows of its own.
+        shared: rows of each view in the header's order; None for a view with rows per owner.
     """
 
     header: Header
@@ -114,11 +112,10 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def column(self) -> Column:
-        """The join key."""
         return owner_column(self.owner)
 
     def file(self, key: bytes, own: Sequence[Lines]) -> "OwnFile":
-        """The file of an owner, yet to be signed, with its rows of the views that have the join key."""
+        """Assemble the unsigned snapshot of an owner from its rows of the views that have the join key."""
         (value,) = decode_values(key)
         rest = iter(own)
         lines = [next(rest) if shared is None else shared for shared in self.shared]
@@ -129,29 +126,26 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class OwnFile:
-    """The file of an owner in pieces: its header, each row with its key, and its signature, if it has one."""
+    """The snapshot of an owner in pieces: its header, each row with its key, and its signature, if it has one."""
 
     parts: list[bytes]
 
     @cached_property
     def data(self) -> bytes:
-        """The bytes of the file."""
         return b"".join(self.parts)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the file, in hex."""
         return sha256(self.data).hexdigest()
 
     def signed(self, signature: bytes) -> "OwnFile":
-        """The same with a signature."""
         return OwnFile([*self.parts, signature])
 
 
 def generation_of(
     header: Header, owner: Column, views: Sequence[ViewContract], rows: Mapping[str, Rows]
-) -> tuple[Generation, dict[bytes, list[Lines]]]:
-    """What all owners share of these rows of views, and what each has of its own, by the keys of owners, ascending."""
+) -> tuple[SharedSnapshot, dict[bytes, list[Lines]]]:
+    """Split rows into the part that all owners share, and the rows of each owner by its key, ascending."""
     own = [view for view in views if owner in view.keys]
     grouped: dict[bytes, list[list[bytes]]] = {}
     for place, view in enumerate(own):
@@ -161,20 +155,20 @@ def generation_of(
     shared = tuple(
         None if view in own else tuple(key + row for key, row in sorted(rows[view.name].items())) for view in views
     )
-    generation = Generation(header, (owner.name, owner.dtype.name), shared)
+    generation = SharedSnapshot(header, (owner.name, owner.dtype.name), shared)
     return generation, {key: [*lines] for key, lines in sorted(grouped.items())}
 
 
 def write_owners(
-    file: Path, generation: Generation, own: Iterable[tuple[bytes, Sequence[Lines]]], sign: Callable[[bytes], bytes]
+    file: Path, generation: SharedSnapshot, own: Iterable[tuple[bytes, Sequence[Lines]]], sign: Callable[[bytes], bytes]
 ) -> Iterator[tuple[bytes, OwnFile]]:
-    """Writes a new file of owners, whose keys ascend, and signs the file of each, which it yields.
+    """Write a new file of owners, whose keys must ascend. Sign and yield the snapshot of each owner.
 
-    It is complete when the iterator ends. A process that is killed leaves a part of it.
+    The file is complete when the iterator ends. A killed process leaves a partial file.
     """
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as db:
-            # Nobody reads the file before it is complete, and nobody one that is not.
+            # No process reads the file before it is complete, so it needs no journal.
             for line in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", *_TABLES, "BEGIN"):
                 db.execute(line)
             db.execute("INSERT INTO generation VALUES (?)", [msgspec.msgpack.encode(generation)])
@@ -189,17 +183,16 @@ def write_owners(
 
 
 class Owners:
-    """A file of owners that is read; see `open_owners`."""
+    """An open file of owners; see `open_owners`."""
 
     def __init__(self, db: sqlite3.Connection, where: str) -> None:
         self._db, self._where = db, where
 
     @cached_property
-    def generation(self) -> Generation:
-        """What the files of all owners share."""
+    def generation(self) -> SharedSnapshot:
         with self._reading():
             ((content,),) = self._db.execute("SELECT content FROM generation")
-            return msgspec.msgpack.decode(content, type=Generation)
+            return msgspec.msgpack.decode(content, type=SharedSnapshot)
 
     def __len__(self) -> int:
         with self._reading():
@@ -207,19 +200,19 @@ class Owners:
             return int(count)
 
     def file(self, key: bytes) -> OwnFile | None:
-        """The file of an owner; None if it has no rows."""
+        """Return the snapshot of an owner; None if it has no rows."""
         with self._reading():
-            found = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
-            if found is None:
+            record = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
+            if record is None:
                 return None
-            rows = _LINES.decode(found[0])
-            # No device would take it, but the rows would be with somebody else.
+            rows = _LINES.decode(record[0])
+            # A device would refuse another owner's rows, but they must not be sent at all.
             if not all(key in line for part in rows for line in part):
                 raise ValueError(f"rows of another {self.generation.column.name}")
-            return self.generation.file(key, rows).signed(_blob(found[1]))
+            return self.generation.file(key, rows).signed(_blob(record[1]))
 
     def __iter__(self) -> Iterator[tuple[bytes, Sequence[Lines], OwnFile]]:
-        """Every owner's key, its own rows, and its file, by ascending keys."""
+        """Yield the key, the own rows and the snapshot of each owner, by ascending key."""
         with self._reading():
             for key, content, signature in self._db.execute("SELECT key, rows, signature FROM owners ORDER BY key"):
                 rows = _LINES.decode(content)
@@ -235,25 +228,25 @@ class Owners:
 
 
 def _blob(value: object) -> bytes:
-    """The bytes of a column, which a damaged file may have as a number: `bytes` would take it for a size."""
+    """Require bytes: a damaged file may have a number, which `bytes` would take as a size."""
     if not isinstance(value, bytes):
-        raise TypeError(f"{type(value).__name__} in place of bytes")
+        raise TypeError(f"{type(value).__name__} instead of bytes")
     return value
 
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """A file of owners, which nobody writes to any more.
+    """Open a finished file of owners.
 
     Raises:
-        FileNotFoundError: there is none.
-        DataError: it is damaged; also while it is read.
+        FileNotFoundError: the file does not exist.
+        DataError: the file is damaged; may also be raised while reading.
     """
     try:
         db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error as error:
         if not file.exists():
-            raise FileNotFoundError(errno.ENOENT, "there is no such file", str(file)) from error
+            raise FileNotFoundError(errno.ENOENT, "does not exist", str(file)) from error
         raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus snapshot`") from error
     with closing(db):
         yield Owners(db, str(file))

@@ -1,4 +1,4 @@
-"""What a device keeps of a service: its views, with the features that the service reads and no others."""
+"""Select what a device keeps of a service: its views, with only the features that the service reads."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,54 +12,54 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.definition.spec import FeatureService, Snapshot
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.columns import Mask
-from isthmus.package.manifest import Device, KeptView
+from isthmus.package.manifest import DeviceManifest, KeptView
 
 _LONGEST = (1 << 63) - 1
-"""What Kotlin and Swift have for a number of microseconds. No row becomes older than that."""
+"""Largest signed 64-bit number, for Kotlin and Swift. No row becomes that old."""
 
 
 def kept_views(contract: Contract, service: str) -> list[ViewContract]:
-    """The views of a service with the features that a snapshot of it has."""
-    wanted: dict[str, set[str]] = {}
+    """Return the views of a service, with the features in its snapshots."""
+    names_of: dict[str, set[str]] = {}
     for view, feature in contract.read(service):
-        wanted.setdefault(view, set()).add(feature)
-    views = [(contract.views[name], names) for name, names in wanted.items()]
+        names_of.setdefault(view, set()).add(feature)
+    views = [(contract.views[name], names) for name, names in names_of.items()]
     return [replace(view, fields=tuple(c for c in view.fields if c.name in names)) for view, names in views]
 
 
 def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
-    """Which rows, with the join keys of a view among their columns, have a key of it that devices keep, shape (n,).
+    """Return a mask of the rows whose key of a view devices keep, shape (n,); the rows must have the join keys.
 
-    Where each device has the rows of an owner, all of these: each is kept by some device.
+    If each device keeps one owner's rows, all owners' rows count.
     """
-    of_kept = np.ones(len(rows), bool)
+    mask = np.ones(len(rows), bool)
     for key in view.keys:
         if key.name in device.keys:
             values = pa.array(device.keys[key.name], ARROW[key.dtype.name])
-            of_kept &= pc.is_in(rows[key.name].cast(values.type), values).to_numpy(zero_copy_only=False)
-    return of_kept
+            mask &= pc.is_in(rows[key.name].cast(values.type), values).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
-    """What whoever has a snapshot can read."""
-    found = []
+    """Describe the values a snapshot exposes: each feature, and the keys it has rows of."""
+    exposed = []
     for view in views:
-        keys = " and ".join(_whose(key.name, device) for key in view.keys)
-        found += [f"{view.name}:{column.name} of {keys}" for column in view.fields]
-    return tuple(found)
+        keys = " and ".join(_values_of(key.name, device) for key in view.keys)
+        exposed += [f"{view.name}:{column.name} of {keys}" for column in view.fields]
+    return tuple(exposed)
 
 
-def _whose(key: str, device: Snapshot) -> str:
-    """Of which values of a join key a snapshot has rows."""
+def _values_of(key: str, device: Snapshot) -> str:
+    """Describe the values of a join key that a snapshot has rows of."""
     if key == device.owner:
         return f"their own {key} alone"
     return f"{key} {', '.join(map(str, device.keys[key]))}" if key in device.keys else f"every {key}"
 
 
-def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> Device | None:
-    """What a package says of what a device keeps; None if the service has no `device`.
+def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> DeviceManifest | None:
+    """Describe what a device keeps, for the manifest; None if the service has no `device`.
 
-    `stale` is the answer where no snapshot is young enough, or the name of the package that answers then.
+    `stale` is the answer if no snapshot is recent enough, or the name of the package that answers then.
     """
     if service.device is None:
         return None
@@ -75,4 +75,6 @@ def kept(contract: Contract, service: FeatureService, stale: float | str | None 
     service_hash = contract.service(service.name).hash
     answer, instead = (None, stale) if isinstance(stale, str) else (stale, None)
     age = service.device.age // MICROSECOND
-    return Device(contract.project, service.name, service_hash, age, views, answer, instead, service.device.owner)
+    return DeviceManifest(
+        contract.project, service.name, service_hash, age, views, answer, instead, service.device.owner
+    )

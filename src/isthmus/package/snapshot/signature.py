@@ -1,4 +1,4 @@
-"""The signature of a snapshot: ECDSA with P-256, which browsers, Android and iOS verify without a library."""
+"""Sign snapshots with ECDSA and P-256, which browsers, Android and iOS can verify without a library."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,32 +20,29 @@ _HALF = SIGNATURE_SIZE // 2
 
 @dataclass(frozen=True)
 class Sealer:
-    """Signs snapshots."""
-
     key: "EllipticCurvePrivateKey"
 
     @classmethod
     def of(cls, file: Path, password: str | None = None) -> "Sealer":
-        """With the private key in a file.
+        """Load the private key in a file.
 
         Raises:
-            ConfigurationError: there is no such key, or it is of another curve.
+            ConfigurationError: the key cannot be read, or has another curve.
             DependencyError: the extra `devices` is not installed.
         """
         with extra("devices"):
-            import cryptography  # noqa: F401 - before `signing`, which is more than a snapshot needs
+            import cryptography  # noqa: F401 - so that a missing `cryptography` names this extra, not `signing`
         key = read_private_key(file, password)
         if key.curve.name != _CURVE:
-            problem = Problem("key", f"is of the curve {key.curve.name}", f"{_CURVE}, which every device can verify")
+            problem = Problem("key", f"has curve {key.curve.name}", f"{_CURVE}, which every device can verify")
             raise ConfigurationError(str(file), [problem])
         return cls(key)
 
     def seal(self, snapshot: SnapshotFile) -> SnapshotFile:
-        """The snapshot with its signature."""
         return snapshot.signed(self.sign(snapshot.body))
 
     def sign(self, body: bytes) -> bytes:
-        """The signature of what stands before it in a file."""
+        """Sign the bytes of a file before its signature."""
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -55,14 +52,14 @@ class Sealer:
 
     @property
     def public_key(self) -> str:
-        """Of what devices check, in PEM."""
+        """Public key in PEM, with which devices verify snapshots."""
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         return self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 def create_key(file: Path) -> None:
-    """Writes a new private key that only its owner can read, unless there is a file.
+    """Write a new private key that only its owner can read. Do nothing if the file exists.
 
     Raises:
         DependencyError: the extra `devices` is not installed.
@@ -75,26 +72,26 @@ def create_key(file: Path) -> None:
     pem = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     with scratch_folder(file.parent, f".{file.name}") as scratch:
         write_atomically(scratch / file.name, pem, mode=0o600)
-        # Another process may have been faster: its key is the project's then.
+        # If another process was faster, keep its key.
         with suppress(FileExistsError):
             file.hardlink_to(scratch / file.name)
 
 
 def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapshot") -> None:
-    """Refuses a snapshot that the owner of a key, in PEM, has not signed as it is.
+    """Check that the owner of a public key (PEM) signed a snapshot.
 
     Raises:
-        DataError: it has no signature, or not by this key, or was altered since.
+        DataError: the signature is missing, is from another key, or does not match the content.
     """
     if not signed_by(public_key, where)(snapshot.data):
-        raise DataError(where, "is not signed by the key of the project, or was altered since")
+        raise DataError(where, "is not signed by the key of the project, or was changed after it was signed")
 
 
 def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
-    """Whether the owner of a key, in PEM, has signed a file as it is.
+    """Return a function that checks if the owner of a public key (PEM) signed a file.
 
     Raises:
-        DataError: it is no elliptic key.
+        DataError: the key is not an elliptic key.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
@@ -104,7 +101,7 @@ def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], boo
 
     key = load_pem_public_key(public_key.encode())
     if not isinstance(key, EllipticCurvePublicKey):
-        raise DataError(where, "is to be signed by what is no elliptic key", expected="the public key of the project")
+        raise DataError(where, "cannot be verified: the key is not elliptic", expected="the public key of the project")
 
     def signed(data: bytes) -> bool:
         body, signature = data[:-SIGNATURE_SIZE], data[-SIGNATURE_SIZE:]

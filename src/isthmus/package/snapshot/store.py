@@ -1,9 +1,9 @@
-"""The snapshots of a service in a folder: the newest one, those before it, and how to get from each of them to it.
+"""The folder of a service's snapshots: the newest one, some earlier ones, and deltas to the newest.
 
-latest              JSON, see `Latest`: written last, so it names only files that are there
-DIGEST.snapshot     the newest snapshot and the last ones before it, by SHA-256
-DIGEST.NEWEST.diff  from an earlier one of these to the newest, by the first 16 digits of its SHA-256
-DIGEST.owners       instead of both, where each owner has a file: all of them (`owners`), the newest and the last ones
+latest              JSON, see `Latest`: written last, so it names only files that exist
+DIGEST.snapshot     the newest snapshot and some earlier ones, by SHA-256
+DIGEST.NEWEST.diff  delta from an earlier snapshot to the newest, by the first 16 digits of its SHA-256
+DIGEST.owners       instead of both if each owner has a snapshot: the newest files of all owners and earlier ones
 """
 
 import fcntl
@@ -22,22 +22,22 @@ from isthmus.features.errors import DataError
 from isthmus.features.files import move_atomically, write_atomically
 from isthmus.package.snapshot.delta import difference
 from isthmus.package.snapshot.file import SnapshotFile, read_snapshot
-from isthmus.package.snapshot.owners import Generation, Lines, Owner, OwnFile, open_owners, write_owners
+from isthmus.package.snapshot.owners import Lines, Owner, OwnFile, SharedSnapshot, open_owners, write_owners
 
 LATEST = "latest"
 
 
 class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which snapshot is the newest.
+    """Description of the newest snapshot.
 
     Attributes:
-        snapshot: SHA-256 of the file; of the file of all owners, where each has one.
-        number: as in its header.
-        made: likewise.
-        earlier: SHA-256 of those from which there is a difference, newest first; of all that are kept, of owners.
-        discloses: the features whose values it has, as view:feature, and which keys.
-        tables: view to the fingerprint of the table that it shows.
-        owner: name and type of the join key of which each owner has a file; None where there is one for all.
+        snapshot: SHA-256 of the snapshot, or of the file of all owners.
+        number: number in its header.
+        made: `made` of its header.
+        earlier: SHA-256 of earlier snapshots with a delta to it, newest first; with owners, of all earlier files.
+        discloses: features it exposes, as view:feature, and of which keys.
+        tables: by view, fingerprint of the table it was made from.
+        owner: name and type of the join key if each owner has a snapshot, else None.
     """
 
     snapshot: str
@@ -57,14 +57,14 @@ class Shelf:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time adds snapshots or removes them."""
+        """Lock the folder, so that only one process at a time adds or removes snapshots."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def latest(self) -> Latest | None:
-        """Which is the newest; None if there is none.
+        """Return the newest snapshot's description, or None without snapshots.
 
         Raises:
             DataError: the file is damaged.
@@ -78,21 +78,20 @@ class Shelf:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus snapshot`") from error
 
     def before(self) -> Latest | None:
-        """Which was the newest, for whoever replaces it: None also where that cannot be read any more."""
+        """Return the description of the snapshot to replace, or None if it cannot be read."""
         try:
             return self.latest()
         except DataError:
             return None
 
     def path(self, digest: str) -> Path:
-        """The file of a snapshot."""
         return self.folder / f"{digest}.snapshot"
 
     def snapshot(self, digest: str) -> bytes:
-        """The bytes of a snapshot.
+        """Read a snapshot.
 
         Raises:
-            DataError: the file has another SHA-256 than its name.
+            DataError: the SHA-256 of the file differs from its name.
         """
         path = self.path(digest)
         with path.open("rb") as file:
@@ -102,17 +101,17 @@ class Shelf:
             return file.read()
 
     def delta(self, digest: str, latest: Latest) -> bytes:
-        """The bytes of the difference from an earlier snapshot to the newest."""
+        """Read the delta from an earlier snapshot to the newest."""
         return (self.folder / _delta(digest, latest.snapshot)).read_bytes()
 
     def owners(self, digest: str) -> Path:
-        """The file of all owners' files of a snapshot."""
+        """Return the path of a file of all owners."""
         return self.folder / f"{digest}.owners"
 
     def own(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
-        """SHA-256 of an owner's newest file, and its bytes; None if it has no rows.
+        """Return the SHA-256 and bytes of an owner's newest snapshot; None if the owner has no rows.
 
-        Of a device that has `since`, the bytes of the difference from it, if it is kept, and none if it is the newest.
+        If the device has `since`, return the delta from it if possible, or no bytes if it is the newest.
         """
         with open_owners(self.owners(latest.snapshot)) as owners:
             newest = owners.file(key)
@@ -121,7 +120,7 @@ class Shelf:
         if since == newest.digest:
             return newest.digest, b""
         for digest in latest.earlier if since else ():
-            # One that is gone or damaged leads nowhere: a device fetches the whole file.
+            # If the earlier file is missing or damaged, the device gets the whole snapshot.
             with suppress(DataError, FileNotFoundError), open_owners(self.owners(digest)) as owners:
                 before = owners.file(key)
                 if before is not None and before.digest == since:
@@ -137,15 +136,15 @@ class Shelf:
         discloses: Sequence[str] = (),
         tables: Mapping[str, str] | None = None,
     ) -> Latest:
-        """Puts a signed snapshot of these views before the others, of which `keep` stay; see `Latest`.
+        """Add a signed snapshot of these views as the newest, and keep `keep` earlier ones; see `Latest`.
 
-        A reader who holds an older `latest` may find a file gone, and reads `latest` again.
+        A reader with an older `latest` may find a file missing, and must read `latest` again.
         """
         before = self.before()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
         deltas = {}
         for digest in earlier[:keep]:
-            # One that is gone or damaged, or of an earlier contract, leads nowhere: a device fetches the whole file.
+            # If an earlier snapshot is missing, damaged, or from an earlier contract, devices get the whole snapshot.
             with suppress(DataError, FileNotFoundError):
                 deltas[digest] = difference(read_snapshot(self.snapshot(digest), views), fresh)
         write_atomically(self.path(fresh.digest), fresh.data)
@@ -156,9 +155,9 @@ class Shelf:
         files = {self.path(digest) for digest in (fresh.digest, *deltas)}
         return self._lead(latest, files | {self.folder / _delta(digest, fresh.digest) for digest in deltas})
 
-    def add_owners(  # noqa: PLR0913 - the parts of a snapshot, by name
+    def add_owners(  # noqa: PLR0913 - all parts of a snapshot
         self,
-        generation: Generation,
+        generation: SharedSnapshot,
         own: Mapping[bytes, Sequence[Lines]],
         sign: Callable[[bytes], bytes],
         keep: int,
@@ -167,7 +166,7 @@ class Shelf:
         tables: Mapping[str, str] | None = None,
         signed: Callable[[bytes, OwnFile], None] = lambda _key, _file: None,
     ) -> Latest:
-        """Like `add`, where each owner has a file: `signed` hears of each, with the key of its owner."""
+        """Add snapshots for each owner, like `add`. `signed` is called with each owner's key and snapshot."""
         before = self.before()
         earlier = [] if before is None or before.owner != generation.owner else [before.snapshot, *before.earlier]
         kept = [digest for digest in earlier[:keep] if self.owners(digest).exists()]
@@ -180,7 +179,7 @@ class Shelf:
                 digest = hashlib.file_digest(written, "sha256").hexdigest()
             move_atomically(partial, self.owners(digest))
         except BaseException:
-            # On a full disk, the partial file must not stay.
+            # Do not leave the partial file on a full disk.
             partial.unlink(missing_ok=True)
             raise
         header = generation.header
@@ -190,26 +189,27 @@ class Shelf:
         return self._lead(latest, {self.owners(each) for each in (digest, *kept)})
 
     def _lead(self, latest: Latest, files: set[Path]) -> Latest:
-        """Makes it the newest, and removes what is of none any more."""
+        """Write `latest`, then remove files it does not refer to."""
         write_atomically(self.folder / LATEST, msgspec.json.encode(latest))
         for file in self._files() - files:
             file.unlink(missing_ok=True)
         return latest
 
     def clear(self) -> None:
-        """Removes all snapshots. Whoever calls holds the lock: its file stays, for those who wait for it."""
+        """Remove all snapshots. The caller holds the lock; its file stays for processes that wait for it."""
         (self.folder / LATEST).unlink(missing_ok=True)
         for file in self._files():
             file.unlink(missing_ok=True)
 
     def _files(self) -> set[Path]:
-        """The snapshots and differences, and what a process that was killed has left of one."""
+        """List snapshots, deltas, owners' files, and partial files of killed processes."""
         return {file for form in ("*.snapshot", "*.diff", "*.owners", ".*.partial") for file in self.folder.glob(form)}
 
 
 @lru_cache(256)
 def _sha256(path: Path, *_state: int) -> str:
-    # Of megabytes it takes longer than to send them. No one but root writes to a file without a change of its ctime.
+    # Hashing megabytes takes longer than sending them, so cache it. Only root can change a file without changing its
+    # ctime.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

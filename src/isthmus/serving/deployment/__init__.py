@@ -1,1 +1,1 @@
-"""What is deployed, on disk: the deployment, its history, the packages beside the server."""
+"""The deployment on disk: its file, its history, and the cached packages."""

@@ -1,4 +1,4 @@
-"""The cache of a server: the packages that were deployed lately, beside the deployment, by digest."""
+"""The cache of recently deployed packages next to the deployment file, by digest."""
 
 import shutil
 from collections.abc import Callable, Collection
@@ -14,18 +14,17 @@ from isthmus.serving.deployment.record import CACHE
 
 
 def folder_of(file: Path) -> Path:
-    """The cache beside a deployment file."""
     return file.parent / CACHE
 
 
 def fetch(
     package: Path, digest: str, folder: Path, public_key: str | None, done: Callable[[str], None]
 ) -> tuple[Path, int]:
-    """Copies the package of a digest into a cache, unless it is complete there; returns its path and the bytes copied.
+    """Copy a package into the cache unless it is there, and return its path and the number of bytes copied.
 
-    It appears there once its checksums, and its signature by the owner of `public_key` (PEM), have been checked on that
-    side. A damaged copy, or a copy with a different signature, is replaced. `done` is called with the stage, fetch or
-    verify, whenever a part of it has ended.
+    The copy appears in the cache only after its digest and its signature by the owner of `public_key` (PEM) were
+    checked. A damaged copy, or a copy with a different signature, is replaced. `done` is called with "fetch" or
+    "verify" when a part of that stage has ended.
     """
     target = folder / digest
     with suppress(PackageError):
@@ -50,7 +49,11 @@ def fetch(
 
 
 def require(folder: Path, digest: str, public_key: str | None) -> Package:
-    """The package in a folder, if it is the complete package of a digest, signed by whom it must be."""
+    """Open the package in a folder and check its digest, and its signature if `public_key` is given.
+
+    Raises:
+        PackageError: the package is damaged, has another digest, or lacks the required signature.
+    """
     package = open_package(folder)
     if (actual := package.files.digest) != digest:
         raise PackageError(f"package {package.manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],
@@ -61,13 +64,13 @@ def require(folder: Path, digest: str, public_key: str | None) -> Package:
 
 
 def _signature(package: Path) -> bytes | None:
-    # No part of the digest: a package may have been signed since.
+    # The digest does not cover the signature: a package may be signed later.
     file = package / SIGNATURE
     return file.read_bytes() if file.exists() else None
 
 
 def prune(folder: Path, keep: Collection[str]) -> None:
-    """Removes all packages of a cache but those with these digests."""
+    """Remove all packages from the cache except those with digests in `keep`."""
     for entry in folder.glob("[0-9a-f]" * 64):
         if entry.name not in keep:
             shutil.rmtree(entry, ignore_errors=True)

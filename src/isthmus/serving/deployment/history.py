@@ -1,4 +1,4 @@
-"""The history of a deployment file: what was put behind the API, when, under which contract and why."""
+"""The history of a deployment file: what was deployed when, under which contract, and why."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,19 +10,16 @@ from isthmus.features.files import Journal
 from isthmus.serving.deployment.record import Deployment
 
 Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
-"""The first three put something in force; the rest are about a candidate."""
+"""The first three change the deployed package; the others are about a candidate."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of the history."""
-
     at: int
     action: Action
     deployment: Deployment
     why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The event as `/status` and the command line show it."""
         deployment = self.deployment
         return {
             "at": self.at, "action": self.action, "model": deployment.model, "digest": deployment.digest,
@@ -31,17 +28,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class DeploymentHistory(Journal[Event]):
-    """The file beside a deployment file: a line for each event."""
+    """The history file, one line per event."""
 
     def __init__(self, deployment: Path) -> None:
         super().__init__(
             deployment.with_name("deployments.jsonl"), Event,
-            busy=("another deployment is under way here", "wait until it is done"),
-            remedy="remove that line: the deployment itself is another file",
+            busy=("another deployment is in progress here", "wait until it has finished"),
+            remedy="remove that line: the current deployment is in another file",
         )  # fmt: skip
 
     def add(self, record: Event) -> None:
-        """Adds an event, which is on disk when this returns."""
+        """Append an event and sync it to disk."""
         super().add(msgspec.structs.replace(record, deployment=record.deployment.relative(self._file)))
 
     def _records(self, lines: bytes) -> list[Event]:
@@ -52,7 +49,7 @@ class DeploymentHistory(Journal[Event]):
 
 
 def succession(events: Sequence[Event]) -> list[Deployment]:
-    """The deployments that a rollback may go back through, the newest last, without those rolled back from."""
+    """Return the deployments a rollback can go back through, newest last, without those rolled back from."""
     deployments: list[Deployment] = []
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):

@@ -1,4 +1,4 @@
-"""The deployment: which package answers, on whose verdict, in a small file."""
+"""The deployment file: the package that answers requests, and the verdict it is based on."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,18 +16,18 @@ from isthmus.package.signature import require_signature
 from isthmus.package.verdict import Verdict
 
 CACHE = "deployments"
-"""The folder beside a deployment file that has the deployed packages, by digest."""
+"""Folder next to a deployment file that holds the deployed packages, by digest."""
 
 _VERIFY = "run `isthmus verify` and deploy again"
 
 
 class Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The verdict a deployment rests on.
+    """Summary of the verdict a deployment is based on.
 
     Attributes:
-        at: when it was reached, microseconds since 1970 UTC.
-        compared: how many values it compared.
-        limits: what it says nothing of, in sentences: pushed rows, samples, and runtimes that were not there.
+        at: time of the verdict, microseconds since 1970 UTC.
+        compared: number of values compared.
+        limits: sentences about what the verdict does not cover: pushed rows, samples, and missing runtimes.
     """
 
     at: int
@@ -39,18 +39,19 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A deployed package.
 
     Attributes:
-        model: name by which `/predict` and `/v2/models` know it.
-        package: path of the package folder; in a file from the folder of that file: a copy has its own packages.
+        model: model name in `/predict` and `/v2/models`.
+        package: path of the package folder. In a file it is relative to that file's folder, so a copied project uses
+            its own packages.
         contract: hash of the contract the package was exported under.
-        service: feature service whose values the model reads.
+        service: feature service the model reads.
         precision: variant of the package that runs.
-        threads: CPU threads of one prediction.
+        threads: CPU threads per prediction.
         deployed_at: microseconds since 1970 UTC.
-        verdict: what the deployment rests on.
-        public_key: whose owner must have signed the package, as PEM; None if nobody must.
-        candidate: the package beside it, if any.
-        probation: what a server goes back to if it fails; None if to nothing.
-        undone: the failed deployment that a server went back from to this one, if so.
+        verdict: verdict the deployment is based on.
+        public_key: PEM key that the package must be signed with, or None.
+        candidate: package on trial next to this one, if any.
+        probation: deployment to restore if this one fails, if any.
+        undone: failed deployment that a server replaced with this one, if any.
     """
 
     model: str
@@ -63,33 +64,33 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deployed_at: int
     verdict: Approval
     public_key: str | None = None
-    candidate: "Candidate | None" = None
+    candidate: "CandidateDeployment | None" = None
     probation: "Probation | None" = None
     undone: "Undone | None" = None
 
     @property
     def alone(self) -> "Deployment":
-        """The deployment without what stands beside it and what was before, as the history has it."""
+        """The deployment without candidate, probation and undone, as stored in the history."""
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def loaded(self, now: int) -> "list[Deployment]":
-        """Whose models a server has: its own, the candidate's, and the former one's while it is on probation."""
+        """Return the deployments to load: this one, the candidate, and the previous one during probation."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.alone, *candidate, *former]
 
     @property
     def runs(self) -> tuple[str, str, int]:
-        """Digest of the package, precision and threads: the same for deployments that run the same."""
+        """Digest, precision and threads: equal for deployments that run the same way."""
         return self.digest, self.precision, self.threads
 
     def dumps(self, file: Path) -> bytes:
-        """The text of the deployment in this file."""
+        """Encode the deployment for this file."""
         return msgspec.json.format(msgspec.json.encode(self.relative(file)), indent=1) + b"\n"
 
     @classmethod
     def loads(cls, text: bytes, where: str = "deployment.json") -> "Deployment":
-        """The inverse of `dumps`, for the text of the file at `where`."""
+        """Parse a deployment file located at `where`."""
         try:
             deployment = msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -98,23 +99,23 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return deployment.beside(Path(where))
 
     def relative(self, file: Path) -> "Deployment":
-        """The deployment as this file, or another in its folder, has it: a package of the cache there by its path."""
+        """Make package paths in the cache next to `file` relative."""
         folder = file.parent.resolve()
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
     def beside(self, file: Path) -> "Deployment":
-        """The inverse of `relative`."""
+        """Make package paths absolute; the inverse of `relative`."""
         folder = file.parent.resolve()
 
-        def found(package: Path, own: str) -> str:
-            # Earlier versions wrote whole paths, which in a copied project lead to the packages of the original.
+        def absolute(package: Path, own: str) -> str:
+            # Earlier versions wrote absolute paths, which in a copied project point to the original's packages.
             cached = package.parts[-2:] == Path(own).parts and (folder / own).is_dir()
             return str(folder / (own if cached else package))
 
-        return self._with_packages(found)
+        return self._with_packages(absolute)
 
     def _with_packages(self, path: Callable[[Path, str], str]) -> "Deployment":
-        """With paths that follow from a package's path and from its place in the cache."""
+        """Replace each package path by `path(package, path in the cache)`."""
         package = path(Path(self.package), f"{CACHE}/{self.digest}")
         candidate, probation = self.candidate, self.probation
         if candidate is not None:
@@ -124,13 +125,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, package=package, candidate=candidate, probation=probation)
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A package beside the deployed package.
+class CandidateDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A package on trial next to the deployed package.
 
     Attributes:
-        deployment: the package, as if it were deployed.
-        share: of requests that it answers, below 1; 0 for a shadow, whose answers are compared and never returned.
-        latency_objective_ms: the largest p99 that a canary may have for a prediction of a single row, in milliseconds.
+        deployment: candidate's package, as if deployed.
+        share: fraction of requests it answers, below 1; 0 for a shadow, whose answers are compared and never returned.
+        latency_objective_ms: largest p99 of a canary for predicting a single row, in milliseconds.
     """
 
     deployment: Deployment
@@ -139,12 +140,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Probation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deployment that took all requests at once may be undone for, and until when.
+    """The trial period of a new deployment.
 
     Attributes:
-        before: the deployment before it, which is put in force again.
-        until: microseconds since 1970 UTC.
-        latency_objective_ms: the largest p99 that it may have for a prediction of a single row, in milliseconds.
+        before: previous deployment, restored if this one fails.
+        until: end of the period, microseconds since 1970 UTC.
+        latency_objective_ms: largest p99 for predicting a single row, in milliseconds.
     """
 
     before: Deployment
@@ -153,13 +154,13 @@ class Probation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Undone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A deployment that a server has undone: its package, and why."""
+    """A deployment that a server has undone: the digest of its package, and the reason."""
 
     digest: str
     why: str
 
 
-def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked
+def approve(  # noqa: PLR0913 - all evidence for a deployment
     folder: Path,
     verdict: Verdict | None,
     contract: Contract,
@@ -169,7 +170,7 @@ def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """The deployment of a package where it lies, if nothing speaks against it. Arguments and errors: see `deploy`."""
+    """Check a package and return a deployment of it in its current folder. Arguments and errors: see `deploy`."""
     package = open_package(folder)
     if public_key is not None:
         require_signature(package.files, public_key)
@@ -185,7 +186,7 @@ def approve(  # noqa: PLR0913 - what a deployment rests on, all of it checked
 
 
 def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
-    """The deployment of a package where it lies, with a verdict that compared nothing."""
+    """Return a deployment with a verdict that compared nothing."""
     manifest = package.manifest
     manifest.variant(profile.precision)
     return Deployment(
@@ -203,10 +204,10 @@ def unapproved(package: Package, profile: ServingProfile, at: int, public_key: s
 
 
 def require_rows(manifest: Manifest) -> str:
-    """The only output of a model of rows.
+    """Return the name of the only output of a model of rows.
 
     Raises:
-        PackageError: it answers a row neither with a number nor with classes.
+        PackageError: the model does not return one number per row, or one number per class.
     """
     where = f"package {manifest.name}"
     if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != (2 if manifest.classes else 1):
@@ -223,12 +224,12 @@ def require_rows(manifest: Manifest) -> str:
 def _require_coverage(
     where: str, contract: Contract, service: str, verdict: Verdict, tables: Mapping[str, str]
 ) -> None:
-    """Refuses a verdict that did not compare every feature the model reads, as the tables have them now."""
+    """Check that the verdict compared every feature of the model, on the current tables."""
     features = [*contract.read(service), *contract.service(service).computed]
     missing = []
     for view, feature in features:
         compared = verdict.views.get(view, {}).get(feature)
-        # If more rows were pushed since than compared, that is no comparison either.
+        # If more rows were pushed since than compared, the comparison says little about the current rows.
         if compared is None or compared.compared <= verdict.ahead.get(view, 0):
             missing.append(f"{view}.{feature}")
     if missing:
@@ -236,7 +237,7 @@ def _require_coverage(
         raise GateFailed(where, problem, expected="every feature of the model", remedy=_VERIFY)
     rebuilt = sorted({view for view, _ in features if tables.get(view) != verdict.tables.get(view)})
     if rebuilt:
-        problem = f"the tables of {', '.join(rebuilt)} have changed since its verdict"
+        problem = f"tables changed since the verdict: {', '.join(rebuilt)}"
         remedy = "run `isthmus materialize` and `isthmus verify`, then deploy again"
         raise GateFailed(where, problem, expected="the tables that were compared", remedy=remedy)
 
@@ -248,10 +249,10 @@ def _require_passed(where: str, digest: str, contract: Contract, verdict: Verdic
     if verdict.contract != contract.hash:
         raise refused(f"its verdict is about contract {verdict.contract[:12]}", expected=contract.hash[:12])
     if verdict.package is None or verdict.model is None:
-        raise refused("its verdict compared no model output", expected=f"package {digest[:12]}")
+        raise refused("its verdict did not compare model outputs", expected=f"package {digest[:12]}")
     if verdict.package != digest:
         raise refused(f"its verdict is about package {verdict.package[:12]}", expected=digest[:12])
     if not verdict.passed:
         problem = f"its verdict failed: {verdict.differing:,} of {verdict.compared:,} values differ"
-        raise refused(problem, expected="none", remedy="run `isthmus verify`, mend what differs, and deploy again")
+        raise refused(problem, expected="0", remedy="run `isthmus verify`, fix the differences, and deploy again")
     return verdict

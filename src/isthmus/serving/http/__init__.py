@@ -1,1 +1,1 @@
-"""The ASGI side: application, server, guard and endpoints."""
+"""The ASGI application, its server, the guard, and the endpoints."""

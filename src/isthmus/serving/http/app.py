@@ -26,20 +26,20 @@ from isthmus.features.latency import WRITE_SECONDS, LatencyWriter
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http import push, snapshots
-from isthmus.serving.http.generate import Generations
+from isthmus.serving.http.generate import TextGeneration
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.inference import Inference
 from isthmus.serving.http.middleware import Observed
-from isthmus.serving.http.predict import PredictCall, Predictions, candidate_state, probation_state, recorded_by
+from isthmus.serving.http.predict import PredictCall, PredictionService, candidate_state, probation_state, recorded_by
 from isthmus.serving.lookup import compact
 from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
 from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.metrics.production import ProductionGauges
 from isthmus.serving.metrics.spool import SpoolGauges
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.predict.predictor import Predictor
-from isthmus.serving.recorder.columns import Answer, stored_of
+from isthmus.serving.recorder.columns import RecordedAnswer, stored_of
 from isthmus.serving.recorder.options import MB
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.redis.store import Store
@@ -61,16 +61,16 @@ _WRITE = msgspec.json.Decoder(messages.WriteRequest)
 _HTML = {
     "content-type": "text/html; charset=utf-8",
     "cache-control": "no-store",
-    # Nothing is loaded and nothing runs, whatever a name holds.
+    # The page loads and runs nothing, even if a name contains HTML.
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
 }
 _UP = orjson.dumps({"status": "up"})
 LOOK_SECONDS = 1.0
-"""Between two looks at what Redis has lost."""
+"""Seconds between two checks for rows that Redis has lost."""
 
 
 class Handlers:
-    """The handlers of one server process, over its store and its state."""
+    """The handlers of a server process."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -90,7 +90,7 @@ class Handlers:
         self.metrics.gauges.production = ProductionGauges(Path(settings.deployment))
         latency = settings.latency
         self._latency = None if latency is None else LatencyWriter(Path(latency), objective, self.metrics.bounds)
-        self._predictions = Predictions(self._store, settings.limits, self.metrics, self._at)
+        self._predictions = PredictionService(self._store, settings.limits, self.metrics, self._at)
         record, spool = settings.record, settings.spool
         if record is not None and spool is not None:
             self.metrics.gauges.spool = SpoolGauges(Path(spool), int(record.spool_mb * MB))
@@ -101,7 +101,7 @@ class Handlers:
         self._lookups = self.recorder if record is not None and record.lookups else None
         self._predicted = self.recorder if record is not None and record.predictions else None
         written = self.recorder if record is not None and record.texts else None
-        self.generations = Generations(lambda: self._watch.state, self._predictions, self._limits, self._at, written)
+        self.generations = TextGeneration(lambda: self._watch.state, self._predictions, self._limits, self._at, written)
         self.inference = Inference(
             lambda: self._watch.state, self._predictions, self._store, self._limits, self._predicted
         )
@@ -109,14 +109,14 @@ class Handlers:
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Loads the contract and the model, follows their files, and closes the connections at the end."""
+        """Load the contract and the model, watch their files, and close all connections at the end."""
         self._watch.load()
-        # Without this, each full collection looks through everything that was loaded, for 30 ms.
+        # Otherwise every full collection scans all loaded objects, which takes 30 ms.
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000)
         tasks = [
-            asyncio.create_task(_kept_up(work))
+            asyncio.create_task(_restarted(work))
             for work in (
                 self._watch.run,
                 self.metrics.share,
@@ -142,77 +142,77 @@ class Handlers:
     async def _follow_rows(self) -> None:
         """Check every second whether Redis has lost rows, until canceled."""
         while True:
-            with suppress(IsthmusError):  # requests say so
+            with suppress(IsthmusError):  # requests report the error
                 state = self._watch.state
                 await self._store.look(state.contract.project, state.stored)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _write_latency(self) -> None:
-        """Writes down every second how fast this process answers, until it is canceled."""
+        """Write the latency of this process every second, until canceled."""
         failed = False
         while self._latency:
             try:
-                # In a thread: a file system may be slow, and the event loop has requests to answer.
+                # Use a thread because the file system may be slow.
                 await asyncio.to_thread(self._latency.write, self.metrics.answered())
                 failed = False
             except OSError as error:
                 if not failed:
-                    log.warning("latency not told", problem=error.strerror or str(error))
+                    log.warning("latency not written", problem=error.strerror or str(error))
                 failed = True
             await asyncio.sleep(WRITE_SECONDS)
 
     async def lookup(self, request: Request) -> Response:
-        """Feast's online lookup."""
+        """Handle Feast's online lookup."""
         answer_format = negotiate(request.headers.get("accept", ""))
         body = await body_of(request)
-        wanted = message_of(body, _LOOKUP)
-        granted(request).require_lookup(wanted.feature_service, wanted.features)
+        message = message_of(body, _LOOKUP)
+        granted(request).require_lookup(message.feature_service, message.features)
         state = self._watch.state
-        lookup = _compiled(state, wanted)
+        lookup = _compiled(state, message)
         keys, fields = await offload(
-            len(body) > BYTES, decode.entities, wanted.entities, state.join_keys, lookup.request, lookup.optional
+            len(body) > BYTES, decode.entities, message.entities, state.join_keys, lookup.request, lookup.optional
         )
-        asked = _Asked(lookup, LookupInputs.of(lookup, keys, fields, self._limits), state.join_keys, answer_format)
+        call = _LookupCall(lookup, LookupInputs.of(lookup, keys, fields, self._limits), state.join_keys, answer_format)
         try:
-            answer = await self._encoded(asked)
+            answer = await self._encoded(call)
         except DamagedRowError:
-            # Found while values were read: now each row is looked at, and the others are answered.
-            answer = await self._encoded(asked, check=True)
+            # A value could not be decoded. Check every row and answer the undamaged ones.
+            answer = await self._encoded(call, check=True)
         if self._lookups is not None:
-            inputs = asked.inputs
+            inputs = call.inputs
             request.scope[ANSWER] = self._lookups.lookup(
-                lookup.plan, asked.at, body, inputs.keys, inputs.rows, asked.answers, asked.computed
+                lookup.plan, call.at, body, inputs.keys, inputs.rows, call.answers, call.computed
             )
         return reply(answer, state.contract.hash, answer_format.value)
 
-    async def _encoded(self, asked: "_Asked", *, check: bool = False) -> bytes:
-        """The body of the answer to a lookup; `check` looks at the content of every row."""
-        lookup, keys, rows = asked.lookup, asked.inputs.keys, asked.inputs.rows
-        asked.at = self._at()
+    async def _encoded(self, call: "_LookupCall", *, check: bool = False) -> bytes:
+        """Encode the answer to a lookup; `check` verifies the content of every row."""
+        lookup, keys, rows = call.lookup, call.inputs.keys, call.inputs.rows
+        call.at = self._at()
         answers: Mapping[str, ViewAnswer] = {}
         if lookup.plan.views:
-            answers = asked.answers = await self._store.read(lookup.plan, keys, rows, asked.at, check=check)
+            answers = call.answers = await self._store.read(lookup.plan, keys, rows, call.at, check=check)
             self.metrics.read(answers, lookup.bits)
         large = rows * len(lookup.names) > VALUES
         computed: TransformOutputs = {}
         if lookup.computes:
-            computed = asked.computed = await offload(large, lookup.compute, asked.inputs.request, answers)
-        match asked.format:
+            computed = call.computed = await offload(large, lookup.compute, call.inputs.request, answers)
+        match call.format:
             case Format.JSON:
                 return await offload(large, lookup.encode, keys, rows, answers, computed)
             case Format.VALUES:
                 return await offload(large, compact.values, lookup, keys, answers, computed)
             case Format.ARROW:
-                # The first to ask waits for the library, in a thread: nobody else does.
+                # Import pyarrow in a thread, so that only the first request for it waits.
                 waits = large or "pyarrow" not in sys.modules
-                return await offload(waits, _stream, lookup, asked.join_keys, keys, answers, computed)
+                return await offload(waits, _stream, lookup, call.join_keys, keys, answers, computed)
 
     async def push(self, request: Request) -> Response:
-        """Feast's push of rows to the online store."""
+        """Handle Feast's push of rows to the online store."""
         return await self._push(request, message_of(await body_of(request), _PUSH))
 
     async def write(self, request: Request) -> Response:
-        """A push as Feast's remote online store sends it."""
+        """Handle a write by Feast's remote online store."""
         return await self._push(request, message_of(await body_of(request), _WRITE))
 
     async def _push(self, request: Request, rows: messages.PushRequest | messages.WriteRequest) -> Response:
@@ -222,40 +222,39 @@ class Handlers:
         return reply(answer, state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
-        """Predictions for rows of join keys and request fields."""
+        """Predict for rows of join keys and request fields."""
         body = await body_of(request)
         state = self._watch.state
         try:
-            wanted = message_of(body, _PREDICT)
-            granted(request).require("predict", state.deployed(wanted.model).deployment.model)
-            answer, predictor, predicted = await self._predictions.answer(PredictCall(state, wanted, body))
+            message = message_of(body, _PREDICT)
+            granted(request).require("predict", state.deployed(message.model).deployment.model)
+            answer, predictor, predicted = await self._predictions.answer(PredictCall(state, message, body))
             if (reader := recorded_by(self._predicted, "predict", predictor)) is not None:
                 stored = predicted.stored
-                request.scope[ANSWER] = Answer(
+                request.scope[ANSWER] = RecordedAnswer(
                     reader, stored.at, body, stored.keys, stored_of(reader, stored.answers), stored.rows,
                     predicted.outputs, predicted.inputs,
                 )  # fmt: skip
             return reply(answer, predictor.contract.hash)
         except RequestError as error:
             with suppress(IsthmusError):
-                # Only whoever may ask the model learns what it reads.
+                # Show an example only to callers who may use the model.
                 granted(request).require("predict", state.deployed(None).deployment.model)
                 if isinstance(deployed := state.predictor(), Predictor):
                     error.example = deployed.example
             raise
 
     async def snapshot(self, request: Request) -> Response:
-        """The stored features of a service that devices keep, or those of an owner."""
+        """Return the snapshot of a service, or of one owner."""
         return await snapshots.answer(request, self._watch.state.contract.services, self._settings.snapshots)
 
     async def models(self, request: Request) -> Response:
-        """The deployed models."""
         state = self._watch.state
         granted(request).require_status(state.model.deployment.model if state.model else None)
         return reply(msgspec.json.encode(messages.Models(_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
-        """The status of the server and its project: a page for a browser, JSON for everybody else."""
+        """Return the status of the server and its project, as a page for browsers, else as JSON."""
         granted(request).require_status()
         state = self._watch.state
         answer = await status(self._settings, state, self._store, self.metrics, _models(state), self._at())
@@ -264,11 +263,9 @@ class Handlers:
         return Response(page(answer), headers={**_HTML, "isthmus-contract": state.contract.hash})
 
     async def health(self, _request: Request) -> Response:
-        """Answers as long as the process is up."""
         return reply(_UP)
 
     async def ready(self, _request: Request) -> Response:
-        """Whether lookups can be answered."""
         state = self._watch.state
         contract = state.contract
         await self._store.ping(contract)
@@ -278,7 +275,10 @@ class Handlers:
         return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """The metrics, in the format that Prometheus asks for; while Redis is away, with what it said last."""
+        """Return the metrics in the format that `Accept` names.
+
+        If Redis does not answer, repeat the last values from it.
+        """
         granted(request).require_status()
         gauges = self.metrics.gauges
         try:
@@ -291,7 +291,7 @@ class Handlers:
         except IsthmusError:
             gauges.ready = False
         model = self._watch.state.model
-        # In a thread: a file system may be slow, and the event loop has requests to answer.
+        # Use a thread because the file system may be slow.
         if gauges.production is not None and model is not None:
             await asyncio.to_thread(gauges.production.look, model.deployment.model)
         if gauges.spool is not None:
@@ -300,7 +300,6 @@ class Handlers:
         return Response(body, headers={"content-type": kind})
 
     async def openapi(self, _request: Request) -> Response:
-        """The OpenAPI document."""
         return reply(self._document)
 
     def _at(self) -> int:
@@ -308,7 +307,6 @@ class Handlers:
 
 
 def create(settings: ServerSettings) -> ASGIApp:
-    """The application of a server process."""
     log.configure()
     handlers = Handlers(settings)
     app = Starlette(
@@ -344,8 +342,8 @@ def create(settings: ServerSettings) -> ASGIApp:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A lookup whose request has been read; then its present, and what it rests on."""
+class _LookupCall:
+    """A lookup request: its decoded inputs, then its time and the values it used."""
 
     lookup: Lookup
     inputs: LookupInputs
@@ -357,7 +355,7 @@ class _Asked:
 
 
 class _Direct:
-    """The busy routes, without what Starlette does on the way to them; none has parameters in its path."""
+    """Call busy routes directly, without Starlette's overhead. None has path parameters."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
         self._app = app
@@ -377,16 +375,16 @@ class _Direct:
         except ClientDisconnect:
             raise
         except Exception as error:
-            # A defect of ours: the caller gets an answer, and `Observed` logs the place.
+            # This is a bug: answer the caller, and let `Observed` log the place.
             await (await _fail(request, error))(scope, receive, send)
             raise
         await response(scope, receive, send)
 
 
-def _stream(*answered: Any) -> bytes:
+def _stream(*arguments: Any) -> bytes:
     from isthmus.serving.lookup.arrow import stream
 
-    return stream(*answered)
+    return stream(*arguments)
 
 
 def _models(state: State) -> list[messages.ModelState]:
@@ -415,8 +413,8 @@ def _models(state: State) -> list[messages.ModelState]:
     ]
 
 
-def _tensors(model: Model) -> dict[str, Any]:
-    """What `/models` says of a model of tensors alone."""
+def _tensors(model: DeployedModel) -> dict[str, Any]:
+    """Return the fields of `/models` that only models of tensors have."""
     if model.inputs:
         return {}
     return {
@@ -425,23 +423,23 @@ def _tensors(model: Model) -> dict[str, Any]:
     } | {"max_sizes": model.manifest.variant(model.deployment.precision).most}
 
 
-async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _restarted(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run background work until canceled. Restart it after an unexpected exception."""
     while True:
         try:
             return await work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, requests go on
+        except Exception as error:  # noqa: BLE001 - requests must go on after any error
             log.warning("background work failed", exception=type(error).__name__, at=log.place(error))
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def _compiled(state: State, wanted: messages.LookupRequest) -> Lookup:
-    if (wanted.features is None) == (wanted.feature_service is None):
-        problem = "neither is given" if wanted.features is None else "both are given"
+def _compiled(state: State, message: messages.LookupRequest) -> Lookup:
+    if (message.features is None) == (message.feature_service is None):
+        problem = "both are missing" if message.features is None else "both are present"
         raise RequestError("features and feature_service", problem, expected="one of the two")
-    if wanted.feature_service is not None:
-        return state.service_lookup(wanted.feature_service, wanted.full_feature_names)
-    return state.lookup(tuple(wanted.features or ()), wanted.full_feature_names)
+    if message.feature_service is not None:
+        return state.service_lookup(message.feature_service, message.full_feature_names)
+    return state.lookup(tuple(message.features or ()), message.full_feature_names)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -450,7 +448,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, _error: Exception) -> Response:
-    return refused(errors.DefectError("server", "an unforeseen error", remedy="see the server's log"), request.scope)
+    return refused(errors.DefectError("server", "unexpected error", remedy="see the server's log"), request.scope)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -458,8 +456,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     path = request.url.path
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        refusal = errors.NotAllowedError(path, f"does not take {request.method}", expected=allowed)
+        refusal = errors.NotAllowedError(path, f"does not support {request.method}", expected=allowed)
         answer = refused(refusal, request.scope)
         answer.headers["allow"] = allowed
         return answer
-    return refused(errors.NotFoundError(path, "is no path of this API", remedy="see /docs"), request.scope)
+    return refused(errors.NotFoundError(path, "is not a path of this API", remedy="see /docs"), request.scope)

@@ -1,4 +1,4 @@
-"""`/generate`: text as it comes, as server-sent events (https://html.spec.whatwg.org, section 9.2)."""
+"""`/generate`: stream text as server-sent events (https://html.spec.whatwg.org, section 9.2)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -15,13 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 from isthmus.features.errors import IsthmusError
 from isthmus.package.generation.decoder import Read
 from isthmus.package.generation.prompt import Generation
-from isthmus.package.generation.tokenizer import LONG, Text, Tokenizer
+from isthmus.package.generation.tokenizer import LONG, GrowingText, Tokenizer
 from isthmus.serving.deadlines import DEADLINE, REFUSAL
 from isthmus.serving.http.guard import granted
-from isthmus.serving.http.predict import Predictions
+from isthmus.serving.http.predict import PredictionService
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.generator import Generator
-from isthmus.serving.recorder.columns import Answer, stored_of
+from isthmus.serving.recorder.columns import RecordedAnswer, stored_of
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.state import State
 from isthmus.serving.wire.errors import BusyError, DefectError
@@ -33,11 +33,11 @@ EVENTS = "text/event-stream"
 T = TypeVar("T")
 
 
-class Generations:
-    """The texts that a server process generates."""
+class TextGeneration:
+    """The handler of `/generate` in a server process."""
 
     def __init__(
-        self, state: Callable[[], State], predictions: Predictions, limits: Limits, now: Callable[[], int],
+        self, state: Callable[[], State], predictions: PredictionService, limits: Limits, now: Callable[[], int],
         recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         self._state, self._predictions, self._limits, self._now = state, predictions, limits, now
@@ -46,44 +46,46 @@ class Generations:
         self._tokenizing = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
-        """The text behind a prompt.
+        """Start generating, and return the stream of events.
 
-        The first token has the time of any request. What is wrong before it is answered with a status; what goes wrong
-        behind it, with an event.
+        The first token must meet the deadline of a request. Errors before it have an HTTP status; later ones are
+        events.
         """
         body = await body_of(request)
-        wanted, state = message_of(body, _REQUEST), self._state()
-        granted(request).require("predict", state.deployed(wanted.model).deployment.model)
-        generator = state.generator(wanted.model)
+        message, state = message_of(body, _REQUEST), self._state()
+        granted(request).require("predict", state.deployed(message.model).deployment.model)
+        generator = state.generator(message.model)
         if self._under_way >= self._limits.generations:
             raise BusyError("server", f"{self._under_way:,} texts are being generated",
                             remedy="try again, or raise server.limits.generations or server.workers")  # fmt: skip
         self._under_way += 1
         try:
-            asked = await _while_there(request.receive, self._begun(state, generator, wanted, body))
+            call = await _while_connected(request.receive, self._begun(state, generator, message, body))
         except BaseException:
             self._under_way -= 1
             raise
-        if asked.answer is not None:
-            request.scope[ANSWER] = asked.answer
-        return _Stream(generator, asked, self._limits, self._end)
+        if call.answer is not None:
+            request.scope[ANSWER] = call.answer
+        return _Stream(generator, call, self._limits, self._end)
 
-    async def _begun(self, state: State, generator: Generator, wanted: GenerateRequest, body: bytes) -> "_Asked":
-        """A text with its first token."""
-        inputs, at = state.prompt.read(wanted, self._limits), self._now()
+    async def _begun(
+        self, state: State, generator: Generator, message: GenerateRequest, body: bytes
+    ) -> "_GenerateCall":
+        """Start a text and generate its first token."""
+        inputs, at = state.prompt.read(message, self._limits), self._now()
         answers = await self._predictions.stored(state.prompt, inputs.keys, 1, at=at)
         features = state.prompt.features(inputs.request, answers)
-        parts = generator.generation.parts(wanted.prompt, features)
+        parts = generator.generation.parts(message.prompt, features)
         prompt = await tokens_of(generator.generation, generator.tokenizer, parts, self._tokenizing)
-        room = generator.room(prompt, wanted.max_tokens, self._limits)
+        room = generator.room(prompt, message.max_tokens, self._limits)
         tokens = generator.tokens(prompt, room)
-        asked = _Asked(prompt, room, tokens, await anext(tokens))
+        call = _GenerateCall(prompt, room, tokens, await anext(tokens))
         deployment, recorder = generator.predictor.model.deployment, self._recorder
         variant = f"{deployment.precision}/{deployment.threads}"
         if recorder and (reader := recorder.reader("generate", state.prompt.plan, deployment.digest, variant)):
             stored = stored_of(reader, answers)
-            asked.answer = Answer(reader, at, body, inputs.keys, stored, 1, (prompt, asked.generated))
-        return asked
+            call.answer = RecordedAnswer(reader, at, body, inputs.keys, stored, 1, (prompt, call.generated))
+        return call
 
     def _end(self) -> None:
         self._under_way -= 1
@@ -94,24 +96,30 @@ async def tokens_of(
 ) -> list[int]:
     """Return the tokens of a prompt.
 
-    A thread reads a long one, in its turn: tokenizing cannot be stopped, so requests that time out or leave while they
-    wait never start it, and one thread at most is behind a caller who has left.
+    A long prompt is tokenized in a thread, one at a time. Tokenizing cannot be stopped, so requests that time out or
+    disconnect while they wait never start it, and at most one thread works for a caller who has left.
     """
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)
     await turn.acquire()
     reading = asyncio.ensure_future(asyncio.to_thread(tokenizer.encode, parts, generation.context))
     reading.add_done_callback(lambda _: turn.release())
-    # If the caller of a prompt has left, no one reads the error.
+    # Retrieve the error in case the caller has left.
     reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
     return await asyncio.shield(reading)
 
 
 @dataclass(slots=True)
-class _Asked:
-    """The tokens of a prompt, the room behind them, what follows, of which the first is there, and those sent.
+class _GenerateCall:
+    """A text in progress.
 
-    `answer` is what is recorded of it, if anything is.
+    Attributes:
+        prompt: tokens of the prompt.
+        room: number of tokens that may be generated.
+        tokens: tokens after the first one.
+        first: first generated token.
+        generated: tokens sent so far.
+        answer: answer to record, if any.
     """
 
     prompt: Sequence[int]
@@ -119,15 +127,15 @@ class _Asked:
     tokens: AsyncIterator[Read]
     first: Read
     generated: list[int] = field(default_factory=list)
-    answer: Answer | None = None
+    answer: RecordedAnswer | None = None
 
 
 class _Stream(Response):
-    """The events of a text. It ends with the text, or when its reader leaves."""
+    """The events of a text. The stream ends with the text, or when the client disconnects."""
 
-    def __init__(self, generator: Generator, asked: _Asked, limits: Limits, end: Callable[[], None]) -> None:
+    def __init__(self, generator: Generator, call: _GenerateCall, limits: Limits, end: Callable[[], None]) -> None:
         self.status_code, self.background = 200, None
-        self._generator, self._asked, self._limits, self._end = generator, asked, limits, end
+        self._generator, self._call, self._limits, self._end = generator, call, limits, end
         contract = generator.predictor.contract.hash.encode()
         self.raw_headers = [
             (b"content-type", EVENTS.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"),
@@ -135,16 +143,15 @@ class _Stream(Response):
         ]  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events as they come."""
         try:
             scope[DEADLINE].release()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _while_there(receive, self._send(scope, send))
+            await _while_connected(receive, self._send(scope, send))
         finally:
             self._end()
-            if (answer := self._asked.answer) is not None:
-                # Numbers of tokens: some bytes each, as lists have them.
-                answer.size = 32 * (len(self._asked.prompt) + len(self._asked.generated))
+            if (answer := self._call.answer) is not None:
+                # Python lists take about 32 bytes per token.
+                answer.size = 32 * (len(self._call.prompt) + len(self._call.generated))
 
     async def _send(self, scope: Scope, send: Send) -> None:
         try:
@@ -154,61 +161,60 @@ class _Stream(Response):
             scope[REFUSAL] = type(error).__name__
             await send(_body(_event("error", error.as_dict())))
         except Exception:
-            defect = DefectError("server", "an unforeseen error", remedy="see the server's log")
+            defect = DefectError("server", "unexpected error", remedy="see the server's log")
             scope[REFUSAL] = type(defect).__name__
             await send(_body(_event("error", defect.as_dict())))
             await send(_body(b"", more=False))
-            raise  # the log has where
+            raise  # so that the place is logged
         await send(_body(b"", more=False))
 
     async def _events(self) -> AsyncIterator[bytes]:
-        text, asked = Text(self._generator.tokenizer), self._asked
+        text, call = GrowingText(self._generator.tokenizer), self._call
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.generation_seconds
         reason: Literal["end", "length", "time"] = "length"
-        async with aclosing(_chained(asked)) as tokens:
+        async with aclosing(_chained(call)) as tokens:
             async for read in tokens:
-                asked.generated.append(read.token)
+                call.generated.append(read.token)
                 if read.token in self._generator.generation.end:
                     reason = "end"
                     break
                 if piece := text.add(read.token):
                     yield _event("text", msgspec.to_builtins(EventText(piece)))
-                if loop.time() > until and len(asked.generated) < asked.room:
+                if loop.time() > until and len(call.generated) < call.room:
                     reason = "time"
                     break
         if piece := text.end():
             yield _event("text", msgspec.to_builtins(EventText(piece)))
-        yield _event("end", msgspec.to_builtins(EventEnd(reason, len(asked.prompt), len(asked.generated))))
+        yield _event("end", msgspec.to_builtins(EventEnd(reason, len(call.prompt), len(call.generated))))
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def _chained(asked: _Asked) -> AsyncGenerator[Read]:
-    yield asked.first
-    async for read in asked.tokens:
+async def _chained(call: _GenerateCall) -> AsyncGenerator[Read]:
+    yield call.first
+    async for read in call.tokens:
         yield read
 
 
-async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What work returns, which ends when the caller leaves; then a ClientDisconnect."""
-    working, left = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` and return its result. If the client disconnects first, cancel it and raise ClientDisconnect."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({working, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
         return await working
     finally:
-        for task in (working, left):
+        for task in (working, leaving):
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
 
 
-async def _left(receive: Receive) -> None:
-    """Waits until the caller has left."""
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

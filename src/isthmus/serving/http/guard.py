@@ -1,4 +1,4 @@
-"""What a request must pass before it is answered: the check of its API key, and the limits of the server."""
+"""Check API keys and enforce the limits of the server."""
 
 import ipaddress
 import os
@@ -22,14 +22,13 @@ from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire import errors
 
 OPEN = frozenset({"/healthz", "/v2/health/live", "/docs", "/openapi.json"})
-"""Answered without a key. Whoever starts and restarts processes must not need a secret for it, and learns nothing but
-that the process is up. A browser has no key until its page asks for it, and page and document are those of this version
-of Isthmus: they name no project, no view and no model."""
+"""Paths answered without a key. A process manager should not need a secret to learn that the process is up. A browser
+has no key before its page asks for one; the page and the OpenAPI document name no project, view or model."""
 
 OPEN_FOLDER = "/docs/assets/"
 
 UNCOUNTED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics"})
-"""Answered also when the server is busy: that is when they are looked at."""
+"""Paths answered even when the server is busy, because monitoring needs them most then."""
 
 _CREATE = "create a key with `isthmus keys create NAME --scope 'read:*'`"
 _LOST = f"{_CREATE}, restore the key file, or open the server with `isthmus keys open`"
@@ -38,12 +37,17 @@ _REMEDY = "send `Authorization: Bearer KEY`, with a key of `isthmus keys create 
 
 
 class Guarded:
-    """An ASGI application that demands API keys once there are any.
+    """An ASGI application that requires API keys once any exist.
 
-    It looks at the key file at each request, which costs two microseconds: a revoked key is refused from the next
-    request on, whatever else the server is loading. Where there has never been a key, programs of this machine may use
-    an `unguarded` application, and nobody another. `hosts` are the names besides those of loopback under which they may
-    call it; `rate` limits the requests of a key per second.
+    It checks the key file at each request, which takes two microseconds, so a revoked key is refused from the next
+    request on. If no key has ever existed, programs of this machine may use an `unguarded` application without one.
+
+    Args:
+        app: application to guard.
+        file: key file, or None.
+        unguarded: allow requests without keys while no key has ever existed.
+        hosts: host names, besides those of loopback, that local programs may use without a key.
+        rate: requests per second and key, or None.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Guarded:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Checks the key and its rate, and passes the request on."""
+        """Check the key and its rate, then pass the request on."""
         if scope["type"] == "http":
             try:
                 if scope["path"] not in OPEN and not scope["path"].startswith(OPEN_FOLDER):
@@ -73,7 +77,7 @@ class Guarded:
         await self._app(scope, receive, send)
 
     def _grants(self, scope: Scope) -> Grants:
-        """What a request may do; while the key file is broken, nobody can be identified."""
+        """Return what a request may do. While the key file is broken, no request can be authenticated."""
         ring = self._ring()
         if ring is not None and ring.keys:
             self._had_keys = True
@@ -81,21 +85,21 @@ class Guarded:
             require_own_page(scope, self._hosts, name_it=f"name it in `[server] hosts`, or {_CREATE}")
             return EVERYTHING
         else:
-            raise errors.UnauthenticatedError("API key", "no key is valid at this server", remedy=_LOST)
+            raise errors.UnauthenticatedError("API key", "this server has no valid keys", remedy=_LOST)
         presented = _bearer(scope)
         if presented is None:
-            raise errors.UnauthenticatedError("API key", "there is none in the request", remedy=_REMEDY)
+            raise errors.UnauthenticatedError("API key", "is missing from the request", remedy=_REMEDY)
         key = ring.find(presented)
         if key is None:
-            raise errors.UnauthenticatedError("API key", "is not known", remedy=_REMEDY)
+            raise errors.UnauthenticatedError("API key", "is unknown", remedy=_REMEDY)
         return Grants(key.name, frozenset(key.scopes))
 
     def _never_had_keys(self) -> bool:
-        """Whoever once had keys stays closed: a lost file opens nothing."""
+        """Return False once keys have existed: losing the key file must not open the server."""
         if self._had_keys or self._required is None:
             return not self._had_keys
         try:
-            os.stat(self._required)  # noqa: PTH116 - a path object costs each request twice as much
+            os.stat(self._required)  # noqa: PTH116 - pathlib takes twice as long
         except FileNotFoundError:
             return True
         return False
@@ -107,24 +111,24 @@ class Guarded:
             self._file.load()
         content = self._file.content
         if isinstance(content, IsthmusError):
-            # Whoever has no key need not know where it lies: the log says that.
+            # Do not show the path to a caller without a key; the log has it.
             raise errors.NotReadyError("the key file", content.found, expected=content.expected, remedy=content.remedy)
         return content
 
     def _take(self, name: str, rate: int) -> None:
-        # A token bucket of a second per key.
+        # A token bucket per key that holds one second's requests.
         now = time.monotonic()
         tokens, before = self._buckets.get(name, (float(rate), now))
         tokens = min(tokens + (now - before) * rate, rate)
         self._buckets[name] = (tokens - 1 if tokens >= 1 else tokens, now)
         if tokens < 1:
             raise errors.TooManyError(
-                f"API key {name}", "is used too often", expected=f"{rate:,} requests per second at most"
+                f"API key {name}", "exceeds its request rate", expected=f"{rate:,} requests per second at most"
             )
 
 
 class Limited:
-    """An ASGI application that bounds the number of requests under way, the time of each, and its body."""
+    """An ASGI application that limits concurrent requests, the time of each, and the size of its body."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -133,13 +137,12 @@ class Limited:
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on unless the server is busy."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         counted = scope["path"] not in UNCOUNTED
         if counted and self._under_way >= self._limits.concurrency:
-            busy = f"{self._under_way:,} requests are under way"
+            busy = f"{self._under_way:,} requests are in progress"
             remedy = "try again, or raise server.limits.concurrency or server.workers"
             await refused(errors.BusyError("server", busy, remedy=remedy), scope)(scope, receive, send)
             return
@@ -165,10 +168,10 @@ class Limited:
                 raise
             seconds = self._limits.deadline_seconds
             if exchange.started:
-                return  # to a connection that is closed: half an answer is none
+                return  # the connection is closed: a partial answer would be invalid
             if exchange.reading:
                 late: IsthmusError = errors.TooSlowError(
-                    "body", "was not there in time", expected=f"all of it within {seconds:g} seconds"
+                    "body", "did not arrive in time", expected=f"all of it within {seconds:g} seconds"
                 )
             else:
                 late = errors.BusyError("server", f"could not answer within {seconds:g} seconds", remedy="try again")
@@ -177,7 +180,7 @@ class Limited:
 
 @dataclass(eq=False)
 class _Exchange:
-    """The two directions of a request: how much of its body has come, and whether its answer has begun."""
+    """The body read so far, and whether the answer has begun."""
 
     _receive: Receive
     _send: Send
@@ -188,8 +191,8 @@ class _Exchange:
     started: bool = False
 
     async def receive(self) -> Message:
-        """The next part of the body; a TooLargeError if that makes it too long."""
-        # Behind the whole body comes nothing but that the caller has left.
+        """Return the next part of the body, or raise a TooLargeError."""
+        # After the whole body, the only message is a disconnect.
         self.reading = self._more
         message = await self._receive()
         self.reading, self._more = False, bool(message.get("more_body"))
@@ -206,42 +209,39 @@ class _Exchange:
 def require_own_page(
     scope: Scope, hosts: Collection[str], *, name_it: str, instead: str = _CREATE, visits: bool = False
 ) -> None:
-    """Refuse a request or a WebSocket that a web page of another site sends through a browser on this machine.
+    """Raise a ForbiddenError if a web page of another site sent the request or WebSocket through a local browser.
 
     A page can also point its own host name at this machine. So a request over loopback must name a loopback host or one
     of `hosts`.
 
     Args:
-        scope: the request or WebSocket.
+        scope: request or WebSocket.
         hosts: other host names of this machine.
         name_it: remedy in the error about a wrong host name.
         instead: remedy in the error about a page of another site.
-        visits: whether a person may follow a link from another site.
-
-    Raises:
-        ForbiddenError: the host name is wrong, or the request comes from a page of another site.
+        visits: allow following a link from another site.
     """
     named = [value for header, value in scope["headers"] if header == b"host"]
     foreign = [host for host in named if not _is_loopback(host) and _name(host) not in hosts]
     if foreign and _by_loopback(scope):
         raise errors.ForbiddenError(
-            "request", f"is for host {foreign[0].decode('latin-1')[:100]!r}", expected="a name of this machine",
+            "request", f"is for host {foreign[0].decode('latin-1')[:100]!r}", expected="a host name of this machine",
             remedy=name_it,
         )  # fmt: skip
     origin, site = _header(scope, b"origin"), _header(scope, b"sec-fetch-site")
-    # Browsers send the origin with every handshake of a WebSocket, and do not agree on its site.
+    # Browsers send the origin with every WebSocket handshake, but differ in `sec-fetch-site`.
     elsewhere = scope["type"] == "http" and site not in (None, b"same-origin", b"none")
     if visits and elsewhere and scope["method"] == "GET":
         elsewhere = (_header(scope, b"sec-fetch-mode"), _header(scope, b"sec-fetch-dest")) != (b"navigate", b"document")
     if elsewhere or (origin is not None and origin.partition(b"://")[2] not in named):
         raise errors.ForbiddenError(
-            "request", "comes from a page of another site", expected="a caller of its own, or an API key",
+            "request", "comes from a page of another site", expected="a program, or an API key",
             remedy=instead,
         )  # fmt: skip
 
 
 def _by_loopback(scope: Scope) -> bool:
-    """Return whether a request came to a loopback address; True if the address is not known."""
+    """Return True if a request came to a loopback address, or if the address is unknown."""
     try:
         address = ipaddress.ip_address((scope.get("server") or ("",))[0])
     except ValueError:
@@ -250,37 +250,37 @@ def _by_loopback(scope: Scope) -> bool:
 
 
 def granted(request: Request) -> Grants:
-    """What a request may do, according to `Guarded`."""
+    """Return the grants that `Guarded` has stored with a request."""
     grants: Grants = request.scope["state"]["grants"]
     return grants
 
 
 def refused(error: IsthmusError, scope: Scope) -> Response:
-    """The answer to an error, whose class is noted with the request."""
+    """Create the response to an error, and note its class for metrics and the log."""
     scope[REFUSAL] = type(error).__name__
     content = error.as_dict()
     if scope["path"].startswith("/v2"):
-        # Clients of the Open Inference Protocol show `error`, which there is the message.
+        # Clients of the Open Inference Protocol show `error`, so it must be the message.
         content |= {"error": str(error), "kind": content["error"]}
     body = orjson.dumps(content)
-    # A cache may keep a 404 unasked, and it says what somebody has or has not.
+    # Caches may store a 404 by default, and it can reveal whether an owner exists.
     headers = {"cache-control": "no-store", **errors.headers(error)}
     return Response(body, errors.status(error), headers, media_type="application/json")
 
 
 def _too_long(length: str, most: int) -> errors.TooLargeError:
-    return errors.TooLargeError("body", length, expected=f"{most:,} at most", remedy="ask in several requests")
+    return errors.TooLargeError("body", length, expected=f"{most:,} at most", remedy="split it into several requests")
 
 
 def _name(host: bytes) -> str:
-    """The name in a `Host` field, without its port; empty if it is none."""
+    """Return the name in a `Host` field, without its port; empty if the field is invalid."""
     match = _HOST.fullmatch(host.decode("latin-1").lower())
     return (match["address"] or match["name"]).removesuffix(".") if match else ""
 
 
 @lru_cache
 def _is_loopback(host: bytes) -> bool:
-    """Whether a `Host` field can only mean this machine: no name server answers for `localhost`."""
+    """Return True if a `Host` field can only mean this machine; no DNS server resolves `localhost`."""
     name = _name(host)
     try:
         return ipaddress.ip_address(name).is_loopback

@@ -9,12 +9,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from isthmus.features.errors import RequestError, one_of
-from isthmus.package.manifest import Tensor
+from isthmus.package.manifest import TensorInfo
 from isthmus.serving.http.guard import granted
-from isthmus.serving.http.predict import PredictCall, Predictions, recorded_by
+from isthmus.serving.http.predict import PredictCall, PredictionService, recorded_by
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.tensors import TensorPredictor, require_elements
-from isthmus.serving.recorder.columns import Answer
+from isthmus.serving.recorder.columns import RecordedAnswer
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import AnyPredictor, State
@@ -29,17 +29,16 @@ _BINARY = "application/octet-stream"
 
 
 class Inference:
-    """The handlers of the protocol, over the state and the predictions of a server process."""
+    """The handlers of the protocol."""
 
     def __init__(
-        self, state: Callable[[], State], predictions: Predictions, store: Store, limits: Limits,
+        self, state: Callable[[], State], predictions: PredictionService, store: Store, limits: Limits,
         recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         self._state, self._predictions, self._store, self._limits = state, predictions, store, limits
         self._recorder = recorder
 
     def routes(self) -> list[Route]:
-        """The paths of the protocol."""
         routes = [
             Route("/v2", self.server),
             Route("/v2/health/live", self.live),
@@ -52,15 +51,12 @@ class Inference:
         return routes
 
     async def server(self, _request: Request) -> Response:
-        """What the server is."""
         return _encoded(wire.ServerMetadata("isthmus", version("isthmus"), list(wire.EXTENSIONS)))
 
     async def live(self, _request: Request) -> Response:
-        """Answers as long as the process is up."""
         return _encoded(wire.ServerLive(live=True))
 
     async def ready(self, _request: Request) -> Response:
-        """Whether lookups can be answered, and the deployed model, if any, can answer."""
         state = self._state()
         contract = state.contract
         await self._store.ping(contract)
@@ -70,7 +66,6 @@ class Inference:
         return _encoded(wire.ServerReady(live=True, ready=True), contract.hash)
 
     async def model(self, request: Request) -> Response:
-        """The tensors of a model."""
         granted(request).require_status(request.path_params["model"])
         state = self._state()
         predictor = _tensors_of(state, request)
@@ -85,13 +80,11 @@ class Inference:
         return _encoded(metadata, predictor.contract.hash)
 
     async def model_ready(self, request: Request) -> Response:
-        """Whether a model can answer."""
         granted(request).require_status(request.path_params["model"])
         predictor = _predictor_of(self._state(), request)
         return _encoded(wire.ModelReady(predictor.model.deployment.model, ready=True), predictor.contract.hash)
 
     async def infer(self, request: Request) -> Response:
-        """The outputs of a model for the tensors of a request."""
         state = self._state()
         granted(request).require("predict", state.deployed(request.path_params["model"]).deployment.model)
         predictor: AnyPredictor = _tensors_of(state, request)
@@ -105,14 +98,14 @@ class Inference:
         tensors = wire.TensorRequest(message, memoryview(body)[length:])
         call = PredictCall(state, tensors, body, version)
         predictor, predicted = await self._predictions.predict(call)
-        assert isinstance(predictor, TensorPredictor)  # noqa: S101 - another one refuses such a request
-        # A size of an output that no input has is known only now.
+        assert isinstance(predictor, TensorPredictor)  # noqa: S101 - other predictors refuse such a request
+        # Output dimensions that no input has are known only now.
         require_elements("outputs", (array.shape for array in predicted.outputs.values()), self._limits)
         elements = sum(array.size for array in predicted.outputs.values())
         content, json = await offload(elements > VALUES, predictor.encode, predicted.outputs, message)
         if (reader := recorded_by(self._recorder, "infer", predictor)) is not None:
             size = sum(array.nbytes for array in predicted.outputs.values())
-            request.scope[ANSWER] = Answer(
+            request.scope[ANSWER] = RecordedAnswer(
                 reader, predicted.stored.at, body, {}, [], 1, predicted.outputs, json=length % len(body), size=size
             )
         if json is None:
@@ -122,28 +115,28 @@ class Inference:
 
 
 def _predictor_of(state: State, request: Request) -> AnyPredictor:
-    """The predictor of the model and the version in a path; the deployed one without a version."""
+    """Return the predictor of the model and version in a path; without a version, the deployed one."""
     state.deployed(request.path_params["model"])
-    wanted = request.path_params.get("version")
-    if wanted is None:
+    name = request.path_params.get("version")
+    if name is None:
         return state.predictor()
     versions = state.versions()
-    if wanted not in versions:
-        raise NotFoundError("version", f"no version {wanted!r:.80}", expected=one_of(versions))
-    return versions[wanted]
+    if name not in versions:
+        raise NotFoundError("version", f"no version {name!r:.80}", expected=one_of(versions))
+    return versions[name]
 
 
 def _tensors_of(state: State, request: Request) -> TensorPredictor:
-    """Likewise, of a model of tensors: these paths serve no other kind of model."""
+    """Return the predictor of a model of tensors, the only kind that these paths serve."""
     predictor = _predictor_of(state, request)
     if not isinstance(predictor, TensorPredictor):
-        raise NotFoundError(f"model {predictor.model.deployment.model}", "takes rows of features, and no tensors",
-                            expected="a model of tensors", remedy="ask /predict")  # fmt: skip
+        raise NotFoundError(f"model {predictor.model.deployment.model}", "takes rows of features, not tensors",
+                            expected="a model of tensors", remedy="use /predict")  # fmt: skip
     return predictor
 
 
 def _json_length(headers: Sequence[str], length: int) -> int:
-    """The bytes of JSON in a body of this length."""
+    """Return the length of the JSON in a body of this length."""
     if not headers:
         return length
     header = ", ".join(headers)
@@ -152,7 +145,7 @@ def _json_length(headers: Sequence[str], length: int) -> int:
     return int(header)
 
 
-def _described(tensors: Sequence[Tensor], classes: Sequence[str] = ()) -> list[wire.TensorMetadata]:
+def _described(tensors: Sequence[TensorInfo], classes: Sequence[str] = ()) -> list[wire.TensorMetadata]:
     return [
         wire.TensorMetadata(
             tensor.name,

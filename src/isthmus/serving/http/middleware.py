@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, its line in the log, and its part in the metrics."""
+"""Request ids, the access log and metrics."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
 
 class Observed:
-    """An ASGI application with a request id, an access log, metrics and no stack traces."""
+    """An ASGI application with request ids, an access log, metrics and no stack traces."""
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route], recorder: Recorder | None = None
@@ -29,7 +29,6 @@ class Observed:
         self._routes = tuple(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, counts it and logs it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -46,7 +45,7 @@ class Observed:
                     request_id = request_id or _new_id()
                     message["headers"].append((b"x-request-id", request_id))
                 else:
-                    # Where the caller has none of its own, the log has the id under which the answer is recorded.
+                    # Without an id from the caller, the log uses the id of the recorded answer.
                     identity = recorder.identity(answer)
                     request_id = request_id or identity
                     message["headers"] += ((b"x-request-id", request_id), (HEADER, identity))
@@ -58,8 +57,8 @@ class Observed:
             await self._app(scope, receive, observed)
         except ClientDisconnect:
             left = True
-            details["found"] = "the client left before its request was complete"
-        except Exception as error:  # noqa: BLE001 - a defect of ours: it has been answered, the log names the place
+            details["found"] = "the client disconnected before its request was complete"
+        except Exception as error:  # noqa: BLE001 - this is a bug: it has been answered, so just log the place
             details = {"exception": type(error).__name__, "at": log.place(error)}
         if (grants := scope.get("state", {}).get("grants")) and grants.name:
             details["key"] = grants.name
@@ -69,13 +68,12 @@ class Observed:
         if not left and (refusal := scope.get(REFUSAL)) is not None:
             details["error"] = refusal
         seconds = time.perf_counter() - start
-        # What a client no longer reads is no answer.
-        # One that was refused on the way to its route has none yet.
+        # An answer counts only if the client stayed to read it. A request refused before routing has no route yet.
         route = scope.get("route") or next((r for r in self._routes if r.path_regex.match(scope["path"])), None)
         path = route.path if route else "unmatched"
         self._metrics.end(path, scope, 0 if left else status, seconds)
-        # The owner of a snapshot may be a person, and the log is read by more people than that person's rows. A path
-        # that leads nowhere, such as `//snapshots/phone/ada`, may name that person in any place.
+        # Do not log paths of snapshot owners, who may be persons. A path that matches no route, such as
+        # `//snapshots/phone/ada`, may contain a name anywhere.
         named = route is not None and status < 400 and "value" not in route.param_convertors
         log.info(
             "request",
@@ -89,7 +87,7 @@ class Observed:
 
 
 def _request_id(scope: Scope) -> bytes | None:
-    """The caller's id, if it may be written to a log."""
+    """Return the caller's id if it is safe to log."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.match(value):
             return bytes(value)

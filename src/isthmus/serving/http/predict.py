@@ -1,4 +1,4 @@
-"""Answers of `/predict` and `/v2`: by the deployed model, or by the candidate beside it."""
+"""Answer `/predict` and `/v2` with the deployed model or a model on trial."""
 
 import asyncio
 import math
@@ -21,7 +21,7 @@ from isthmus.serving.predict.batches import QUICK_ROWS, Outputs
 from isthmus.serving.predict.model import unanswered
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import flat
-from isthmus.serving.recorder.columns import Reader as AnswerReader
+from isthmus.serving.recorder.columns import AnswerReader
 from isthmus.serving.recorder.recorder import Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.candidate import CandidateRun
@@ -38,23 +38,28 @@ _Inputs = tuple[dict[str, list[Any]], Any, int]
 """Join keys, request fields or tensors, and the number of rows."""
 
 
-class Reader(Protocol):
-    """What reads views: a model or a lookup."""
+class ViewReader(Protocol):
+    """A model or lookup that reads views."""
 
     @property
     def plan(self) -> LookupPlan:
-        """What is read."""
+        """Plan that reads the views."""
 
     @property
     def bits(self) -> Mapping[str, bytes]:
-        """The features of each view that are read, for the metrics."""
+        """Features read of each view, for the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request for predictions, the state it is answered from, its body, and the version it is for, if any.
+    """A request for predictions.
 
-    A candidate may be given up while its request comes in: the version is what it was then.
+    Attributes:
+        state: state of the server when the request arrived.
+        message: decoded request.
+        body: request body.
+        version: requested version, resolved on arrival since a candidate may be given up meanwhile; None for the
+            default.
     """
 
     state: State
@@ -65,7 +70,7 @@ class PredictCall:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Join keys, request fields or tensors, the answers of the views, the number of rows, and the present."""
+    """Inputs of a prediction from the request and the store. `at` is its time in microseconds."""
 
     keys: Mapping[str, Sequence[Any]]
     fields: Any
@@ -76,7 +81,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Outputs as their predictor has them, what it was asked with and read, and how many seconds the model ran."""
+    """Outputs of a predictor, its inputs, and the seconds that the model ran."""
 
     outputs: Any
     stored: _Stored
@@ -85,12 +90,10 @@ class Predicted:
 
     @property
     def answers(self) -> Mapping[str, ViewAnswer]:
-        """The answers of the views."""
         return self.stored.answers
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return self.stored.rows
 
     @property
@@ -100,37 +103,35 @@ class Predicted:
 
 
 def recorded_by(recorder: Recorder | None, route: str, predictor: AnyPredictor) -> AnswerReader | None:
-    """The reader of an answer of a model, if it is to be recorded."""
+    """Return the reader to record an answer of this model for, or None."""
     if recorder is None:
         return None
     deployment = predictor.model.deployment
     return recorder.reader(route, predictor.plan, deployment.digest, f"{deployment.precision}/{deployment.threads}")
 
 
-class Predictions:
-    """The predictions of a server process."""
-
+class PredictionService:
     def __init__(self, store: Store, limits: Limits, metrics: Metrics, now: Callable[[], int]) -> None:
         self._store, self._limits, self._metrics, self._now = store, limits, metrics, now
         self.shadow = Shadow(metrics)
 
     async def answer(self, request: PredictCall) -> tuple[bytes, Predictor, Predicted]:
-        """The JSON answer to a request for rows, whose it is, and what it rests on."""
+        """Return the JSON answer to a request for rows, the predictor that gave it, and its inputs and outputs."""
         predictor, predicted = await self.predict(request)
-        assert isinstance(predictor, Predictor)  # noqa: S101 - another one refuses such a request
+        assert isinstance(predictor, Predictor)  # noqa: S101 - other predictors refuse such a request
         outputs = predicted.outputs
         body = await offload(len(outputs) > VALUES, predictor.encode, outputs, predicted.answers)
         return body, predictor, predicted
 
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
-        """The outputs for a request, and whose they are. No request fails because of a trial."""
+        """Predict, and return the predictor that answered. A trial never makes a request fail."""
         state = request.state
         if request.version is not None:
             return request.version, await self._predicted(request.version, request)
         if state.former is not None and (probation := state.probation) is not None:
             if probation.refused is None:
                 return await self._on_probation(probation, state.predictor(), state.former, request)
-            # The files will say so in a moment.
+            # The deployment file will change in a moment.
             return state.former, await self._predicted(state.former, request)
         deployed, run, candidate = state.predictor(), state.candidate_run, state.candidate
         inputs = await self._read(deployed, request)
@@ -142,7 +143,7 @@ class Predictions:
         try:
             predicted = await self._run(deployed, stored)
         except IsthmusError:
-            # The request is to blame, and not the model.
+            # The error is in the request, not in the model.
             raise
         except Exception:
             run.standby.count(stored.rows, None)
@@ -165,9 +166,9 @@ class Predictions:
     async def _tried(
         self, run: Trial, tried: AnyPredictor, standby: AnyPredictor, request: PredictCall
     ) -> tuple[AnyPredictor, Predicted]:
-        """The answer of a model on trial; that of the standby where it has none, which then counts as a failure.
+        """Predict with a model on trial. If it fails, return the answer of the standby and count a failure.
 
-        Nothing is counted where the standby has no answer either, or the store kept the model from answering.
+        Nothing is counted if the standby fails too, or if the store caused the failure.
         """
         try:
             inputs = await self._read(tried, request)
@@ -179,22 +180,23 @@ class Predictions:
                     raise error from None
                 raise
             if run.in_force:
-                # What is in a request is for this model to say: its clients have the time of probation to follow.
+                # The deployed model defines the request format, so this is no failure: clients can adapt during
+                # probation.
                 self._metrics.count_trial(run, run.role, "refused")
-                log.warning("only the former model takes this", field=error.where)
+                log.warning("only the former model accepts this", field=error.where)
             else:
                 self._fail(run, predicted.rows, error)
             return standby, predicted
         try:
             stored = await self._stored(tried, inputs)
-        except Exception:  # noqa: BLE001 - whatever it is, the standby may read other views, or at a better time
+        except Exception:  # noqa: BLE001 - the standby may read other views, or succeed on a second try
             return standby, await self._predicted(standby, request)
         work = self._run(tried, stored)
         at_once = tried.batches.quick and stored.rows <= QUICK_ROWS
         attempt = await _ended(work) if at_once else _started(work)
         try:
             if not attempt.done():
-                # The rest of the time is for the standby, if this model hangs.
+                # Leave half of the time to the standby in case this model hangs.
                 await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
             outcome = _outcome(attempt)
             if outcome is None or unanswered(outcome.numbers).any():
@@ -205,7 +207,7 @@ class Predictions:
             predicted = await attempt
         finally:
             attempt.cancel()
-        # On probation, the two are timed apart from the answers, which the standby hardly gives: see `_timed`.
+        # During probation, both models are timed separately: see `_timed`.
         run.counts.count(0 if run.in_force else stored.rows, predicted.seconds)
         self._answered(run, run.role, predicted.seconds)
         run.judge()
@@ -214,7 +216,7 @@ class Predictions:
     async def _instead(
         self, run: Trial, attempt: asyncio.Future[Predicted], standby: AnyPredictor, request: PredictCall
     ) -> Predicted | None:
-        """The answer of the standby; None if the attempt, which was late or is not all numbers, has one as good."""
+        """Return the standby's answer, or None if the attempt finishes with an answer that is as good."""
         second = _started(self._predicted(standby, request))
         try:
             await asyncio.wait({attempt, second}, return_when=asyncio.FIRST_COMPLETED)
@@ -237,24 +239,27 @@ class Predictions:
         return await offload(len(request.body) > BYTES, predictor.read, request.message, self._limits)
 
     async def _stored(self, predictor: AnyPredictor, inputs: _Inputs, *, counted: bool = True) -> _Stored:
-        """What a request and the store have for a model; `counted` in the metrics of views, as most of it is."""
+        """Read the inputs of a model from the request and the store.
+
+        `counted` includes them in the metrics of views.
+        """
         keys, fields, rows = inputs
         at = self._now()
         answers = await self.stored(predictor, keys, rows, counted=counted, at=at)
         return _Stored(keys, fields, answers, rows, at)
 
     async def stored(
-        self, reader: Reader, keys: Mapping[str, Sequence[Any]], rows: int, *, counted: bool = True,
+        self, reader: ViewReader, keys: Mapping[str, Sequence[Any]], rows: int, *, counted: bool = True,
         at: int | None = None,
     ) -> Mapping[str, ViewAnswer]:  # fmt: skip
-        """What the store has of the views of a model or a lookup; a DataError if a row is damaged."""
+        """Read the views of a model or a lookup; raise a DataError if a row is damaged."""
         if not reader.plan.views:
             return {}
         answers = await self._store.read(reader.plan, keys, rows, self._now() if at is None else at)
         if counted:
             self._metrics.read(answers, reader.bits)
         if problems := damage(answers):
-            # No prediction is made of a value that may be another.
+            # Do not predict from values that may be wrong.
             if any(answer.foreign for answer in answers.values()):
                 remedy = "delete those keys, run `isthmus materialize --full`, and keep the other program out"
                 raise DataError("online rows", "; ".join(problems), remedy=remedy)
@@ -276,13 +281,13 @@ class Predictions:
     async def _shadowed(
         self, run: CandidateRun, candidate: AnyPredictor, request: PredictCall, answer: Predicted
     ) -> None:
-        """Compares the outputs of a shadow, computed in a thread: requests do not wait for it."""
+        """Run a shadow in a thread and compare its outputs with the answer."""
         rows = answer.rows
         try:
             stored = await self._stored(candidate, await self._read(candidate, request), counted=False)
             shadow = await self._beside(candidate, stored, in_thread=True)
         except (DataError, DependencyError):
-            # Of the store.
+            # The store failed, not the model.
             raise
         except Exception:
             run.counts.count(rows, None)
@@ -296,14 +301,14 @@ class Predictions:
     async def _timed(
         self, run: ProbationRun, deployed: AnyPredictor, former: AnyPredictor, request: PredictCall
     ) -> None:
-        """Times a deployed model and the model before it: in turn, each as requests run it, but without their queue."""
+        """Time the deployed and the former model on one request, one after the other, outside their queues."""
         began, taken = time.monotonic(), {}
         try:
             pair = [
                 (predictor, await self._stored(predictor, await self._read(predictor, request), counted=False))
                 for predictor in (deployed, former)
             ]
-            # Either is first as often: to be the first may be slower.
+            # Alternate the order, because the first run may be slower.
             for predictor, stored in pair if run.standby.requests % 2 else reversed(pair):
                 try:
                     beside = await self._beside(predictor, stored, in_thread=not predictor.batches.quick)
@@ -314,7 +319,7 @@ class Predictions:
                         self._metrics.count_trial(run, "former", "failed")
                     raise
         except RequestError:
-            # The former model need not take what the deployed model takes.
+            # The former model may not accept this request.
             return
         finally:
             run.end(time.monotonic() - began)
@@ -323,7 +328,7 @@ class Predictions:
         self._answered(run, "former", taken[former])
 
     async def _beside(self, predictor: AnyPredictor, stored: _Stored, *, in_thread: bool) -> Predicted:
-        """Outputs that nobody waits for, but those that come after them."""
+        """Predict outside the queue, with a timeout."""
         columns = predictor.inputs(stored.fields, stored.answers)
         began = time.perf_counter()
         async with asyncio.timeout(self._limits.deadline_seconds):
@@ -337,16 +342,15 @@ class Predictions:
         self._metrics.time_trial(run, role, seconds)
 
     def _fail(self, run: Trial, rows: int, error: BaseException | None) -> None:
-        """Counts a failure of a model on trial; without an error it was late, or its answer was no number."""
+        """Count a failure of a model on trial. Without an error it was late, or its answer was not a number."""
         run.counts.count(rows, None)
         self._metrics.count_trial(run, run.role, "failed")
-        found = {} if error is None else {"exception": type(error).__name__, "at": log.place(error)}
-        log.warning(f"{run.role} model failed", **found)
+        fields = {} if error is None else {"exception": type(error).__name__, "at": log.place(error)}
+        log.warning(f"{run.role} model failed", **fields)
         run.judge()
 
 
 def candidate_state(run: CandidateRun) -> CandidateState:
-    """A candidate as `/models` shows it."""
     deployment = run.candidate.deployment
     return CandidateState(
         package=deployment.digest,
@@ -367,7 +371,6 @@ def candidate_state(run: CandidateRun) -> CandidateState:
 
 
 def probation_state(run: ProbationRun) -> ProbationState:
-    """A deployment on probation as `/models` shows it."""
     return ProbationState(
         before=run.probation.before.digest,
         until=run.probation.until,
@@ -384,29 +387,29 @@ def _role_counts(counts: Counts) -> RoleCounts:
 
 def _started(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     task = asyncio.ensure_future(work)
-    # Nobody may wait for it any more when it fails, and asyncio would log that with all frames.
+    # Retrieve the exception: if the caller has left, asyncio would log it with a full traceback.
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
 async def _ended(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """The same where it is over at once, on the event loop: a task would take as long as that itself."""
+    """Await work that finishes at once on the event loop: a task would take longer than the work itself."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     try:
         future.set_result(await work)
-    except Exception as error:  # noqa: BLE001 - whoever looks at it gets it
+    except Exception as error:  # noqa: BLE001 - raised when the result is used
         future.set_exception(error)
         future.exception()
     return future
 
 
 def _outcome(attempt: asyncio.Future[Predicted]) -> Predicted | None:
-    """What an attempt has come to; None if it goes on, or has failed."""
+    """Return the result of an attempt; None if it is unfinished or has failed."""
     return attempt.result() if attempt.done() and attempt.exception() is None else None
 
 
 def _lost(outputs: Outputs, standby: Outputs) -> bool:
-    """Whether there is no answer to a row where the standby has an answer."""
+    """Return True if some row has no answer but the standby has one for it."""
     missing = unanswered(outputs)
-    # Tensors may have other sizes.
+    # Tensors of the two models may differ in size.
     return bool((missing & ~unanswered(standby)).any() if len(outputs) == len(standby) else missing.any())

@@ -1,13 +1,12 @@
-"""A connection: uvicorn's, but a connection that stalls is closed.
+"""A uvicorn connection that closes when the client stalls.
 
-A request has a deadline from the moment that its head is complete. The application does not see what comes before and
-after: a connection without a request, a head that dribbles in, the rest of a body whose request has been refused, an
-answer that nobody reads, requests that come faster than their answers. Each would stay for as long as it likes, and
-costs memory, and a file, of which a process has a limited number. Nor does it see heads and trailers without an end:
-their bytes and their fields are counted before anything is kept.
+A request's deadline starts when its head is complete. The application cannot see what happens before and after: an idle
+connection, a slow head, the unread body of a refused request, an answer that the client does not read, or requests that
+arrive faster than their answers. Each could last forever, and takes memory and one of the process's limited file
+descriptors. Heads and trailers are limited too: bytes and fields are counted before they are stored.
 
-The head and the body of an answer, which uvicorn writes separately, leave in the same packet: each write wakes the
-client, and that is most of what a small answer costs.
+Uvicorn writes the head and the body of an answer separately; we send them in one packet. Each write wakes the client,
+which is most of the cost of a small answer.
 """
 
 import asyncio
@@ -26,21 +25,21 @@ from isthmus.serving.limits import Limits
 from isthmus.serving.wire.errors import HeadTooLargeError
 
 WAIT_SECONDS = 5.0
-"""How long each of these may take; also how long uvicorn keeps a connection between two requests."""
+"""Seconds that each of these may take, and that uvicorn keeps an idle connection."""
 
 ACKNOWLEDGED = 1 << 16
-"""Bytes of an answer that the client must acknowledge in that time, or the rest of the answer."""
+"""Bytes of an answer that the client must acknowledge in that time, unless less is left."""
 
 REST = 1 << 20
-"""Bytes that are read of what comes behind too long a head: what lies there unread when a connection is closed resets
-it, and its client loses the answer."""
+"""Bytes to read after a head that is too long. Closing a connection with unread data resets it, and the client loses
+the answer."""
 
 LEAVING_SECONDS = 0.25
-"""How long a server that ends waits for a request that was sent before its client could know."""
+"""Seconds that a closing server waits for requests sent before the client could know."""
 
 
 class Configuration(uvicorn.Config):
-    """Uvicorn's, with our limits."""
+    """Uvicorn's configuration with our limits."""
 
     limits = Limits()
 
@@ -55,20 +54,18 @@ class Connection(HttpToolsProtocol):
     _fields = _size = _unparsed = _rest = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts to wait for the first request."""
         super().connection_made(cast("asyncio.Transport", _Corked(transport, self.loop)))
         self.flow = _Flow(self.transport, self.pipeline)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Waits for the rest of a head, if any: most heads come complete."""
         if self._over:
             self._rest += len(data)
             if self._rest > REST:
                 self.transport.abort()
             return
         most = self._limits.head_bytes
-        # The parser does not say where in its bytes a field begins: only from the next ones on is all of it counted.
+        # The parser does not tell where a field begins, so feed it limited chunks to count all of it.
         for start in range(0, len(data), most):
             if self._over or self.transport.is_closing():
                 break
@@ -80,37 +77,34 @@ class Connection(HttpToolsProtocol):
         if self._over or self.transport.is_closing():
             return
         if self._unparsed > self._limits.head_bytes:
-            # The parser keeps a field until it is complete, and a chunk's extension has no end either.
+            # The parser buffers a field until it is complete, and a chunk extension has no limit either.
             self._over = f"has more than {self._limits.head_bytes:,} bytes"
             self.send_400_response(self._over)
         elif self._in_head and self._late is None:
             self._expect()
 
     def on_message_begin(self) -> None:
-        """A head begins: the wait is over."""
         super().on_message_begin()
         self._arrived()
         self._in_head = True
         self._fields = self._size = self._unparsed = 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the URL."""
         self._count(len(url), 0)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head, or a trailer, which nobody reads."""
+        """Count a header or trailer field; trailers are dropped."""
         self._count(len(name) + len(value), 1)
         if self._in_head:
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
         self._unparsed = 0
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """The answer to what is no request, or has a head or trailers beyond the limits."""
+        """Answer an invalid request, or one whose head or trailers exceed the limits."""
         if not self._over:
             super().send_400_response(msg)
             return
@@ -120,7 +114,7 @@ class Connection(HttpToolsProtocol):
             and not cycle.response_complete
             and (cycle.response_started or not cycle.more_body or self.pipeline)
         ):
-            # Its answer has begun, or the next one that the client expects is to an earlier request.
+            # The answer has begun, or the client expects the answer to an earlier request first.
             self.transport.abort()
             return
         error = HeadTooLargeError("head or trailers", self._over, expected=self._limits.head_words())
@@ -132,7 +126,7 @@ class Connection(HttpToolsProtocol):
         self._end()
 
     def _end(self) -> None:
-        """Sends no more, and reads the rest, for a while: then whoever still sends gets the answer, too."""
+        """Stop sending but keep reading for a while, so that a client that still sends can read the answer."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -144,7 +138,7 @@ class Connection(HttpToolsProtocol):
         self._expect()
 
     def _count(self, size: int, fields: int) -> None:
-        """Counts what the parser has found; an exception ends the parsing, and leads to `send_400_response`."""
+        """Count parsed bytes and fields. An exception ends parsing and leads to `send_400_response`."""
         self._unparsed = 0
         self._size += size
         self._fields += fields
@@ -160,25 +154,23 @@ class Connection(HttpToolsProtocol):
         return cast("Configuration", self.config).limits
 
     def on_headers_complete(self) -> None:
-        """From here on, the deadline of the request counts."""
         self._in_head, self._unparsed = False, 0
         super().on_headers_complete()
         if self._leaving:
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """Waits for the rest of a body that nobody has read, so that the next request can begin."""
+        """Wait for the unread part of a body, so that the next request can begin."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()
 
     def on_message_complete(self) -> None:
-        """A request is complete."""
         super().on_message_complete()
         self._arrived()
 
     def shutdown(self) -> None:
-        """The server ends: a request under way is answered, even if nothing of it has been read yet."""
+        """Let the current request finish when the server ends, even if none of it has been read yet."""
         if self.cycle is None or self.cycle.response_complete:
             self._leaving = True
             self.loop.call_later(LEAVING_SECONDS, self._leave)
@@ -186,11 +178,10 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def _leave(self) -> None:
-        # A turn later: a loop that was busy all the time first reads what has come meanwhile.
+        # Wait one more turn: a busy loop reads pending data first.
         self.loop.call_later(0, super().shutdown)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops waiting."""
         self._arrived()
         super().connection_lost(exc)
 
@@ -205,7 +196,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """Uvicorn's, but nothing is read while requests wait: it would read on after each answer, and store all of it."""
+    """Uvicorn's flow control, but do not read while requests wait: it would store all of them."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
         super().__init__(transport)
@@ -217,7 +208,7 @@ class _Flow(FlowControl):
 
 
 class _Corked:
-    """A transport that joins the writes of a turn of the event loop, and is closed if the client does not read."""
+    """A transport that joins the writes of an event loop turn, and aborts if the client does not read."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -252,13 +243,13 @@ class _Corked:
                 self._watch()
 
     def _watch(self) -> None:
-        """Looks again later, if the system's buffer is full."""
+        """Check again later if the system's buffer is full."""
         left = self._transport.get_write_buffer_size()
         self._watched = left > 0
         if left:
-            self._loop.call_later(WAIT_SECONDS, self._look, self._acknowledged(left) + min(left, ACKNOWLEDGED))
+            self._loop.call_later(WAIT_SECONDS, self._check, self._acknowledged(left) + min(left, ACKNOWLEDGED))
 
-    def _look(self, least: int) -> None:
+    def _check(self, least: int) -> None:
         left = self._transport.get_write_buffer_size()
         if left and self._acknowledged(left) < least:
             self._transport.abort()
@@ -266,6 +257,6 @@ class _Corked:
             self._watch()
 
     def _acknowledged(self, left: int) -> int:
-        """Bytes that have arrived at the client: the system buffers megabytes, and the next ones long after."""
+        """Return the bytes the client has acknowledged; the system buffers megabytes."""
         under_way = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         return self._written - left - int.from_bytes(under_way, sys.byteorder)

@@ -1,10 +1,10 @@
-"""A push: rows written to the online store by the rule that every row is written by."""
+"""Push rows to the online store and the history."""
 
 import orjson
 
 from isthmus.features.days import DAY
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup.push import FEAST, FIRST, PUSH, Form, Times, by_table, packed
+from isthmus.serving.lookup.push import FEAST, FIRST, PUSH, PushFormat, Times, by_table, packed
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, offload
@@ -12,25 +12,25 @@ from isthmus.serving.wire.messages import PushRequest, WriteRequest
 
 
 async def push(request: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
-    """Writes the rows of a request, all or none, and answers how many.
+    """Write the rows of a request, all or none, and return the answer.
 
-    A lookup sees them from then on. A row replaces what is stored if it is newer by (event time, known time, content):
-    of two pushes with the same event time the later wins, since it became known later. A server with a fixed present
-    knows all pushes at that time, and if the event times are equal, too, the content decides.
+    Lookups see the rows afterwards. A row replaces the stored one if it is newer by (event time, known time, content).
+    Of two pushes with the same event time the later wins, because it became known later; with a fixed server time the
+    content decides.
 
-    While definitions change, the rows have the columns of the current contract or of the next one, and reach the rows
-    of both, as well as those of contracts that are still kept.
+    While definitions change, rows may have the columns of the current or the next contract. They are written for both,
+    and for older contracts that are still in use.
 
-    Unless they are for the online store alone, they are on their way to the history before they are written: what is
-    served without being in the history is less than what the history has and nobody serves yet.
+    Rows for the history are appended there before they are written to the online store, so that everything served is
+    also in the history.
     """
     name, form = view_of(request)
-    declared, kept = state.pushed(name, form)
+    declared, older = state.pushed(name, form)
     to = request.to if isinstance(request, PushRequest) else "online"
     large = sum(len(memoryview(raw)) for raw in request.df.values()) > BYTES
     oldest = max(limits.push_days * DAY, *(each.view.ttl or 0 for each in declared))
     first = FIRST if to == "online" else max(FIRST, now - oldest)
-    parts = await offload(large, packed, declared, kept, request.df, limits, Times(first, now))
+    parts = await offload(large, packed, declared, older, request.df, limits, Times(first, now))
     project, count = state.contract.project, len(parts[0][2])
     if to != "online":
         for view, names, rows in by_table(parts):
@@ -41,8 +41,8 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
     return orjson.dumps({"rows": count, "written": written[0]})
 
 
-def view_of(request: PushRequest | WriteRequest) -> tuple[str, Form]:
-    """The name of the view that rows are pushed to, and their form."""
+def view_of(request: PushRequest | WriteRequest) -> tuple[str, PushFormat]:
+    """Return the name of the view that rows are pushed to, and the format of the request."""
     if isinstance(request, PushRequest):
         return request.push_source_name, PUSH
     return request.feature_view_name, FEAST

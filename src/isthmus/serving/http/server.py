@@ -1,4 +1,4 @@
-"""The server process: uvicorn, which answered half again as many requests as granian when one worker was measured."""
+"""The server process: uvicorn, which answered 1.5 times as many requests as granian with one worker."""
 
 import math
 import os
@@ -24,11 +24,11 @@ from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
 def main(settings: int | None = None, parent: int | None = None) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code.
+    """Serve until SIGTERM or SIGINT; return the exit code.
 
     Args:
-        settings: the descriptor of a file with the settings; without, the environment has them.
-        parent: the process with which the server ends, if any.
+        settings: file descriptor of the settings; None to read them from the environment.
+        parent: id of the process with which the server ends, or None.
     """
     log.configure()
     if parent is not None:
@@ -37,7 +37,7 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
         run(ServerSettings.from_environment() if settings is None else received(settings))
     except IsthmusError as error:
         if sys.stderr.isatty():
-            # Nobody collects this log: it is a person who reads it.
+            # A person reads this terminal, not a log collector.
             sys.stderr.write(f"isthmus: {harmless(str(error))}\n")
         else:
             log.error("server refused", problem=str(error))
@@ -46,11 +46,11 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serves until SIGTERM or SIGINT, after which requests under way are still answered."""
-    # A connection is an open file, and the usual limit of 1,024 is for programs that use select().
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress."""
+    # Each connection needs a file descriptor. The usual soft limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    remedy = "end what listens there, or choose another port"
+    remedy = "stop the program that uses it, or choose another port"
     listener = listen("server", settings.host, settings.port, remedy)
     host, port = listener.getsockname()[:2]
     log.info("listening", host=host, port=port, workers=settings.workers)
@@ -66,7 +66,7 @@ def run(settings: ServerSettings) -> None:
         http=Connection,
         ws="none",
         timeout_keep_alive=int(WAIT_SECONDS),
-        # Longer than any request may take: what is under way is answered, what hangs is abandoned.
+        # Longer than the deadline, so that requests in progress are answered and hung ones abandoned.
         timeout_graceful_shutdown=math.ceil(settings.limits.deadline_seconds) + 1,
     )
     config.limits = settings.limits
@@ -80,7 +80,7 @@ def run(settings: ServerSettings) -> None:
 
 @dataclass(frozen=True)
 class _Application:
-    """Makes the application of a process: the server itself or a worker, which receives this through a pipe."""
+    """Create the application in the server itself, or in a worker, which receives this object through a pipe."""
 
     settings: ServerSettings
     server: int
@@ -88,28 +88,28 @@ class _Application:
     def __call__(self) -> ASGIApp:
         if os.getpid() != self.server:
             end_with(self.server)
-        # Here, because the parent of workers has no need of it.
+        # Import here because the parent of workers does not need it.
         from isthmus.serving.http.app import create
 
         return create(self.settings)
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, but a signal that ends it in order is no failure: Uvicorn would raise it again at the end."""
+    """A uvicorn server that treats SIGINT and SIGTERM as normal ends. Uvicorn would raise them again."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Not restored at the end either: a second signal finds a process that is ending anyway.
+        # Do not restore the handlers: a second signal finds a process that is ending anyway.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
 
 
 class _Workers(Multiprocess):
-    """Uvicorn's workers, but at the end the listener is closed first, and the gauges of a dead worker are dropped.
+    """Uvicorn's workers. Closes the listener first when ending, and drops the gauges of dead workers.
 
-    Workers close their listener when they end. As long as this process had its own, the system would go on accepting
-    connections that nobody ever answers.
+    Workers close their listener when they end. While this process kept its own open, the system would accept
+    connections that no process answers.
     """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], folder: str) -> None:

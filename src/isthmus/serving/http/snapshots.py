@@ -1,4 +1,4 @@
-"""`/snapshots/SERVICE`, and `/VALUE` after it: the stored features that devices keep, whole or as a difference."""
+"""`/snapshots/SERVICE` and `/snapshots/SERVICE/VALUE`: snapshots for devices, whole or as deltas."""
 
 import asyncio
 from collections.abc import Collection
@@ -19,13 +19,13 @@ from isthmus.serving.wire.formats import accepts
 
 KIND = "application/octet-stream"
 OWNER = "owner"
-"""The kind of a parameter in a path that is the value of a join key: with slashes, as `path` has them."""
+"""Path parameter type for the value of a join key; like `path`, it may contain slashes."""
 
 _TRIES = 5
 
 
 class _Owner(PathConvertor):
-    # Also with line breaks: without the last one of a value, a path would be that of another owner.
+    # Allow line breaks: dropping a trailing one would name another owner.
     regex = "(?s:.*)"
 
 
@@ -33,14 +33,14 @@ register_url_convertor(OWNER, _Owner())
 
 
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
-    """What the device that asks is sent; nothing, with 304, if it has the newest.
+    """Return the newest snapshot or a delta from the device's version; 304 if the device is up to date.
 
-    The whole file is compressed with Zstandard for whoever accepts that.
+    A whole file is compressed with Zstandard if the client accepts it.
 
     Raises:
-        NotFoundError: there is no such service, no snapshot of it, or none of this owner.
+        NotFoundError: the service, its snapshot, or the owner's snapshot does not exist.
         NotReadyError: the files are damaged.
-        RequestError: the value of the owner has another type.
+        RequestError: the owner's value has the wrong type.
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:
@@ -52,10 +52,10 @@ async def answer(request: Request, services: Collection[str], folder: str | None
     shelf = None if folder is None else Shelf(Path(folder) / service)
     accepted = accepts(request.headers.get("accept-encoding", ""), "zstd")
     ask = partial(_read, shelf, service, value, request.query_params.get("since"), accepted=accepted)
-    # In a thread: files, and the compression of large ones.
+    # Use a thread to read files and compress large ones.
     digest, data, packed = await asyncio.to_thread(ask)
     tag = f'"{digest}"'
-    # What is an owner's stays out of the caches that others share.
+    # Keep owners' snapshots out of shared caches.
     cache = "no-cache" if value is None else "private, no-cache"
     headers = {"etag": tag, "cache-control": cache, "vary": "accept-encoding"}
     if not data or tag in request.headers.get("if-none-match", ""):
@@ -66,13 +66,16 @@ async def answer(request: Request, services: Collection[str], folder: str | None
 def _read(
     shelf: Shelf | None, service: str, value: str | None, since: str | None, *, accepted: bool
 ) -> tuple[str, bytes, bool]:
-    """SHA-256 of the newest, the bytes for a device that has `since`, none if that is it, whether they are packed."""
+    """Return the newest snapshot's SHA-256, the bytes to send, and True if they are compressed.
+
+    The bytes are empty if `since` is the newest snapshot.
+    """
     try:
         digest, data = _files(shelf, service, value, since)
     except DataError as error:
-        # Without the path of the file, which is the operator's.
+        # Hide the path of the file from the caller.
         raise NotReadyError(f"snapshot of {service}", error.found, remedy=error.remedy) from error
-    # A difference is mostly changed numbers, which hardly get smaller.
+    # A delta consists mostly of changed numbers, which hardly compress.
     packed = accepted and bool(data) and not data.startswith(delta.MAGIC)
     return digest, _packed(data) if packed else data, packed
 
@@ -96,33 +99,33 @@ def _files(shelf: Shelf | None, service: str, value: str | None, since: str | No
             whole = since not in latest.earlier
             return latest.snapshot, shelf.snapshot(latest.snapshot) if whole else shelf.delta(str(since), latest)
         except FileNotFoundError:
-            continue  # a newer one has just taken its place
+            continue  # replaced by a newer one meanwhile
     raise NotFoundError(
         f"snapshot of {service}",
-        "there is none",
+        "does not exist",
         remedy="if the service declares a `device`, run `isthmus snapshot` on the server",
     )
 
 
 def _own(shelf: Shelf, latest: Latest, service: str, value: str | None, since: str | None) -> tuple[str, bytes]:
-    """As `_files`, of an owner."""
+    """Do the same as `_files` for an owner's snapshot."""
     where = f"snapshot of {service}"
     if latest.owner is None:
-        raise NotFoundError(where, "is the same for all devices", remedy=f"ask for /snapshots/{service}")
+        raise NotFoundError(where, "is the same for all devices", remedy=f"request /snapshots/{service}")
     owner = owner_column(latest.owner)
     if value is None:
-        remedy = f"ask for /snapshots/{service}/{owner.name.upper()}, with the value of the device's own {owner.name}"
-        raise NotFoundError(where, f"there is one for each {owner.name}", remedy=remedy)
+        remedy = f"request /snapshots/{service}/{owner.name.upper()}, with the value of the device's own {owner.name}"
+        raise NotFoundError(where, f"differs by {owner.name}", remedy=remedy)
     try:
         key = key_of(value_of(value, owner.dtype), owner)
     except ValueError as error:
         raise RequestError(
-            where, f"{value!r} is no {owner.name}",
+            where, f"{value!r} is not a valid {owner.name}",
             expected=f"a {owner.dtype.name} as in JSON, without quotes: /snapshots/{service}/{owner.name.upper()}",
         ) from error  # fmt: skip
-    found = shelf.own(key, latest, since)
-    if found is None:
+    answer = shelf.own(key, latest, since)
+    if answer is None:
         raise NotFoundError(
-            where, f"there is none of {owner.name} {value}", expected=f"a {owner.name} that a table has rows of"
+            where, f"does not exist for {owner.name} {value}", expected=f"a {owner.name} with rows in a table"
         )
-    return found
+    return answer

@@ -1,1 +1,1 @@
-"""A compiled lookup, its compact forms, and pushed rows."""
+"""A compiled lookup, its compact formats, and pushed rows."""

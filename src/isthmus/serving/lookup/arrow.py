@@ -1,10 +1,10 @@
-"""The answer of a lookup as an Arrow IPC stream: values without a status for each of them.
+"""Encode the answer of a lookup as an Arrow IPC stream.
 
-It holds the join keys and the features in the order of the JSON answer. The status of a view for a row is written
-once, not with every feature: a feature that is null where its view is PRESENT is null in its row.
+Join keys and features are in the order of the JSON answer. A view's status is written once per row, not for every
+feature: a null feature in a row whose view is PRESENT is a null value.
 
-Columns are built from their buffers: `pyarrow.array` imports pandas where that is installed, which takes half a second
-and a third of a server's memory. Arrow itself takes as much: a server loads this for the first who asks for it.
+Columns are built from buffers because `pyarrow.array` imports pandas if it is installed, which takes half a second and
+a third of a server's memory. Arrow takes as much, so the server imports this module on the first request for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ from isthmus.serving.lookup.lookup import Lookup, TransformOutputs, damage
 from isthmus.serving.wire.encode import LABELS
 
 CONTRACT = "isthmus-contract"
-"""The name of the contract's hash in the metadata of the Arrow schema, like the header of the answer."""
+"""Name of the contract's hash in the metadata of the Arrow schema, as in the answer's header."""
 
 PROBLEMS = "isthmus-problems"
-"""The name of what the JSON answer has as `problems`, a JSON list, in the metadata of the Arrow schema."""
+"""Name of the `problems` of the JSON answer, as a JSON list, in the metadata of the Arrow schema."""
 
 _EVENT = RESERVED[0]
 
@@ -39,10 +39,10 @@ def stream(
     answers: Mapping[str, ViewAnswer],
     computed: TransformOutputs,
 ) -> bytes:
-    """An Arrow IPC stream of a single record batch.
+    """Encode a lookup as one record batch.
 
-    Keys and features have the Arrow types of the contract. Then follow `<view>__status`, a dictionary of Feast's words,
-    and `<view>__event_timestamp`, null where the view has no row.
+    Keys and features have the Arrow types of the contract. They are followed by `<view>__status`, a dictionary of
+    Feast's names, and `<view>__event_timestamp`, null if the view has no row.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):
@@ -64,7 +64,7 @@ def stream(
 
 
 def _array(values: Values, dtype: DataType) -> pa.Array:
-    """The Arrow form of a column, the same as by `features.values.arrow.to_arrow`."""
+    """Convert a column to Arrow, with the same result as `features.values.arrow.to_arrow`."""
     valid = None if values.valid.all() else pa.py_buffer(np.packbits(values.valid, bitorder="little"))
     if dtype.element is not None:
         lists = [() if x is None else x for x in values.data]

@@ -1,4 +1,4 @@
-"""The compact form of an answer in JSON: values without a status for each of them, in the order of `lookup.arrow`."""
+"""The compact JSON format: values without a status for each, in the order of `lookup.arrow`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from isthmus.serving.wire.encode import OPTIONS, json_columns, labels
 def values(
     lookup: Lookup, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], computed: TransformOutputs
 ) -> bytes:
-    """JSON with a list of values per column, in the notation of the full answer."""
+    """Encode an answer as JSON with one list of values per column."""
     columns: list[Any] = [None] * len(lookup.names)
     for _, places, dtype, data, null in lookup.parts(answers):
         for place, column in zip(places, json_columns(dtype, data, null), strict=True):

@@ -1,4 +1,4 @@
-"""A compiled lookup: which columns an answer has, and how stored values become Feast's JSON."""
+"""A compiled lookup: the columns of an answer, and their encoding as Feast's JSON."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -27,27 +27,31 @@ from isthmus.serving.wire.encode import (
 from isthmus.serving.wire.errors import NotFoundError
 
 TransformOutputs = Mapping[str, Mapping[str, Values]]
-"""Request transform to its fields."""
+"""Fields of each request transform, by its name."""
 
 _PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
 
 _PLACES = 10
-"""Damaged rows that an answer names."""
+"""Maximum number of damaged rows that an answer lists."""
 
 _ORDERS = 16
-"""Sets and orders of join keys whose metadata are cached."""
+"""Number of join key orders whose metadata are cached."""
 
 
 class Lookup:
-    """A list of features, compiled once and used by every request for it.
+    """A list of features, compiled once and reused by every request for it.
 
-    The features are pairs that exist in the contract: (view, feature) or (request transform, field). `graphs` are the
-    request transforms by name, ready to compute; `earlier` are the contracts whose rows may still be there.
+    Args:
+        contract: current contract.
+        features: (view, feature) or (request transform, field) pairs that exist in the contract.
+        full_names: name columns `view__feature`.
+        graphs: returns a request transform by name, ready to compute.
+        earlier: earlier contracts whose rows may still be in Redis.
 
     Attributes:
-        request: the request fields that request transforms read, by name.
-        optional: request fields that may be left out.
-        computes: whether there are request transforms.
+        request: request fields that request transforms read, by name.
+        optional: request fields that may be missing.
+        computes: True if it uses request transforms.
 
     Raises:
         RequestError: two columns would have the same name, or a request field two types.
@@ -81,7 +85,7 @@ class Lookup:
                 if known != column:
                     raise RequestError(
                         "features", f"request field {column.name} is {known.dtype} to {first} and {column.dtype} to "
-                        f"{transform.name}", remedy="ask for them in separate requests",
+                        f"{transform.name}", remedy="request these features separately",
                     )  # fmt: skip
         self.optional = optional(transforms)
         self.computes = bool(transforms)
@@ -90,7 +94,7 @@ class Lookup:
         for name in self.names:
             if name in seen:
                 raise RequestError(
-                    "features", f"two columns of the answer would be named {name}",
+                    "features", f"two columns of the answer would have the name {name}",
                     remedy="set full_feature_names to true, and name each feature once",
                 )  # fmt: skip
             seen.add(name)
@@ -116,7 +120,7 @@ class Lookup:
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """The outputs of the request transforms, by their names."""
+        """Compute the outputs of the request transforms, by their names."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -132,7 +136,7 @@ class Lookup:
         answers: Mapping[str, ViewAnswer],
         computed: TransformOutputs,
     ) -> bytes:
-        """The JSON answer for `rows` rows, joined from the texts of its columns: what they share is encoded once."""
+        """Encode the JSON answer for `rows` rows. Parts that columns share are encoded once."""
         present = repeated(b'"PRESENT"', rows)
         end = _end(present, repeated(EPOCH, rows))
         columns = [b""] * len(self.names)
@@ -155,22 +159,21 @@ class Lookup:
         return b'{"metadata":' + metadata + b',"results":[{"values":[' + listed + b"]}"
 
     def require_no_clash(self, keys: Mapping[str, Sequence[Any]]) -> None:
-        """Raises a RequestError for a join key that the lookup does not need and that is named like a feature."""
+        """Raise a RequestError if an unneeded join key has the same name as a feature."""
         for name in keys:
             if name in self._columns:
                 raise RequestError(
-                    f"entities.{name}", "is the name of a feature of the answer, too",
-                    remedy="leave it out, or set full_feature_names to true",
+                    f"entities.{name}", "is also the name of a feature in the answer",
+                    remedy="omit it, or set full_feature_names to true",
                 )  # fmt: skip
 
     def encode_keys(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """The join keys of a request as orjson writes them."""
         return [base64_texts(column) if name in self._coded else column for name, column in keys.items()]
 
     def parts(
         self, answers: Mapping[str, ViewAnswer]
     ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """For features that decode together: view, places in the answer, type, values (m, n) and what is null."""
+        """Yield, for features that decode together: view, places in the answer, type, values (m, n) and null mask."""
         for view, parts in self._views:
             for selection, places in parts:
                 yield view, places, selection.dtype, *answers[view].columns.read(selection)
@@ -178,14 +181,14 @@ class Lookup:
     def computed(
         self, outputs: TransformOutputs
     ) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """For each field of a request transform: place in the answer, name, type, values (1, n) and what is null."""
+        """Yield, for each computed field: place in the answer, transform, type, values (1, n) and null mask."""
         for place, transform, field, dtype in self._computed:
             values = outputs[transform][field]
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """The views with damaged rows or keys of another type, each with the first places of these in the request."""
+    """Describe damaged rows and keys of another Redis type, by view, with their first places in the request."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -195,7 +198,7 @@ def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
             problems.append(f"view {view}: the stored rows of keys {_listed(places)} are damaged")
         for kind in sorted(set(foreign.values())):
             keys = _listed([place for place, own in foreign.items() if own == kind])
-            cause = f"are of type {kind} in Redis, and no hash: another program wrote there"
+            cause = f"have type {kind} in Redis instead of hash: another program wrote them"
             problems.append(f"view {view}: keys {keys} {cause}")
     return problems
 
@@ -215,19 +218,19 @@ class _Shared:
         try:
             self._times = orjson.dumps(event.view("<M8[us]"), option=OPTIONS)
         except TypeError:
-            # A year that a date cannot have: such a row must not cost the whole answer.
+            # A year outside the range of dates must not fail the whole answer.
             self._times = orjson.dumps(np.clip(event, *CALENDAR).view("<M8[us]"), option=OPTIONS)
 
     def ends(self, null: Nulls | None, count: int) -> list[bytes]:
-        """What follows the values of columns by their nulls, shape (count, n); None if there is no null."""
+        """Return the JSON after the values of each column; `null` has shape (count, n) or is None without nulls."""
         if null is None:
             return [_end(self._present, self._times)] * count
-        there = self._status == _PRESENT
+        present = self._status == _PRESENT
         common = _end(status_words(self._status), self._times)
-        # A row that is not present is null in every column: most columns have no further null.
-        gone = there.size - np.count_nonzero(there)
+        # Rows that are not present are null in every column, and most columns have no other null.
+        absent = present.size - np.count_nonzero(present)
         return [
-            common if nulls == gone else _end(status_words(np.where(row & there, _NULL, self._status)), self._times)
+            common if nulls == absent else _end(status_words(np.where(row & present, _NULL, self._status)), self._times)
             for row, nulls in zip(null, np.count_nonzero(null, axis=1).tolist(), strict=True)
         ]
 
@@ -237,22 +240,22 @@ def _end(statuses: bytes, times: bytes) -> bytes:
 
 
 def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
-    """The JSON of columns of the same type, without the brackets around each."""
+    """Encode columns of one type as JSON, without the brackets around each column."""
     if dtype.numpy is None:
         return [orjson.dumps(column, option=OPTIONS)[1:-1] for column in columns]
-    # Numbers hold no brackets: all columns are written at once, and cut between them.
+    # Numbers contain no brackets, so encode all columns at once and split between them.
     return orjson.dumps(columns, option=OPTIONS)[2:-2].split(b"],[")
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """(view, feature) pairs of Feast's references `view:feature`; of request transforms as well."""
+    """Split Feast references `view:feature` into pairs; a request transform may take the place of a view."""
     if not references:
-        raise RequestError("features", "there is none", expected="at least one, as view:feature")
+        raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []
     for reference in references:
         view, colon, feature = reference.partition(":")
         if not colon:
-            raise RequestError(f"features, {reference!r}", "is no feature reference", expected="view:feature")
+            raise RequestError(f"features, {reference!r}", "is not a feature reference", expected="view:feature")
         known = contract.views.get(view) or contract.transforms.get(view)
         if known is None:
             expected = one_of([*contract.views, *contract.transforms])
@@ -265,7 +268,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """(view, feature) pairs of a feature service; of request transforms as well."""
+    """Return the (view, feature) and (request transform, field) pairs of a feature service."""
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))

@@ -1,4 +1,4 @@
-"""The features of a prompt: those that a model's template names, looked up, and the text of each."""
+"""Look up the features in a model's prompt template, and format them as text."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,14 +20,18 @@ from isthmus.serving.wire.messages import GenerateRequest
 
 
 class Prompt:
-    """What a request for a text is filled up with: the features of the template of a package of `service`.
+    """The features in the prompt template of a model for `service`.
 
-    `graphs` are the request transforms by name, ready to compute; `earlier` are the contracts whose rows may still be
-    there.
+    Args:
+        generation: generation settings of the package.
+        contract: contract to read features under.
+        service: feature service of the model.
+        graphs: returns a request transform by name, ready to compute.
+        earlier: earlier contracts whose rows may still be in Redis.
 
     Attributes:
-        plan: the views that it reads.
-        bits: the features of each view that are read, for the metrics.
+        plan: plan that reads the views.
+        bits: features read of each view, for the metrics.
     """
 
     def __init__(
@@ -45,28 +49,28 @@ class Prompt:
         else:
             self.plan, self.bits = LookupPlan(contract, []), {}
 
-    def read(self, wanted: GenerateRequest, limits: Limits) -> LookupInputs:
-        """The only row of a request.
+    def read(self, message: GenerateRequest, limits: Limits) -> LookupInputs:
+        """Read the only row of a request.
 
         Raises:
-            RequestError: it has no such row, or join keys where the prompt needs none.
-            TooLargeError: it has more rows.
+            RequestError: the row is missing or incomplete, or the prompt needs no join keys.
+            TooLargeError: the request has more than one row.
         """
         lookup = self._lookup
         if lookup is None:
-            if wanted.entities:
-                raise RequestError(f"entities.{next(iter(wanted.entities))}", "is read by no feature of the prompt",
+            if message.entities:
+                raise RequestError(f"entities.{next(iter(message.entities))}", "is not used by the prompt's features",
                                    expected="no entities")  # fmt: skip
             return LookupInputs({}, {}, 1)
         join_keys = {column.name: column for view in lookup.contract.views.values() for column in view.keys}
-        keys, fields = decode.entities(wanted.entities, join_keys, lookup.request, lookup.optional)
+        keys, fields = decode.entities(message.entities, join_keys, lookup.request, lookup.optional)
         inputs = LookupInputs.of(lookup, keys, fields, limits)
         if inputs.rows != 1:
             raise TooLargeError("entities", f"{inputs.rows:,} rows", expected="one row for a text")
         return inputs
 
     def features(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, str]:
-        """The texts of the features of a row: what a lookup answers with, in words of the prompt."""
+        """Return the text of each feature for the row."""
         lookup = self._lookup
         if lookup is None:
             return {}

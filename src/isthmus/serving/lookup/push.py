@@ -1,4 +1,4 @@
-"""Pushed rows: checked against the contract, all problems at once, and packed."""
+"""Check pushed rows against the contract, reporting all problems at once, and pack them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,17 @@ EVENT, KNOWN = RESERVED[:2]
 
 Raws = Mapping[str, msgspec.Raw]
 Packed = tuple[ViewContract, list[bytes], list[bytes]]
-"""A definition, the Redis key of each row, and the row in its form."""
+"""A view definition, the Redis key of each row, and the packed rows."""
 
 FIRST = clock.micros(datetime.min.replace(tzinfo=UTC))
-"""Earlier moments have no date."""
+"""Earliest time that has a date."""
 
 _Moment = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | Annotated[datetime, msgspec.Meta(tz=True)]
 _ANYTHING = msgspec.json.Decoder()
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _TIMES = msgspec.json.Decoder(list[_Moment])
 _NULLABLE_TIMES = msgspec.json.Decoder(list[_Moment | None])
-# Without a zone they are UTC, as in Feast.
+# Times without a zone are UTC, as in Feast.
 _Local = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | datetime
 _LOCAL_TIMES = msgspec.json.Decoder(list[_Local])
 _NULLABLE_LOCAL_TIMES = msgspec.json.Decoder(list[_Local | None])
@@ -50,31 +50,31 @@ _A_SECOND = "a list of whole seconds since 1970 UTC"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The earliest event time that a push may have, and the present."""
+    """The earliest event time that a push may have, and the present, in microseconds."""
 
     first: int
     now: int
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """The fields of a request with pushed rows: of their view, and of the known times, which may be left out."""
+class PushFormat:
+    """Names of fields in a push request: the one with the view's name, and the optional column of known times."""
 
     view: str
     known: str
 
 
-PUSH = Form("push_source_name", KNOWN)
-"""Times have a zone, or are whole microseconds."""
-FEAST = Form("feature_view_name", "created")
-"""As Feast's remote online store writes: times without a zone are UTC, known times may be null, and a UnixTimestamp
-feature is in whole seconds."""
+PUSH = PushFormat("push_source_name", KNOWN)
+"""The format of `/push`: times have a zone or are whole microseconds."""
+FEAST = PushFormat("feature_view_name", "created")
+"""The format of Feast's remote online store: times without a zone are UTC, known times may be null, and UnixTimestamp
+features are whole seconds."""
 
 
 class PushedView:
-    """Checks and packs the rows of a definition of a view: built once, used by every push to it."""
+    """Check and pack rows for one definition of a view. Built once and reused by every push."""
 
-    def __init__(self, project: str, view: ViewContract, form: Form = PUSH) -> None:
+    def __init__(self, project: str, view: ViewContract, form: PushFormat = PUSH) -> None:
         self._project = project
         self.view = view
         self._known = form.known
@@ -88,18 +88,18 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]]:
-        """The Redis key of each row, and the packed row.
+        """Return the Redis key of each row, and the packed row.
 
         Raises:
-            RowsError: with every problem of the rows.
+            RowsError: the rows have problems; it lists all of them.
         """
         keys, event, known, features = self._read(df, limits, times)
         return entity_keys(self._project, self.view.keys, keys), self._codec.encode(event, known, features)
 
     def pack_known(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]] | None:
-        """Rows of another definition of the view: what this one does not know is left out, what they lack is null.
+        """Pack rows made for another definition of the view: ignore unknown columns, and use null for missing ones.
 
-        None if they do not fit: a key or a type is another.
+        Return None if the rows do not fit because a key or a type differs.
         """
         rows = max((len(_ITEMS.decode(raw)) for raw in df.values()), default=0)
         absent = msgspec.Raw(msgspec.json.encode([None] * rows))
@@ -112,12 +112,12 @@ class PushedView:
     def _read(
         self, df: Raws, limits: Limits, times: Times
     ) -> tuple[dict[str, list[Any]], Ints, Ints, dict[str, Values]]:
-        """The keys, event times, known times and features of rows that agree with the contract."""
+        """Decode and check rows; return their keys, event times, known times and features."""
         problems: list[Problem] = []
         for name in df:
             if name not in self._readers:
                 expected = one_of(self._readers)
-                problems.append(Problem(f"df.{name}", f"is no column of view {self.view.name}", expected))
+                problems.append(Problem(f"df.{name}", f"is not a column of view {self.view.name}", expected))
         lists: dict[str, list[Any]] = {}
         for name, read in self._readers.items():
             if name in df:
@@ -148,12 +148,12 @@ class PushedView:
 
 
 def packed(
-    declared: Sequence[PushedView], kept: Sequence[PushedView], df: Raws, limits: Limits, times: Times
+    declared: Sequence[PushedView], older: Sequence[PushedView], df: Raws, limits: Limits, times: Times
 ) -> list[Packed]:
-    """For each definition that the rows fit: itself, the Redis keys and the packed rows; those declared come first.
+    """Pack rows for every definition they fit. The definition they were checked against comes first.
 
     Raises:
-        RowsError: with every problem of the rows.
+        RowsError: the rows fit none of `declared`; it lists all problems with the first.
     """
     refusals = []
     for first in declared:
@@ -162,14 +162,14 @@ def packed(
         except RowsError as error:
             refusals.append(error)
             continue
-        others = [pushed for pushed in (*declared, *kept) if pushed is not first]
-        fitting = [(pushed.view, pushed.pack_known(df, limits, times)) for pushed in others]
+        remaining = [pushed for pushed in (*declared, *older) if pushed is not first]
+        fitting = [(pushed.view, pushed.pack_known(df, limits, times)) for pushed in remaining]
         return own + [(view, *rows) for view, rows in fitting if rows is not None]
     raise refusals[0]
 
 
 def by_table(parts: Sequence[Packed]) -> list[Packed]:
-    """Of packed rows those for the history: once for each table, by the first definition, which has all columns."""
+    """Keep one entry per table for the history: the first definition, which has all columns."""
     return list({part[0].table: part for part in reversed(parts)}.values())
 
 
@@ -178,14 +178,14 @@ def _key(column: Column, raw: msgspec.Raw) -> list[Any]:
 
 
 def _reader(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
-    """The reader of a feature: its values as a lookup answers with them, and a timestamp also as text."""
+    """Return the decoder of a feature. A timestamp may also be text."""
     if column.dtype.name == "UnixTimestamp":
         return partial(_times, _NULLABLE_TIMES)
     return partial(decode.field, column=column)
 
 
 def _seconds(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
-    """The reader of a feature as in Feast's protos: times are whole seconds, and the earliest means null."""
+    """Return the decoder of a feature in Feast's format: times are whole seconds, and the smallest one means null."""
     match column.dtype.name:
         case "UnixTimestamp":
             return lambda raw: [_micros(value) for value in _decode(raw, _SECONDS, _A_SECOND)]
@@ -209,15 +209,15 @@ def _micros(seconds: int | None) -> int | None:
 
 
 def _times(decoder: msgspec.json.Decoder[list[Any]], raw: msgspec.Raw) -> list[Any]:
-    """Microseconds since 1970 UTC, and None where the decoder takes null."""
+    """Decode times to microseconds since 1970 UTC; null becomes None if the decoder allows it."""
     text = bytes(raw)
     if b"\\" in text:
-        # "\u002b01:00" is another way to write "+01:00".
+        # An escape such as "\u002b01:00" may hide "+01:00", so decode escapes first.
         text = msgspec.json.encode(_decode(raw, _ANYTHING, "a list"))
     values = _decode(msgspec.Raw(text), decoder, f"a list of times: {_A_TIME}")
     if finer := _FINER.search(text):
-        # Nothing is rounded silently: two rows could collapse.
-        raise RequestError("", f"a second has the fraction {finer[0].decode()}", expected="microseconds at most")
+        # Do not round: two rows could become one.
+        raise RequestError("", f"a time has the fraction {finer[0].decode()}", expected="microseconds at most")
     return [value if value is None or isinstance(value, int) else clock.micros(_zoned(value)) for value in values]
 
 
@@ -226,7 +226,7 @@ def _zoned(time: datetime) -> datetime:
 
 
 def _column(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> list[Any] | Problem:
-    """The values of a column, or what is wrong with the first of them and with how many more."""
+    """Decode a column, or describe its first problem and the number of further wrong rows."""
     try:
         return read(raw)
     except UnreadableError as error:
@@ -263,7 +263,7 @@ def _lengths(lists: Mapping[str, list[Any]], most: int) -> list[Problem]:
 
 
 def _outside(name: str, values: list[int], times: Times) -> list[Problem]:
-    """The problem of times that a row cannot have: a row of the future would hide the row that is true now."""
+    """Report times outside the allowed range. A row from the future would hide the current row."""
     wrong = [row for row, at in enumerate(values) if not times.first <= at <= times.now]
     if not wrong:
         return []
@@ -271,7 +271,7 @@ def _outside(name: str, values: list[int], times: Times) -> list[Problem]:
     now, first = clock.moment(times.now).isoformat(), clock.moment(times.first).isoformat()
     word, expected = "is before the year 1", f"no later than {now}, which is {times.now}"
     if values[row] > times.now:
-        word = "is later than the server's present"
+        word = "is later than the server's time"
     elif values[row] >= FIRST:
         word = "is too old to be pushed to the history"
         expected = (

@@ -1,4 +1,4 @@
-"""A lookup whose request has been read: what is asked of the store, and of request transforms."""
+"""The decoded inputs of a lookup."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from isthmus.serving.wire import decode
 
 @dataclass(slots=True)
 class LookupInputs:
-    """The rows that a lookup is for.
+    """The rows of a lookup request.
 
     Attributes:
-        keys: join key to its values, one per row.
-        request: request field to its values, one per row.
-        rows: how many there are.
+        keys: values of each join key, one per row.
+        request: values of each request field, one per row.
+        rows: number of rows.
     """
 
     keys: Mapping[str, Sequence[Any]]
@@ -28,7 +28,7 @@ class LookupInputs:
     def of(
         cls, lookup: Lookup, keys: Mapping[str, list[Any]], fields: Mapping[str, list[Any]], limits: Limits
     ) -> "LookupInputs":
-        """The rows of decoded columns, which must fit the lookup."""
+        """Check decoded columns against the lookup and convert them."""
         decode.require_keys(lookup.plan.keys, keys)
         lookup.require_no_clash(keys)
         rows = decode.rows("entities", {**fields, **keys}, limits.rows)

@@ -1,1 +1,1 @@
-"""What the server counts."""
+"""Metrics of the server."""

@@ -1,9 +1,9 @@
-"""Counters that cost a request next to nothing, in the forms that prometheus_client exposes and merges.
+"""Counters that cost a request almost nothing, exposed and merged in the formats of prometheus_client.
 
-The counters and histograms of prometheus_client pass a lock and half a dozen calls for each observation: with them, a
-lookup of a single key took 7 % more CPU time. These are plain attributes, for a single thread. If workers share a port,
-each writes its numbers to the multiprocess files of prometheus_client, every second and before it reads them, and only
-these files are read: whichever worker answers, no counter goes back.
+The counters and histograms of prometheus_client take a lock and six calls per observation: with them, a lookup of a
+single key took 7 % more CPU time. These are plain attributes for a single thread. If workers share a port, each writes
+its numbers to prometheus_client's multiprocess files, every second and before reading, and only the files are read. So
+no counter goes back, whichever worker answers.
 """
 
 import math
@@ -22,11 +22,11 @@ from prometheus_client.utils import floatToGoString
 from isthmus.features.latency import quantile
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
-"""Upper bounds in seconds: from a lookup of a single key to the longest wait for Redis."""
+"""Upper bounds in seconds, from a lookup of a single key to the longest wait for Redis."""
 
 
 @dataclass(slots=True, eq=False)
-class Number:
+class CounterValue:
     """A number; `key` is its name in a file of prometheus_client."""
 
     key: str
@@ -35,23 +35,27 @@ class Number:
 
 @dataclass(slots=True, eq=False)
 class Seconds:
-    """A histogram of durations: how many fell into each bucket, and their sum."""
+    """A histogram of durations: the count in each bucket, and the sum."""
 
     bounds: tuple[float, ...]
-    counts: list[Number]
-    total: Number
+    counts: list[CounterValue]
+    total: CounterValue
 
     def observe(self, seconds: float) -> None:
-        """Counts a duration."""
         self.counts[bisect_left(self.bounds, seconds)].value += 1
         self.total.value += seconds
 
 
 class Family:
-    """A metric: its numbers or histograms by the values of its labels.
+    """A metric: its numbers or histograms by label values.
 
-    A counter's name is without `_total`. `merge` is how the gauges of several workers are merged; `bounds` are those of
-    a histogram's buckets, in seconds.
+    Args:
+        kind: "counter", "gauge" or "histogram".
+        name: metric name; without `_total` for a counter.
+        text: help text.
+        labels: label names.
+        merge: prometheus_client's mode of merging gauges of several workers.
+        bounds: upper bounds of a histogram's buckets, in seconds.
     """
 
     def __init__(
@@ -61,19 +65,17 @@ class Family:
         self.kind, self.name, self.text, self.labels = kind, name, text, labels
         self.bounds, self._shown = bounds, [*map(floatToGoString, bounds), "+Inf"]
         self.file = f"{kind}_{merge}" if merge else kind
-        self.numbers: list[Number] = []
-        self._numbers: dict[tuple[str, ...], Number] = {}
+        self.numbers: list[CounterValue] = []
+        self._numbers: dict[tuple[str, ...], CounterValue] = {}
         self._seconds: dict[tuple[str, ...], Seconds] = {}
 
-    def number(self, *values: str) -> Number:
-        """The number with these values of the labels."""
+    def number(self, *values: str) -> CounterValue:
         number = self._numbers.get(values)
         if number is None:
             number = self._numbers[values] = self._new("_total" if self.kind == "counter" else "", values)
         return number
 
     def seconds(self, *values: str) -> Seconds:
-        """The histogram with these values of the labels."""
         seconds = self._seconds.get(values)
         if seconds is None:
             counts = [self._new("_bucket", values, bound) for bound in self._shown]
@@ -81,12 +83,11 @@ class Family:
         return seconds
 
     def counts(self, *values: str) -> list[int]:
-        """How many durations the histogram with these values of the labels has in each bucket."""
+        """Return the count in each bucket of the histogram with these label values."""
         seconds = self._seconds.get(values)
         return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 
     def collect(self) -> Metric:
-        """The metric as prometheus_client exposes it."""
         if self.kind == "histogram":
             histogram = HistogramMetricFamily(self.name, self.text, labels=self.labels)
             for values, seconds in self._seconds.items():
@@ -99,16 +100,16 @@ class Family:
             metric.add_sample(self.name + suffix, dict(zip(self.labels, values, strict=True)), number.value)
         return metric
 
-    def _new(self, suffix: str, values: tuple[str, ...], bound: str | None = None) -> Number:
+    def _new(self, suffix: str, values: tuple[str, ...], bound: str | None = None) -> CounterValue:
         labels = [*self.labels] if bound is None else [*self.labels, "le"]
         all_values = [*values] if bound is None else [*values, bound]
-        number = Number(mmap_key(self.name, self.name + suffix, labels, all_values, self.text))
+        number = CounterValue(mmap_key(self.name, self.name + suffix, labels, all_values, self.text))
         self.numbers.append(number)
         return number
 
 
 class Tally:
-    """The metrics of a process, or of all the processes that share a folder."""
+    """The metrics of a process, or of all processes that share a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -116,19 +117,17 @@ class Tally:
         self._files: dict[str, MmapedDict] = {}
 
     def counter(self, name: str, text: str, *labels: str) -> Family:
-        """A metric that only grows."""
         return self._add(Family("counter", name.removesuffix("_total"), text, labels))
 
     def gauge(self, name: str, text: str, *labels: str, merge: str) -> Family:
-        """A metric that comes and goes; `merge` is `max`, `livemax` or `livesum`, where live is without the dead."""
+        """Add a gauge. `merge` is `max`, `livemax` or `livesum`; the live modes ignore ended processes."""
         return self._add(Family("gauge", name, text, labels, merge))
 
     def histogram(self, name: str, text: str, *labels: str, bounds: tuple[float, ...] = BUCKETS) -> Family:
-        """A metric of durations."""
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
-        """By the value of a label, the count of a histogram and its `quantile` at each share, in seconds."""
+        """Return, by value of a label, the count of a histogram and its `quantile` at each share, in seconds."""
         groups: dict[str, dict[float, float]] = {}
         for metric in self.collect():
             for sample in metric.samples if metric.name == family else ():
@@ -145,7 +144,7 @@ class Tally:
         return quantiles
 
     def write(self) -> None:
-        """Shares the numbers with the processes of the same folder, if any."""
+        """Write the numbers to the shared folder, if any."""
         if self._folder is None:
             return
         for family in self._families:
@@ -156,14 +155,13 @@ class Tally:
                 self._files[family.file].write_value(number.key, number.value, 0.0)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Writes for the last time."""
         self.write()
         for file in self._files.values():
             file.close()  # type: ignore[no-untyped-call]
         self._files.clear()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric that has a number."""
+        """Yield every metric that has a number."""
         if self._folder is None:
             yield from (family.collect() for family in self._families if family.numbers)
         else:

@@ -1,4 +1,4 @@
-"""What a server exposes: what it has counted, and the gauges that are computed when somebody reads them."""
+"""The metrics a server exposes: its counters, and gauges that are computed when they are read."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from isthmus.serving.state import DEPLOYMENT_STATES, State
 from isthmus.serving.wire.errors import NotReadyError
 
 NEWEST = "isthmus_view_newest_known_microseconds"
-"""The gauge of the newest row that the workers have served, which is not exposed under this name."""
+"""Internal gauge of the newest row that the workers have served; exposed under another name."""
 
 HISTORY_SECONDS = 60.0
 
@@ -26,18 +26,18 @@ NO_OBJECTIVES: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(eq=False)
 class Gauges(Collector):
-    """The collector of a server process.
+    """The Prometheus collector of a server process.
 
     Attributes:
-        latency_objective: for the p99 of answers, in seconds.
-        freshness_objectives: view name to the age that its newest row may have, in seconds.
-        history_objective: within what time pushed rows shall be in the history, in seconds.
-        production: those of production quality; None without a deployment file.
-        spool: those of recorded answers that wait to be collected; None where none are recorded.
-        rows: what the online store had of each view when it was read last.
-        earlier: the same of views that a model reads as they were under an earlier contract.
-        ready: whether it could answer lookups then.
-        lost: the views whose rows it had lost.
+        latency_objective: objective for the p99 of answers, in seconds.
+        freshness_objectives: by view name, the maximum age of its newest row, in seconds.
+        history_objective: time in which pushed rows should reach the history, in seconds.
+        production: gauges of production quality; None without a deployment file.
+        spool: gauges of recorded answers not collected yet; None without recording.
+        rows: state of each view in the online store when it was last read.
+        earlier: the same for views that a model reads under an earlier contract.
+        ready: True if lookups could be answered at that time.
+        lost: views that had lost rows at that time.
     """
 
     _counted: Tally
@@ -54,12 +54,10 @@ class Gauges(Collector):
     lost: Collection[str] = ()
 
     def views(self) -> Collection[str]:
-        """The names of the deployed views."""
         contract = self._contract()
         return () if contract is None else contract.views
 
     def collect(self) -> Iterable[Metric]:
-        """Every metric, by name."""
         families = {family.name: family for family in self._counted.collect()}
         served = families.pop(NEWEST, None)
         newest = (
@@ -73,7 +71,7 @@ class Gauges(Collector):
         contract = self._contract()
         yield GaugeMetricFamily(
             "isthmus_ready",
-            "Whether lookups can be answered: there is a contract, the online store answers, and it has lost no rows, "
+            "1 if lookups can be answered: a contract is loaded, the online store answers, and it has lost no rows "
             "or `missing` is null.",
             value=contract is not None and self.ready,
         )
@@ -81,7 +79,7 @@ class Gauges(Collector):
             "isthmus_latency_objective_seconds", "The objective for the p99 of answers.", value=self.latency_objective
         )
         yield GaugeMetricFamily(
-            "isthmus_history_objective_seconds", "Within what time pushed rows shall be in the history of their view.",
+            "isthmus_history_objective_seconds", "Time in which pushed rows should reach the history of their view.",
             value=self.history_objective,
         )  # fmt: skip
         if self.spool is not None:
@@ -95,22 +93,22 @@ class Gauges(Collector):
     def _freshness(self, contract: Contract, served: Mapping[str, int]) -> Iterator[Metric]:
         newest = GaugeMetricFamily(
             "isthmus_view_newest_known_timestamp_seconds",
-            "When the newest row of a view became known: in its table, by a push, or in an answer of this server.",
+            "Time when the newest row of a view became known: in its table, by a push, or in an answer of this server.",
             labels=["view"],
         )
         age = GaugeMetricFamily(
             "isthmus_view_freshness_seconds",
-            "Age of the newest row of a view: the present time, which is that of the settings if they fix one, less "
-            "the time the row was known. A view without rows, without times, or with lost rows has none. Where a model "
-            "still reads the rows of an earlier contract, the older of both counts.",
+            "Age of the newest row of a view: the present (or the time fixed in the settings) minus the time when the "
+            "row became known. Absent for a view without rows, without times, or with lost rows. If a model still "
+            "reads rows of an earlier contract, the older row counts.",
             labels=["view"],
         )
         objective = GaugeMetricFamily(
-            "isthmus_view_freshness_objective_seconds", "The age that the newest row of a view may have.",
+            "isthmus_view_freshness_objective_seconds", "Maximum age of the newest row of a view.",
             labels=["view"],
         )  # fmt: skip
         lost = GaugeMetricFamily(
-            "isthmus_view_lost_rows", "Whether the online store has lost rows of a view; /status says why.",
+            "isthmus_view_lost_rows", "1 if the online store has lost rows of a view; /status has the reason.",
             labels=["view"],
         )  # fmt: skip
         earlier = {view.name: view for view in self._state().earlier_views}
@@ -126,13 +124,13 @@ class Gauges(Collector):
 
     def _waiting(self, contract: Contract) -> Iterator[Metric]:
         rows = GaugeMetricFamily(
-            "isthmus_view_waiting_rows", "Pushed rows that wait in the online store for the history of a view.",
+            "isthmus_view_waiting_rows", "Pushed rows in the online store waiting for the history of a view.",
             labels=["view"],
         )  # fmt: skip
         age = GaugeMetricFamily(
             "isthmus_view_waiting_seconds",
-            "For how long the first of the pushed rows has waited for the history of a view, by the clock of the "
-            "online store; 0 if none waits.",
+            "Seconds that the oldest of these rows has been waiting for the history, by the clock of the "
+            "online store; 0 without waiting rows.",
             labels=["view"],
         )
         for name in contract.views:
@@ -144,7 +142,7 @@ class Gauges(Collector):
         yield from (rows, age)
 
     def _known(self, view: ViewContract | None, served: int | None, earlier: ViewContract | None) -> int | None:
-        """When the newest current row became known or, if that was earlier, the newest of those that a model reads."""
+        """Return the time of the newest current row, or of the newest row a model reads if that is earlier."""
         current = [served] if view is not None else []
         if view is not None and view.name in self.rows:
             current.append(self.rows[view.name].newest(view))
@@ -161,12 +159,12 @@ class Gauges(Collector):
             "model": deployment.model if deployment else "",
             "package": deployment.digest if deployment else "",
         }
-        yield InfoMetricFamily("isthmus_contract", "What is served.", info)
+        yield InfoMetricFamily("isthmus_contract", "The contract, model and package in use.", info)
         if deployment is not None:
             states = GaugeMetricFamily(
                 "isthmus_deployment_state",
-                "1 for what holds of a deployment: settled, on probation, on probation without a way back, or put in "
-                "force by a server that has undone another; /models says why.",
+                "1 for the state of a deployment: settled, on probation, on probation without a way back, or restored "
+                "by a server that has undone another one; /models has the reason.",
                 labels=["model", "state"],
             )
             for name in DEPLOYMENT_STATES:
@@ -176,7 +174,7 @@ class Gauges(Collector):
                 yield from self.production.collect(deployment)
         if state.candidate_run is not None:
             given_up = GaugeMetricFamily(
-                "isthmus_candidate_given_up", "Whether the candidate beside a model was given up; /models says why.",
+                "isthmus_candidate_given_up", "1 if the candidate was given up; /models has the reason.",
                 labels=["model"],
             )  # fmt: skip
             refused = state.candidate_run.refused is not None

@@ -1,7 +1,7 @@
-"""The metrics of a server, and how Prometheus reads them.
+"""The metrics of a server, and their text format for Prometheus.
 
-Every label is bounded: routes are the paths of the API, views and models come from the contract and the deployment, and
-errors are the classes of our tree. The counters of a request are looked up once and cached.
+Every label has few values: routes are the paths of the API, views and models come from the contract and the deployment,
+and errors are our error classes. The counters of a request are looked up once and cached.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from isthmus.serving.wire.inference import INFER
 from isthmus.serving.wire.messages import LatencyState
 
 WRITE_SECONDS = 1.0
-"""How much of a worker's counts is lost if it is killed, and how far its numbers lag behind elsewhere."""
+"""Seconds between two writes of a worker's counts; a killed worker loses at most this much."""
 
 _ANSWERS = ("/get-online-features", "/predict", *INFER)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -38,13 +38,13 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND), int(Status.DAMAGED))
 
 _WHERE = ("memory", "disk", "defect")
-"""Where records of answers are dropped."""
+"""Places where records of answers are dropped."""
 
 
 class Metrics:
-    """The metrics of a server process; if workers share a port and a `folder`, each answers for all of them.
+    """The metrics of a server process. With a `folder`, each of the workers that share a port reports all of them.
 
-    The objective for the p99 of answers is a bucket bound, so that the count of slower ones is exact.
+    The objective for the p99 is a bucket bound, so that the number of slower answers is exact.
     """
 
     def __init__(
@@ -63,31 +63,32 @@ class Metrics:
         self._outcomes: dict[tuple[str, str, int], _Outcome] = {}
         self._views: dict[str, _View] = {}
         self._models: dict[str, _Runs] = {}
-        # A counter that begins at its first event hides that event from Prometheus.
+        # Start counters at 0: Prometheus does not see the first event of a counter that starts with it.
         for number in (self._series.recorded.number(), *map(self._series.unrecorded.number, _WHERE)):
             number.value = 0.0
 
     async def share(self) -> None:
-        """Shares the counts of this worker, until it is canceled."""
+        """Write the counts of this worker to the shared folder until canceled."""
         while True:
             self._tally.write()
             await asyncio.sleep(WRITE_SECONDS)
 
     def answered(self) -> list[int]:
-        """Lookups and predictions of this process that were answered with 200, by `bounds` of what they took."""
+        """Return the number of successful lookups and predictions of this process, by duration bucket in `bounds`."""
         return [*map(sum, zip(*(self._series.request_seconds.counts(route, "2xx") for route in _ANSWERS), strict=True))]
 
     def close(self) -> None:
-        """Shares the counts for the last time."""
         self._tally.close()
 
     def begin(self) -> None:
-        """A request has come in."""
         waits.set([])
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """A request has been answered: on the path of a route, or a word; with status 0 if the client left before."""
+        """Count the answer to a request.
+
+        `path` is the route or a placeholder; `status` is 0 if the client disconnected.
+        """
         self._in_flight.value -= 1
         key = (path, scope["method"], status)
         outcome = self._outcomes.get(key)
@@ -101,7 +102,6 @@ class Metrics:
             self._first_answer.value = _age_of_the_process()
 
     def read(self, answers: Mapping[str, ViewAnswer], bits: Mapping[str, bytes]) -> None:
-        """Counts the answers of views."""
         for name, answer in answers.items():
             self._view(name).count(answer, bits[name])
 
@@ -113,7 +113,7 @@ class Metrics:
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
-        """Surrounds a run of a deployed model over rows."""
+        """Time a run of a deployed model, and count its rows and failures."""
         runs = self._models.get(model)
         if runs is None:
             runs = self._models[model] = _Runs(self._series, model)
@@ -123,7 +123,7 @@ class Metrics:
         except RequestError:
             raise
         except Exception:
-            # Whatever it is, the run has failed; a canceled request has not, and CancelledError is no Exception.
+            # Cancellation is not counted as a failure, since CancelledError is not an Exception.
             runs.failures.value += 1
             raise
         finally:
@@ -131,23 +131,19 @@ class Metrics:
             runs.rows.value += rows
 
     def count_trial(self, trial: Trial, role: str, outcome: str) -> None:
-        """Counts a request to a model of a trial, by its role."""
         self._series.trial_requests.number(trial.deployment.model, role, outcome).value += 1
 
     def time_trial(self, trial: Trial, role: str, seconds: float) -> None:
-        """Counts a run of a model of a trial over the rows of a request."""
         self._series.trial_seconds.seconds(trial.deployment.model, role).observe(seconds)
 
     def count_recorded(self, answers: int) -> None:
-        """Counts answers that were recorded."""
         self._series.recorded.number().value += answers
 
     def count_unrecorded(self, why: str, answers: int) -> None:
-        """Counts answers whose record was dropped, by where."""
         self._series.unrecorded.number(why).value += answers
 
     def latency(self) -> dict[str, LatencyState]:
-        """The durations of requests, whatever their status, by route, and of runs, by model."""
+        """Return the latency of all requests by route, and of runs by model."""
         measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
         runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
         measured |= {f"runs of {model}": quantiles for model, quantiles in runs.items()}
@@ -157,11 +153,14 @@ class Metrics:
         }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus's own format."""
-        # The request for the metrics is no work in progress; other workers would show it long after its answer.
+        """Return all metrics as text, with its content type.
+
+        OpenMetrics if `accept` names it, else Prometheus's format.
+        """
+        # Exclude the request for the metrics: other workers would show it long after its answer.
         self._in_flight.value -= 1
         for name in self.gauges.views():
-            # A counter that begins at its first event hides that event from Prometheus.
+            # Start counters at 0: Prometheus does not see the first event of a counter that starts with it.
             self._view(name)
         try:
             if "application/openmetrics-text" in accept:
@@ -176,51 +175,51 @@ class _Series:
     def __init__(self, tally: Tally, bounds: tuple[float, ...]) -> None:
         self.requests = tally.counter("isthmus_requests_total", "Requests answered.", "route", "method", "status")
         self.request_seconds = tally.histogram(
-            "isthmus_request_duration_seconds", "From a request to the end of its answer.", "route", "status_class",
-            bounds=bounds,
+            "isthmus_request_duration_seconds", "Time from a request to the end of its answer.", "route",
+            "status_class", bounds=bounds,
         )  # fmt: skip
         self.store_seconds = tally.histogram(
-            "isthmus_store_duration_seconds", "Of a request's time, waiting for the online store.", "route"
+            "isthmus_store_duration_seconds", "Time a request waits for the online store.", "route"
         )
         self.serving_seconds = tally.histogram(
-            "isthmus_serving_duration_seconds", "Of a request's time, everything but the online store.", "route"
+            "isthmus_serving_duration_seconds", "Time of a request without waiting for the online store.", "route"
         )
         self.errors = tally.counter(
             "isthmus_errors_total", "Requests refused, by the class of the error.", "route", "error"
         )
         self.in_flight = tally.gauge(
-            "isthmus_requests_in_flight", "Requests being answered, but for the one that asks for this.",
+            "isthmus_requests_in_flight", "Requests in progress, without the request for the metrics.",
             merge="livesum",
         )  # fmt: skip
         self.first_answer = tally.gauge(
             "isthmus_first_answer_seconds",
-            "From the start of the process to its first successful answer; 0 before that. The slowest worker's.",
+            "Time from the start of the process to its first successful answer; 0 before that. Slowest worker.",
             merge="livemax",
         )  # fmt: skip
         self.view_values = tally.counter(
             "isthmus_view_values_total",
-            "Values that a view answered, one per row and feature asked for, by the status of the value.",
+            "Values answered from a view, one per row and requested feature, by status.",
             "view", "status",
         )  # fmt: skip
-        # A time: an age would stop growing without traffic. Of the living: what the dead have served may have been
-        # removed since.
+        # A time, since an age would stop growing without traffic. Of live workers only, since rows that ended workers
+        # served may have been removed since.
         self.newest = tally.gauge(NEWEST, "Newest known time served.", "view", merge="livemax")
         self.model_seconds = tally.histogram(
-            "isthmus_model_duration_seconds", "A run of a model over its rows.", "model"
+            "isthmus_model_duration_seconds", "Time of a run of a model over its rows.", "model"
         )
         self.model_rows = tally.counter("isthmus_model_rows_total", "Rows that a model was run over.", "model")
         self.failures = tally.counter("isthmus_prediction_failures_total", "Runs of a model that failed.", "model")
         self.recorded = tally.counter("isthmus_recorded_answers_total", "Answers that were recorded.")
         self.unrecorded = tally.counter(
-            "isthmus_dropped_answers_total", "Answers whose record was dropped, by where there was no room.", "where"
+            "isthmus_dropped_answers_total", "Answers whose record was dropped, by the place without room.", "where"
         )
         self.trial_requests = tally.counter(
             "isthmus_trial_predictions_total",
-            "Requests to a model on trial (canary, shadow, deployed on probation), and to the model beside it.",
+            "Requests to a model on trial (canary, shadow, deployed on probation), and to the model next to it.",
             "model", "role", "outcome",
         )  # fmt: skip
         self.trial_seconds = tally.histogram(
-            "isthmus_trial_duration_seconds", "A run of either model of a trial over its rows.", "model", "role"
+            "isthmus_trial_duration_seconds", "Time of a run of either model of a trial over its rows.", "model", "role"
         )
 
 
@@ -236,10 +235,10 @@ class _Outcome:
         self._requests.value += 1
         self._duration.observe(seconds)
         if waits:
-            waited = sum(waits)
-            # Looked up only here: a route that never waits has no such histogram.
-            self._store.seconds(self._route).observe(waited)
-            seconds -= waited
+            wait = sum(waits)
+            # Create the histogram only here: a route that never waits should not have one.
+            self._store.seconds(self._route).observe(wait)
+            seconds -= wait
         self._serving.observe(seconds)
 
 
@@ -253,17 +252,17 @@ class _View:
         nulls = answer.columns.nulls(bits)
         self._values[Status.PRESENT].value += len(answer.status) * features - nulls
         if nulls:
-            # A missing row is null in every feature; further nulls are in rows that exist. Each status is a byte: up to
-            # a hundred rows, `bytes.count` is faster than `np.bincount`.
+            # A missing row is null in every feature; other nulls are in existing rows. `bytes.count` on the status
+            # bytes is faster than `np.bincount` up to a hundred rows.
             codes = answer.status.tobytes()
             for status in _NOT_THERE:
                 if count := codes.count(status) * features:
                     self._values[status].value += count
                     nulls -= count
             self._values[Status.NULL].value += nulls
-        # `argmax`, because `max` takes four times as long for a few rows.
+        # `argmax` takes a quarter of the time of `max` for a few rows.
         if answer.known.item(answer.known.argmax()) > self._newest.value:
-            # Perhaps a row from the future, which was not served.
+            # This may be a row from the future, which was not served.
             served = answer.known[answer.status < Status.NOT_FOUND]
             self._newest.value = max(self._newest.value, float(served.max(initial=0)))
 
@@ -276,6 +275,6 @@ class _Runs:
 
 
 def _age_of_the_process() -> float:
-    """Seconds since the kernel started this process (proc(5): field 22 of `stat`, in clock ticks since boot)."""
+    """Return the seconds since this process started (proc(5): field 22 of `stat`, in clock ticks since boot)."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""The gauges of production quality, from the file that `isthmus monitor` writes."""
+"""Gauges of production quality, read from the file that `isthmus monitor` writes."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -11,18 +11,18 @@ from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.watchedfile import WatchedFile
 
 LONGEST = 120
-"""Characters of the name of a slice."""
+"""Maximum characters in the name of a slice."""
 
 
 class ProductionGauges:
-    """What labels say of the deployed package; nothing until there is a file of its model beside the deployment."""
+    """Gauges of the deployed package's quality; none until the model has a quality file next to the deployment."""
 
     def __init__(self, deployment: Path) -> None:
         self._state = deployment.parent
         self._file: WatchedFile[Production] | None = None
 
     def look(self, model: str) -> None:
-        """Reads the file of a model if it has changed."""
+        """Read the file of a model if it has changed."""
         path = production_file(self._state, model)
         if self._file is None or self._file.path != path:
             self._file = WatchedFile(path, Production.loads)
@@ -30,30 +30,29 @@ class ProductionGauges:
             self._file.load()
 
     def collect(self, deployment: Deployment) -> Iterator[Metric]:
-        """The gauges of a deployment."""
         file, model = self._file, deployment.model
         if file is None or not isinstance(file.content, Production) or file.content.model != model:
             return
-        found = file.content
+        production = file.content
         age = GaugeMetricFamily(
-            "isthmus_production_age_seconds", "Since production quality was last measured.", labels=["model"]
+            "isthmus_production_age_seconds", "Time since production quality was last measured.", labels=["model"]
         )
         if (written := file.written) is not None:
             age.add_metric([model], max(time.time() - written, 0.0))
         yield age
-        package = found.of(deployment.digest, deployment.precision) or found.of(deployment.digest)
+        package = production.of(deployment.digest, deployment.precision) or production.of(deployment.digest)
         if package is None:
             return
         yield from _quality(model, package)
         yield from _slices(model, package)
         yield from _drift(model, package)
         broken = GaugeMetricFamily(
-            "isthmus_production_bound_broken", "Whether a bound on production quality is broken.",
+            "isthmus_production_bound_broken", "1 if a bound on production quality is broken.",
             labels=["model", "metric"],
         )  # fmt: skip
-        # They are about the package that was deployed when it was measured.
-        if found.packages[0] == package:
-            for bound in found.bounds:
+        # The bounds apply to the package that was deployed at the time of the measurement.
+        if production.packages[0] == package:
+            for bound in production.bounds:
                 broken.add_metric([model, bound.measure], bound.broken)
         yield broken
 
@@ -64,30 +63,30 @@ def _quality(model: str, package: PackageQuality) -> Iterator[Metric]:
         periods["week"] = week
     yield from _measured(
         model, "isthmus_production", "period", periods,
-        "A measure of the deployed package's answers by their labels: of all, or of the newest week with any.",
+        "A quality metric of the deployed package, from labeled answers: all, or the newest week with any.",
     )  # fmt: skip
 
 
 def _slices(model: str, package: PackageQuality) -> Iterator[Metric]:
-    # Whoever may send requests chooses their texts.
+    # Slice names contain text from requests, so limit their length.
     parts = {
         (name if len(name := part.name) <= LONGEST else f"{name[: LONGEST - 1]}…"): part
         for part in package.slices[::-1]
     }
     yield from _measured(
         model, "isthmus_production_slice", "slice", parts,
-        "A measure of one of the worst slices of the deployed package's answers, by their labels.",
+        "A quality metric of one of the worst slices of the deployed package's labeled answers.",
     )  # fmt: skip
 
 
-def _measured(model: str, prefix: str, label: str, parts: Mapping[str, Quality], said: str) -> Iterator[Metric]:
+def _measured(model: str, prefix: str, label: str, parts: Mapping[str, Quality], text: str) -> Iterator[Metric]:
     labels = ["model", "metric", label]
-    value = GaugeMetricFamily(f"{prefix}_quality", said, labels=labels)
-    low = GaugeMetricFamily(f"{prefix}_quality_low", "The lower end of its 95 % interval.", labels=labels)
-    high = GaugeMetricFamily(f"{prefix}_quality_high", "The upper end of its 95 % interval.", labels=labels)
+    value = GaugeMetricFamily(f"{prefix}_quality", text, labels=labels)
+    low = GaugeMetricFamily(f"{prefix}_quality_low", "Lower end of its 95 % interval.", labels=labels)
+    high = GaugeMetricFamily(f"{prefix}_quality_high", "Upper end of its 95 % interval.", labels=labels)
     answers = GaugeMetricFamily(f"{prefix}_answers", "Rows that were answered.", labels=["model", label])
     rows = GaugeMetricFamily(
-        f"{prefix}_rows", "Rows of answers whose labels are known, each label once.", labels=["model", label]
+        f"{prefix}_rows", "Answered rows with known labels, each label once.", labels=["model", label]
     )
     for name, part in parts.items():
         answers.add_metric([model, name], part.answers)
@@ -103,14 +102,14 @@ def _measured(model: str, prefix: str, label: str, parts: Mapping[str, Quality],
 def _drift(model: str, package: PackageQuality) -> Iterator[Metric]:
     index = GaugeMetricFamily(
         "isthmus_production_drift",
-        "Population stability index of what was served of an input, or of the scores, against the training set.",
+        "Population stability index of the served values of an input, or of the scores, against the training set.",
         labels=["model", "input"],
     )
     drifted = GaugeMetricFamily(
-        "isthmus_production_drifted", "Whether that is beyond threshold, chance and usual variation.",
+        "isthmus_production_drifted", "1 if the drift exceeds threshold, chance and usual variation.",
         labels=["model", "input"],
     )  # fmt: skip
-    for found in package.drift:
-        index.add_metric([model, found.name], found.psi)
-        drifted.add_metric([model, found.name], bool(found.exceeded))
+    for drift in package.drift:
+        index.add_metric([model, drift.name], drift.psi)
+        drifted.add_metric([model, drift.name], bool(drift.exceeded))
     yield from (index, drifted)

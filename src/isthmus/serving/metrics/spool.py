@@ -1,4 +1,4 @@
-"""The gauges of what was recorded and is not collected yet."""
+"""Gauges of recorded answers that are not collected yet."""
 
 import time
 from collections.abc import Iterator
@@ -7,32 +7,31 @@ from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from isthmus.serving.recorder.spool import Waiting, waiting
+from isthmus.serving.recorder.spool import SpoolBacklog, waiting
 
 
 class SpoolGauges:
-    """The folder that servers record to, as it was looked at last. Each of several workers says the same."""
+    """Gauges of the spool folder, as last read. All workers of a server report the same values."""
 
     def __init__(self, folder: Path, most: int) -> None:
         self._folder, self._most = folder, most
-        self._found = Waiting(0, None)
+        self._backlog = SpoolBacklog(0, None)
 
     def look(self) -> None:
-        """Looks at the folder. One that cannot be read stays as it was: dropped answers are counted already."""
+        """Read the folder; keep the last values if that fails, since dropped answers are counted elsewhere."""
         with suppress(OSError):
-            self._found = waiting(self._folder)
+            self._backlog = waiting(self._folder)
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges."""
-        since = self._found.since
+        since = self._backlog.since
         yield GaugeMetricFamily(
-            "isthmus_spool_bytes", "Size of what was recorded of answers and lies in the spool.", value=self._found.size
+            "isthmus_spool_bytes", "Size of recorded answers in the spool.", value=self._backlog.size
         )
         yield GaugeMetricFamily(
-            "isthmus_spool_limit_bytes", "Beyond that, what is recorded is dropped.", value=self._most
+            "isthmus_spool_limit_bytes", "Size of the spool above which recorded answers are dropped.", value=self._most
         )
         yield GaugeMetricFamily(
             "isthmus_spool_waiting_seconds",
-            "For how long, to a minute, recorded answers have waited to be collected; 0 if none wait.",
+            "Time that recorded answers have been waiting to be collected, exact to a minute; 0 without any.",
             value=0.0 if since is None else max(time.time() - since, 0.0),
         )

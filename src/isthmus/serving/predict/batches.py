@@ -1,8 +1,8 @@
-"""Predictions of a model: those that wait for a slow model are batched.
+"""Predictions of a model. Requests to a slow model are batched.
 
-A quick model answers in less time than handing its work to a thread takes: ten microseconds against thirty, for the
+A fast model answers in less time than it takes to hand the work to a thread: ten microseconds against thirty for the
 model of `examples/flights`. It runs on the event loop. A slow model runs in a thread, and the requests that arrive
-meanwhile are its next batch. Nothing ever waits for company: there is no timer.
+meanwhile form its next batch. There is no timer: a request never waits for others to join its batch.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from isthmus.features.values.columns import Values
 from isthmus.serving.threads import offload
 
 QUICK_SECONDS = 500e-6
-"""How long a prediction of a single row may block the event loop."""
+"""Longest time that the prediction of one row may block the event loop."""
 
 QUICK_ROWS = 1000
-"""Rows that a quick model predicts on the event loop."""
+"""Most rows that a fast model predicts on the event loop."""
 
 Columns = Mapping[str, Values]
 Outputs = np.ndarray[Any, np.dtype[np.float32]]
@@ -28,7 +28,7 @@ Outputs = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A prediction that waits: its columns, its number of rows, and where its outputs go."""
+    """A prediction in the queue."""
 
     columns: Columns
     rows: int
@@ -36,11 +36,12 @@ class _Waiting:
 
 
 class Batches:
-    """The predictions of a model in an event loop.
+    """The prediction queue of a model in an event loop.
 
-    `predict` is the model, from columns of n values to the outputs of n rows, which do not depend on each other;
-    `seconds` is how long it takes for a single row, by which it is `quick` or not. A request of more than `most` rows
-    is its own batch, beside the queue.
+    Args:
+        predict: the model, from columns of n values to n independent outputs.
+        seconds: time for a single row; decides whether the model is `quick`.
+        most: rows of a batch. A larger request runs alone, outside the queue.
     """
 
     def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:
@@ -51,7 +52,7 @@ class Batches:
         self._runner: asyncio.Task[None] | None = None
 
     async def predict(self, columns: Columns, rows: int) -> Outputs:
-        """The outputs for the rows of a request, shape (rows, ...)."""
+        """Return the outputs for the rows of a request, shape (rows, ...)."""
         if self.quick:
             return await offload(rows > QUICK_ROWS, self._predict, columns)
         if rows > self._most:
@@ -63,14 +64,16 @@ class Batches:
         return await waiting.outputs
 
     async def beside(self, columns: Columns, *, in_thread: bool) -> Outputs:
-        """The outputs beside the queue; in a thread or here and now."""
+        """Predict outside the queue, in a thread or on the event loop."""
         return await offload(in_thread, self._predict, columns)
 
     async def _run(self) -> None:
         try:
             while batch := self._next():
                 try:
-                    outputs = await asyncio.to_thread(self._predict, _together([waiting.columns for waiting in batch]))
+                    outputs = await asyncio.to_thread(
+                        self._predict, _concatenated([waiting.columns for waiting in batch])
+                    )
                 except Exception as error:  # noqa: BLE001 - onnxruntime's have no base class of their own
                     if len(batch) == 1:
                         _fail(batch[0], error)
@@ -94,7 +97,7 @@ class Batches:
         return batch
 
     async def _separately(self, batch: Sequence[_Waiting]) -> None:
-        """After a batch has failed: no prediction fails for the rows of another request."""
+        """Rerun a failed batch one request at a time, so that only the faulty request fails."""
         for waiting in batch:
             try:
                 _answer(waiting, await asyncio.to_thread(self._predict, waiting.columns))
@@ -108,12 +111,12 @@ def _fail(waiting: _Waiting, error: Exception) -> None:
 
 
 def _answer(waiting: _Waiting, outputs: Outputs) -> None:
-    # Done already if the request has been canceled.
+    # The future is done already if the request was canceled.
     if not waiting.outputs.done():
         waiting.outputs.set_result(outputs)
 
 
-def _together(parts: Sequence[Columns]) -> Columns:
+def _concatenated(parts: Sequence[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     return {

@@ -1,4 +1,4 @@
-"""Text from a deployed model: a token at a time, in turn with whoever else asks it."""
+"""Generate text with a deployed model, one token at a time."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -12,24 +12,24 @@ from isthmus.serving.wire.errors import TooLargeError
 
 
 class Generator:
-    """What generates text with a model.
+    """Generate text with a model.
 
-    Texts that are generated at the same time take turns, token by token: each has a cache of its own, and what a text
-    says does not depend on those beside it.
+    Texts generated at the same time take turns, token by token. Each has its own cache, so they do not affect each
+    other.
     """
 
     def __init__(self, predictor: TensorPredictor) -> None:
-        assert predictor.model.text is not None  # noqa: S101 - who calls this has looked
+        assert predictor.model.text is not None  # noqa: S101 - the caller has checked
         self.predictor = predictor
         self.tokenizer, self.decoder = predictor.model.text
         self.generation = generation_of(predictor.model.manifest)
 
     def room(self, prompt: Sequence[int], wanted: int | None, limits: Limits) -> int:
-        """How many tokens may follow a prompt.
+        """Return the number of tokens to generate after a prompt; `wanted` is the number requested, if any.
 
         Raises:
-            RequestError: the prompt is empty, or does not fit the context.
-            TooLargeError: more tokens are wanted than a request may ask for.
+            RequestError: the prompt is empty or does not fit the context.
+            TooLargeError: more tokens are requested than allowed.
         """
         most = min(self.generation.most, limits.generated_tokens)
         if wanted is not None and wanted > most:
@@ -37,7 +37,7 @@ class Generator:
         return min(self.decoder.require_prompt(prompt), most if wanted is None else wanted)
 
     async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[Read]:
-        """The likeliest tokens behind a prompt. A run that nobody waits for any more ends early."""
+        """Yield the most likely tokens after a prompt. Canceling the caller stops the current run."""
         cache, fed = self.decoder.cache(len(prompt) + room), prompt
         for _ in range(room):
             for part in self.decoder.parts(fed):

@@ -1,7 +1,7 @@
-"""Runs over tensors: one at a time, in a thread, in the order in which they were asked for.
+"""Run a model of tensors: one run at a time, in a thread, in order of arrival.
 
-A run over an image takes milliseconds of a processor. As many at a time as there are requests would leave none to
-lookups, and take the memory of all of them at once.
+A run over an image takes milliseconds of a processor. Running all requests at once would leave no processor for lookups
+and would need memory for all of them.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.package.inputs import Feeds
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -22,7 +22,7 @@ TensorOutputs = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorInputs:
-    """The tensors for a graph by name, and the outputs that are asked for; `again` if a run like it follows."""
+    """Input tensors by name, and the outputs to compute. `again` is True if a similar run follows."""
 
     feeds: Feeds
     outputs: tuple[str, ...]
@@ -30,16 +30,19 @@ class TensorInputs:
 
 
 class Turns:
-    """The runs of a model of tensors in an event loop; none is `quick` enough for the loop itself."""
+    """The run queue of a model of tensors in an event loop. No run is `quick` enough for the event loop itself."""
 
     quick = False
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: DeployedModel) -> None:
         self._model = model
         self._lock = asyncio.Lock()
 
     async def predict(self, inputs: TensorInputs, _rows: int) -> TensorOutputs:
-        """The outputs of a run. It ends early where nobody waits for it any more, and only then comes the next."""
+        """Run the model when its turn comes.
+
+        Canceling the caller stops the run, and the next run starts once it has stopped.
+        """
         options = self._options(inputs)
         await self._lock.acquire()
         run = self._started(inputs, options)
@@ -47,22 +50,23 @@ class Turns:
         return await _ended(run, options)
 
     async def beside(self, inputs: TensorInputs, *, in_thread: bool) -> TensorOutputs:  # noqa: ARG002 - always in one
-        """The outputs of a run that has no turn; it ends early, too."""
+        """Run outside the queue. Canceling the caller stops the run."""
         options = self._options(inputs)
         return await _ended(self._started(inputs, options), options)
 
     def _options(self, inputs: TensorInputs) -> "onnxruntime.RunOptions":
-        import onnxruntime  # a server without a model has no need of it
+        import onnxruntime  # a server without a model does not need it
 
         options = onnxruntime.RunOptions()
         if not inputs.again and sum(array.size for array in inputs.feeds.values()) > self._model.elements:
-            # ONNX Runtime would keep the memory that it took. Giving it back takes half as long as a run.
+            # Otherwise ONNX Runtime keeps the memory. Releasing it takes half as long as a run, so do it for large
+            # inputs only.
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         return options
 
     def _started(self, inputs: TensorInputs, options: "onnxruntime.RunOptions") -> asyncio.Future[Any]:
         run = asyncio.ensure_future(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
-        # Nobody may wait for it any more, and asyncio would log its exception with all frames.
+        # Retrieve the exception: if the caller was canceled, asyncio would log it with a full traceback.
         run.add_done_callback(lambda run: run.cancelled() or run.exception())
         return run
 

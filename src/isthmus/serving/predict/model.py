@@ -1,4 +1,4 @@
-"""A deployed model: the package's ORT file in an ONNX Runtime session that has reproduced its golden rows."""
+"""A deployed model: an ONNX Runtime session of the package's ORT file that has reproduced its golden rows."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,33 +24,34 @@ if TYPE_CHECKING:
 
 _TIMINGS = 5
 _REASON = "Status Message: "
-"""Before what ONNX Runtime says of a failure, after where in the graph it was."""
+"""Text in an ONNX Runtime error between the location in the graph and the reason."""
 _SHOWN = 300
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class Model:
-    """The model of a deployment, ready to answer.
+class DeployedModel:
+    """Load the model of a deployment, check it, and predict with it.
 
-    The owner of `public_key` must have signed the package, whatever the deployment says; None if nobody must.
+    Every package must be signed by the owner of `public_key` (PEM), whatever the deployment says; None requires no
+    signature.
 
     Attributes:
-        contract: what its package was exported under.
-        manifest: that of its package.
-        inputs: of a model of rows; empty of a model of tensors.
-        classes: what its answers to a row are about, in order; empty where it answers with a single number.
-        rounding: by how much two processors may differ in an answer.
-        row: a golden row, by input, as a request has it: the row with the fewest nulls.
-        elements: of the inputs of the largest golden case.
-        text: of a model that generates text, its tokenizer and what continues texts; None of any other.
-        seconds: how long a prediction of a single row takes here, at best.
-        warming: how many seconds its first predictions took, those of the golden rows.
+        contract: contract its package was exported under.
+        manifest: manifest of its package.
+        inputs: inputs of a model of rows; empty for a model of tensors.
+        classes: class names in output order; empty if the model returns one number per row.
+        rounding: largest difference between two processors.
+        row: golden row with the fewest nulls, by input, in request form.
+        elements: number of input elements of the largest golden case.
+        text: tokenizer and decoder of a model that generates text, else None.
+        seconds: best measured time to predict a single row here.
+        warming: seconds that its first predictions took, on the golden rows.
 
     Raises:
-        DependencyError: it generates text, and the extra `generate` is not installed.
-        PackageError: the package is damaged, has another digest, is not signed by whom it must be, or does not
-            reproduce its golden rows.
+        DependencyError: the model generates text, and the extra `generate` is not installed.
+        PackageError: the package is damaged, has another digest, lacks a required signature, or does not reproduce its
+            golden rows.
     """
 
     def __init__(self, deployment: Deployment, public_key: str | None = None) -> None:
@@ -63,7 +64,7 @@ class Model:
                 expected=f"{deployment.digest[:12]}, as deployed",
                 remedy="run `isthmus verify` and `isthmus deploy` for this package",
             )  # fmt: skip
-        # Whoever can write a package can write the deployment beside it, but not the settings of the server.
+        # A process that can write a package can also write the deployment file, but not the server's settings.
         for key in dict.fromkeys((public_key, deployment.public_key)):
             if key is not None:
                 require_signature(package.files, key)
@@ -86,18 +87,18 @@ class Model:
 
     @property
     def threads(self) -> int:
-        """CPU threads of one prediction, as the session has them."""
+        """CPU threads per prediction, as configured in the session."""
         threads: int = self._session.get_session_options().intra_op_num_threads
         return threads
 
-    def again(self, deployment: Deployment) -> "Model":
-        """The same model for another deployment of what it runs."""
+    def again(self, deployment: Deployment) -> "DeployedModel":
+        """Return the same loaded model for another deployment of the same package."""
         model = copy(self)
         model.deployment = deployment
         return model
 
     def predict(self, columns: Mapping[str, Values]) -> Float32:
-        """The model's output for n rows, shape (n,) or (n, classes)."""
+        """Return the model's output for n rows, shape (n,) or (n, classes)."""
         (output,) = self._session.run([self._output], feeds(self.inputs, columns))
         result: Float32 = np.asarray(output, np.float32).reshape((-1, len(self.classes)) if self.classes else -1)
         return result
@@ -105,10 +106,10 @@ class Model:
     def run(
         self, tensors: Feeds, outputs: Sequence[str], options: "onnxruntime.RunOptions | None" = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """The outputs of these names for the tensors of the graph.
+        """Run the graph on tensors and return the named outputs.
 
         Raises:
-            RequestError: the graph has no answer for them.
+            RequestError: the graph cannot process these tensors.
         """
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
@@ -118,11 +119,11 @@ class Model:
             reason = harmless(str(error).partition(_REASON)[2] or str(error)).strip()
             if "alloc" in reason:
                 raise
-            raise RequestError("inputs", f"the model cannot be run over them: {reason[:_SHOWN]}",
+            raise RequestError("inputs", f"the model cannot process them: {reason[:_SHOWN]}",
                                expected="values that its graph is defined for") from error  # fmt: skip
 
     def _single(self, golden: Golden) -> tuple[dict[str, Any], Callable[[], object]]:
-        """A golden row, and a prediction of a single row; of a model of tensors, of its smallest case."""
+        """Return a golden row and a function that predicts one row. Tensor models use their smallest case."""
         if not self.inputs:
             smallest = min((case.feeds for case in golden.cases), key=lambda fed: sum(a.size for a in fed.values()))
             return {}, partial(self.run, smallest, [tensor.name for tensor in self.manifest.outputs])
@@ -141,7 +142,7 @@ def _time(predict: Callable[[], object]) -> float:
 
 
 def unanswered(outputs: Float32) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows a model has no answer for, shape (n,)."""
+    """Return a mask of the rows that the model has no answer for, shape (n,)."""
     return np.asarray(np.isnan(outputs).any(axis=tuple(range(1, outputs.ndim))))
 
 

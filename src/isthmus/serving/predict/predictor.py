@@ -1,4 +1,4 @@
-"""Predicting: from join keys and request fields to the model's output."""
+"""Predict from join keys and request fields."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -17,7 +17,7 @@ from isthmus.features.types import Float32
 from isthmus.features.values.columns import Values
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.batches import Batches, Outputs
-from isthmus.serving.predict.model import Model, unanswered
+from isthmus.serving.predict.model import DeployedModel, unanswered
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.encode import OPTIONS, json_columns, labels
 from isthmus.serving.wire.inference import TensorRequest
@@ -26,23 +26,27 @@ from isthmus.serving.wire.messages import PredictRequest
 Raws = Mapping[str, msgspec.Raw]
 
 _KEYS: Mapping[str, Any] = {"Bool": True, "Int32": 1, "Int64": 1, "UnixTimestamp": 0, "Bytes": b""}
-"""A join key of an example, by its type; a text is its name in angle brackets."""
+"""Example value of a join key by type; a string key shows its name in angle brackets."""
 
 
 class Predictor:
     """A model with the views and request fields it reads.
 
-    `graphs` are request transforms by name, to explain a row that the model cannot answer; `earlier` are the contracts
-    whose rows may still be there; `batch` is how many rows of several requests are predicted together.
+    Args:
+        contract: contract to read views under.
+        model: deployed model.
+        graphs: returns a request transform by name, to explain a row that the model cannot answer.
+        earlier: earlier contracts whose rows may still be in Redis.
+        batch: rows of several requests that are predicted together.
 
     Raises:
-        ContractMismatch: what the model reads has changed since its package was exported.
+        ContractMismatch: features the model reads have changed since its package was exported.
     """
 
     def __init__(
         self,
         contract: Contract,
-        model: Model,
+        model: DeployedModel,
         graphs: Callable[[str], RowGraph],
         earlier: Sequence[Contract] = (),
         batch: int = BATCH_ROWS,
@@ -71,22 +75,22 @@ class Predictor:
     def read(
         self, message: PredictRequest | TensorRequest, limits: Limits
     ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
-        """The join keys, the request fields and the number of rows of a request.
+        """Return the join keys, the request fields and the number of rows of a request.
 
-        A value that is both a join key and a request field may come as either.
+        A value that is both a join key and a request field may appear under either name.
         """
         if isinstance(message, TensorRequest):
-            raise RequestError(f"model {self.model.deployment.model}", "takes rows of features, and no tensors",
-                               expected="join keys and request fields", remedy="ask /predict")  # fmt: skip
+            raise RequestError(f"model {self.model.deployment.model}", "takes rows of features, not tensors",
+                               expected="join keys and request fields", remedy="use /predict")  # fmt: skip
         entities: Raws = message.entities
         request: Raws = message.request
         for name in request:
             if name not in self._fields:
                 expected = one_of(self._fields) if self._fields else "no request: the model has only join keys"
-                raise RequestError(f"request.{name}", "is no request field of the model", expected=expected)
+                raise RequestError(f"request.{name}", "is not a request field of the model", expected=expected)
         for name in entities:
             if name not in self._join_keys and name in self._fields:
-                raise RequestError(f"entities.{name}", "is no join key, but a request field of the model",
+                raise RequestError(f"entities.{name}", "is not a join key, but a request field of the model",
                                    remedy="put it into `request`")  # fmt: skip
         entities = {**{name: request[name] for name in self.plan.keys if name in request}, **entities}
         request = {**{name: entities[name] for name in self._needed if name in entities}, **request}
@@ -107,24 +111,24 @@ class Predictor:
 
     @cached_property
     def example(self) -> dict[str, dict[str, list[Any]]]:
-        """The body of a request for one row: what the model reads of it has values of a golden row."""
+        """An example request body for one row, with values of a golden row."""
         row = self.model.row
         keys = {name: [self._key(row.get(name), column)] for name, column in self.plan.keys.items()}
         needed = [name for name in self._needed if name not in self._optional and name not in keys]
         body = {"entities": keys, "request": {name: [row.get(name)] for name in needed}}
-        # With bytes as Base64.
+        # Encodes bytes as Base64.
         return {part: msgspec.to_builtins(columns) for part, columns in body.items() if columns}
 
     def _key(self, value: Any, column: Column) -> Any:
         return _KEYS.get(column.dtype.name, f"<{column.name}>") if value is None else value
 
     def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
-        """The columns that the model reads, from the views and from the request."""
+        """Return the columns that the model reads, from the views and from the request."""
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
 
     def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
-        """Refuses rows for which a request transform in the model is not defined: the model has no answer for them."""
+        """Raise a RequestError if the model has no answer for a row because a request transform is undefined there."""
         if unanswered(output).any():
             for transform in self._used:
                 inputs = {name: columns[name] for name in transform.inputs}
@@ -134,7 +138,7 @@ class Predictor:
         return f"entities.{field}" if field in self.plan.keys else f"request.{field}"
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
-        """The JSON answer: what the model says of each row, and the status of each view."""
+        """Encode the predictions and the status of each view as JSON."""
         deployment = self.model.deployment
         return orjson.dumps(
             {
@@ -152,7 +156,10 @@ class Predictor:
         )
 
     def _named(self, output: Outputs) -> dict[str, Any]:
-        """Of each row the likeliest class, the first of equals, or null without an answer; and all probabilities."""
+        """Return the most likely class of each row, and all probabilities.
+
+        Ties go to the first class; a row without an answer is null.
+        """
         classes, missing = self.model.classes, unanswered(output).tolist()
         places = output.argmax(axis=1).tolist()
         names = [None if none else classes[place] for place, none in zip(places, missing, strict=True)]

@@ -1,4 +1,4 @@
-"""Predicting from tensors: from the inputs of a request to the outputs of the model's graph."""
+"""Predict from tensors: from the inputs of a request to the outputs of the model's graph."""
 
 import math
 import zlib
@@ -14,30 +14,30 @@ from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Tensor
+from isthmus.package.manifest import TensorInfo
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.inference_queue import TensorInputs, TensorOutputs, Turns
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.wire import tensors
 from isthmus.serving.wire.encode import OPTIONS
 from isthmus.serving.wire.errors import TooLargeError
 from isthmus.serving.wire.inference import DATATYPES, InferRequest, RequestInput, TensorRequest
 from isthmus.serving.wire.messages import PredictRequest
 
-_SPLIT = "ask in several requests, or raise [server.limits]"
+_SPLIT = "split it into several requests, or raise [server.limits]"
 
 
 class TensorPredictor:
-    """A model of tensors.
+    """A model that takes tensors.
 
-    Its requests bring all that it reads. They are run as they come and one at a time: an answer does not depend on the
-    requests beside it, and lookups have the other processors for themselves.
+    A request contains everything the model reads. Requests run one at a time and are not batched, so an answer does not
+    depend on other requests, and lookups keep the other processors.
 
     Raises:
-        ContractMismatch: what the model's service reads has changed since its package was exported.
+        ContractMismatch: the service of the model has changed since its package was exported.
     """
 
-    def __init__(self, contract: Contract, model: Model) -> None:
+    def __init__(self, contract: Contract, model: DeployedModel) -> None:
         deployment = model.deployment
         require_service(f"model {deployment.model}", model.contract, contract, deployment.service)
         self.contract, self.model = contract, model
@@ -53,19 +53,19 @@ class TensorPredictor:
     def read(
         self, message: PredictRequest | TensorRequest, limits: Limits
     ) -> tuple[dict[str, list[Any]], TensorInputs, int]:
-        """No join keys, the tensors and the number of rows of a request.
+        """Return no join keys, the tensors, and the number of rows of a request.
 
         Sizes are checked before any element is decoded.
 
         Raises:
-            RequestError: a tensor is missing or too many, or has another type, shape or length.
-            TooLargeError: there are more rows or elements than a request may have.
+            RequestError: a tensor is missing, unknown, or has the wrong type, shape or length.
+            TooLargeError: the request has too many rows or elements.
         """
         if isinstance(message, PredictRequest):
             name = self.model.deployment.model
-            raise RequestError(f"model {name}", "takes tensors, and no rows of features",
+            raise RequestError(f"model {name}", "takes tensors, not rows of features",
                                expected=", ".join(map(described, self.tensors.values())),
-                               remedy=f"ask /v2/models/{name}/infer")  # fmt: skip
+                               remedy=f"use /v2/models/{name}/infer")  # fmt: skip
         request, names = message.message, self._output_names(message.message)
         inputs = self._inputs(request)
         sizes = self._sizes(inputs)
@@ -79,14 +79,16 @@ class TensorPredictor:
         return {}, TensorInputs(self._decoded(request, inputs, message.binary), names), rows
 
     def inputs(self, fields: TensorInputs, _answers: Mapping[str, ViewAnswer]) -> TensorInputs:
-        """What the model is run over."""
         return fields
 
     def require(self, outputs: TensorOutputs, inputs: TensorInputs) -> None:
-        """Whatever the graph answers is an answer, NaN included: its author knows what it means."""
+        """Accept every output, including NaN: its meaning is up to the author of the graph."""
 
     def encode(self, outputs: TensorOutputs, request: InferRequest) -> tuple[bytes, int | None]:
-        """The answer: JSON, and how long it is if the bytes of tensors follow it; None if none do."""
+        """Encode the answer.
+
+        Return its bytes, and the length of the JSON part if binary tensors follow it, else None.
+        """
         binary = {item.name: item.parameters.binary_data for item in request.outputs}
         described, parts = [], list[bytes | memoryview]()
         for name, array in outputs.items():
@@ -108,26 +110,28 @@ class TensorPredictor:
         return b"".join((text, *parts)), len(text) if parts else None
 
     def _output_names(self, request: InferRequest) -> tuple[str, ...]:
-        """The outputs that are asked for, in the order of the request; all of them if none is named."""
+        """Return the requested outputs in request order, or all outputs if the request names none."""
         if request.model_name not in (None, name := self.model.deployment.model):
             raise RequestError("model_name", f"is {request.model_name!r:.80}", expected=f"{name}, as in the path")
         names = tuple(item.name for item in request.outputs)
         for name in names:
             if name not in self.outputs:
-                raise RequestError(f"outputs.{name:.80}", "is no output of the model", expected=one_of(self.outputs))
+                raise RequestError(
+                    f"outputs.{name:.80}", "is not an output of the model", expected=one_of(self.outputs)
+                )
             if names.count(name) > 1:
-                raise RequestError(f"outputs.{name}", "is asked for twice", expected="each output once")
+                raise RequestError(f"outputs.{name}", "is requested twice", expected="each output once")
         return names or tuple(self.outputs)
 
     def _inputs(self, request: InferRequest) -> dict[str, RequestInput]:
-        """The inputs of a request, by name and in the order of the graph."""
+        """Return the inputs of a request by name, in graph order."""
         expected = ", ".join(map(described, self.tensors.values()))
         inputs: dict[str, RequestInput] = {}
         for item in request.inputs:
             if item.name not in self.tensors:
-                raise RequestError(f"inputs.{item.name:.80}", "is no input of the model", expected=expected)
+                raise RequestError(f"inputs.{item.name:.80}", "is not an input of the model", expected=expected)
             if item.name in inputs:
-                raise RequestError(f"inputs.{item.name}", "is there twice", expected="each input once")
+                raise RequestError(f"inputs.{item.name}", "appears twice", expected="each input once")
             inputs[item.name] = item
         for name, tensor in self.tensors.items():
             if name not in inputs:
@@ -140,7 +144,7 @@ class TensorPredictor:
         return {name: inputs[name] for name in self.tensors}
 
     def _sizes(self, inputs: Mapping[str, RequestInput]) -> dict[str, int]:
-        """The named sizes of a request."""
+        """Return the values of the named dimensions in a request."""
         sizes: dict[str, int] = {}
         first: dict[str, str] = {}
         for name, item in inputs.items():
@@ -164,18 +168,18 @@ class TensorPredictor:
         return sizes
 
     def _decoded(self, request: InferRequest, inputs: Mapping[str, RequestInput], binary: memoryview) -> Feeds:
-        """The tensors; bytes follow each other in the order of the request."""
+        """Decode the tensors. Binary data is in request order."""
         feeds, place = {}, 0
         for item in request.inputs:
             where, element, shape = f"inputs.{item.name}", self.tensors[item.name].element, tuple(item.shape)
             size, data = item.parameters.binary_data_size, item.data
             if isinstance(size, int) == isinstance(data, msgspec.Raw):
-                found = "has `data` and `binary_data_size`" if isinstance(size, int) else "has no data"
-                raise RequestError(where, found, expected="`data`, or `binary_data_size` and as many bytes")
+                problem = "has `data` and `binary_data_size`" if isinstance(size, int) else "has no data"
+                raise RequestError(where, problem, expected="`data`, or `binary_data_size` and as many bytes")
             if isinstance(data, msgspec.Raw):
                 feeds[item.name] = tensors.from_json(where, bytes(data), element, shape)
                 continue
-            assert isinstance(size, int)  # noqa: S101 - the other of the two
+            assert isinstance(size, int)  # noqa: S101 - exactly one of the two is set
             if place + size > len(binary):
                 raise RequestError(where, f"has {len(binary) - place:,} bytes after the JSON", expected=f"{size:,}")
             feeds[item.name] = tensors.from_bytes(where, binary[place : place + size], element, shape)
@@ -186,7 +190,7 @@ class TensorPredictor:
 
 
 def flat(outputs: TensorOutputs) -> np.ndarray[Any, Any]:
-    """All elements as numbers, shape (n,); a text is its checksum."""
+    """Flatten the outputs to one array of numbers, shape (n,); a string counts as its checksum."""
     parts = [
         [zlib.crc32(str(text).encode()) for text in array.ravel().tolist()] if array.dtype == object else array.ravel()
         for array in outputs.values()
@@ -194,13 +198,13 @@ def flat(outputs: TensorOutputs) -> np.ndarray[Any, Any]:
     return np.concatenate([np.asarray(part, np.float64) for part in parts])
 
 
-def described(tensor: Tensor) -> str:
-    """A tensor in words; a size that differs from request to request has its name."""
+def described(tensor: TensorInfo) -> str:
+    """Describe a tensor in words; a dimension of variable size appears by name."""
     return f"{tensor.name}: {DATATYPES[tensor.element]} [{', '.join(map(str, tensor.shape))}]"
 
 
 def require_elements(where: str, shapes: Iterable[Sequence[int]], limits: Limits) -> None:
-    """Refuses tensors of these shapes if they have too many elements together."""
+    """Raise a TooLargeError if tensors of these shapes have too many elements in total."""
     elements = sum(map(math.prod, shapes))
     if elements > limits.values:
         raise TooLargeError(where, f"{elements:,} elements", expected=f"{limits.values:,} at most", remedy=_SPLIT)

@@ -1,1 +1,1 @@
-"""The recorder of a server: what each answer rested on, in batches on disk."""
+"""The recorder of a server: the inputs of each answer, written to disk in batches."""

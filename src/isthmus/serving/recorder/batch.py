@@ -1,13 +1,13 @@
-"""A batch of recorded answers: columns of bytes, with a length and a checksum before them.
+"""A batch of recorded answers: columns of bytes behind a length and a checksum.
 
-A segment is a file of batches of one server process, one behind the other. The process may be killed while it writes:
-what is not whole at the end of a segment is no batch.
+A segment is a file of batches from one server process, back to back. The process may be killed while it writes, so
+readers ignore an incomplete batch at the end of a segment.
 
     magic     4 bytes   ISRB
     version   1 byte
     length    4 bytes   of the payload
     checksum  4 bytes   CRC-32 of the payload
-    payload             MessagePack of `Batch`
+    payload             MessagePack of `AnswerBatch`
 
 All numbers are little-endian.
 """
@@ -34,22 +34,22 @@ ANSWER = np.dtype(
     [("sequence", "<i8"), ("at", "<i8"), ("seconds", "<f4"), ("caller", "<i4"), ("rows", "<i4"), ("template", "<i4"),
      ("length", "<i4")]
 )  # fmt: skip
-"""Of each answer, in the order of `PACK`: its number in the process, its present in microseconds, the seconds from the
-request to the end of the answer, its places in `Batch.callers` and `Group.templates`, the rows of its request, and that
-request's bytes in `Group.requests`."""
+"""One record per answer, in the order of `PACK`: its number in the process, its request time in microseconds, the
+seconds from the request to the end of the answer, its indexes into `AnswerBatch.callers` and
+`AnswerGroup.templates`, the number of rows requested, and the length of its request in `AnswerGroup.requests`."""
 
 Array = np.ndarray[Any, Any]
 
 
-class ViewRows(msgspec.Struct, frozen=True, array_like=True):
-    """The stored rows of a view behind the answers of a group, each row of a request in order.
+class StoredViewRows(msgspec.Struct, frozen=True, array_like=True):
+    """The stored rows of one view that the answers of a group used, in request order.
 
     Attributes:
-        view: its name.
-        hash: of its contract.
-        content: int64, the content hash of each row; 0 where the answer has no value of it.
-        event: int64 microseconds, 0 where Redis had no row.
-        known: likewise.
+        view: view name.
+        hash: hash of the view's contract.
+        content: int64, content hash of each row; 0 if the answer has no value for the row.
+        event: int64, event time in microseconds; 0 if Redis had no row.
+        known: int64, time in microseconds when the row became known; 0 if Redis had no row.
         status: uint8, codes of `Status`.
     """
 
@@ -61,24 +61,24 @@ class ViewRows(msgspec.Struct, frozen=True, array_like=True):
     status: bytes
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
-    """Answers of one kind by the same reader: a service, a list of features, or a model.
+class AnswerGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Answers from one service, one list of features, or one model.
 
     Attributes:
-        route: "lookup", "predict", "infer" or "generate"; a request of the last two is one row.
-        contract: hash of the contract that it was answered under.
+        route: "lookup", "predict", "infer" or "generate"; a request to "infer" or "generate" counts as one row.
+        contract: hash of the contract in use.
         package: digest of the package; empty for a lookup.
-        variant: precision and threads with which it ran, `int8/1`; empty for a lookup.
+        variant: precision and number of threads, such as `int8/1`; empty for a lookup.
         answers: records of `ANSWER`.
-        requests: the bytes of each request between the two ends of its template.
-        views: the stored rows behind them.
-        outputs: float32, what the model said, `width` numbers a row; of a text how many tokens its prompt has, and how
-            many were said.
-        digest: uint64, of each row's inputs of the model, or of what request transforms computed of it, or of
-            the tensors that answer a request, or of the tokens of a prompt and its text; else empty.
+        requests: the part of each request between the head and the tail of its template.
+        views: stored rows the answers used.
+        outputs: float32 model outputs, `width` per row. For generated text: the number of tokens in the prompt and in
+            the text.
+        digest: uint64 per row, a hash of the model's inputs, of the outputs of request transforms, of the output
+            tensors, or of the tokens of a prompt and its text; empty if nothing was computed.
         hashed: join keys whose values in the requests are keyed hashes.
-        templates: ends of requests, which most of them share: the names of features are there once. With its ends, a
-            request is the body as it came, JSON.
+        templates: (head, tail) pairs shared by most requests, so that feature names are stored once. Head, request and
+            tail together are the original JSON body.
     """
 
     route: str
@@ -87,7 +87,7 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     variant: str
     answers: bytes
     requests: bytes
-    views: tuple[ViewRows, ...]
+    views: tuple[StoredViewRows, ...]
     outputs: bytes
     width: int
     digest: bytes
@@ -95,17 +95,17 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     templates: tuple[tuple[bytes, bytes], ...]
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class AnswerBatch(msgspec.Struct, frozen=True, array_like=True):
     """Answers that were written together.
 
     Attributes:
-        run: of the server process, in hex.
-        number: of the batch in the run; those of dropped batches are missing.
-        written: microseconds since 1970 UTC by the clock of the machine.
-        dropped: answers that the run has dropped before.
-        runtime: what computed the predictions: the versions of its libraries, and the processor.
-        callers: names of API keys; the empty one is that of a request without a key.
-        groups: the answers.
+        run: random id of the server process, in hex.
+        number: sequence number of the batch in the run; numbers of dropped batches are missing.
+        written: microseconds since 1970 UTC by the machine's clock.
+        dropped: number of answers this run has dropped so far.
+        runtime: library versions and processor that computed the predictions.
+        callers: names of API keys; empty for a request without a key.
+        groups: recorded answers.
     """
 
     run: str
@@ -114,7 +114,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     dropped: int
     runtime: str
     callers: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[AnswerGroup, ...]
 
 
 _COLUMNS = ("answers", "requests", "outputs", "digest")
@@ -122,19 +122,18 @@ _VIEW_COLUMNS, _VIEW_BYTES = ("content", "event", "known", "status"), (8, 8, 8, 
 _LEAST, _MOST = (clock.micros(datetime(*day, tzinfo=UTC)) for day in ((1, 1, 1), (9999, 12, 31)))
 _HASH = re.compile("[0-9a-z]{0,64}").fullmatch
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Batch)
+_DECODER = msgspec.msgpack.Decoder(AnswerBatch)
 
 
 class DamagedBatchError(ValueError):
-    """What is no batch, where one should begin."""
+    """The segment has bytes that are not a valid batch."""
 
 
 class OtherVersionError(ValueError):
-    """A batch of another version of Isthmus."""
+    """The batch was written by another version of Isthmus."""
 
 
-def encoded(batch: Batch) -> bytearray:
-    """A batch as it stands in a segment."""
+def encoded(batch: AnswerBatch) -> bytearray:
     whole = bytearray(HEAD.size)
     _ENCODER.encode_into(batch, whole, HEAD.size)
     payload = memoryview(whole)[HEAD.size :]
@@ -142,12 +141,12 @@ def encoded(batch: Batch) -> bytearray:
     return whole
 
 
-def batches(segment: bytes | bytearray) -> Iterator[Batch]:
-    """Yield the batches of a segment, also the batches behind one that cannot be read.
+def batches(segment: bytes | bytearray) -> Iterator[AnswerBatch]:
+    """Yield the batches of a segment, skipping batches that cannot be read.
 
     Raises:
-        DamagedBatchError: a part of the segment cannot be read. It is raised at the end.
-        OtherVersionError: the next batch is of another version.
+        DamagedBatchError: a part of the segment cannot be read. Raised after the last readable batch.
+        OtherVersionError: the next batch has another version.
     """
     place, problem = 0, ""
     while place < len(segment):
@@ -165,18 +164,18 @@ def batches(segment: bytes | bytearray) -> Iterator[Batch]:
         if len(payload) < length:
             problem = problem or f"ends {len(payload):,} bytes into a batch of {length:,}"
             break
-        found = _decoded(payload) if zlib.crc32(payload) == checksum else "is not what was written"
-        if isinstance(found, Batch):
-            yield found
+        decoded = _decoded(payload) if zlib.crc32(payload) == checksum else "does not match its checksum"
+        if isinstance(decoded, AnswerBatch):
+            yield decoded
         else:
-            problem = problem or f"has a batch at byte {place:,} that {found}"
-        # No other place is looked at: a request within a batch may hold what seems to be a batch.
+            problem = problem or f"has a batch at byte {place:,} that {decoded}"
+        # Do not search for the next magic bytes: a request inside a batch may contain them.
         place += length
     if problem:
         raise DamagedBatchError(problem)
 
 
-def _decoded(payload: memoryview) -> Batch | str:
+def _decoded(payload: memoryview) -> AnswerBatch | str:
     """Return a batch, or a description of what is wrong with it."""
     try:
         batch = _DECODER.decode(payload)
@@ -189,12 +188,12 @@ def _decoded(payload: memoryview) -> Batch | str:
     return batch
 
 
-def _fits(group: Group, callers: int) -> bool:
-    """Return whether the columns of a group have the right lengths and all values are in range."""
+def _fits(group: AnswerGroup, callers: int) -> bool:
+    """Check that the columns of a group have the right lengths and that all values are in range."""
     if len(group.answers) % ANSWER.itemsize or not _HASH(group.contract):
         return False
-    found = np.frombuffer(group.answers, ANSWER)
-    rows = int(found["rows"].sum(dtype=np.int64))
+    records = np.frombuffer(group.answers, ANSWER)
+    rows = int(records["rows"].sum(dtype=np.int64))
     columns = [
         (getattr(view, name), size)
         for view in group.views
@@ -202,9 +201,9 @@ def _fits(group: Group, callers: int) -> bool:
     ]
     places = (("rows", 1 << 31), ("length", 1 << 31), ("template", len(group.templates)), ("caller", callers))
     return (
-        int(found["length"].sum(dtype=np.int64)) == len(group.requests)
-        and all(bool(((found[name] >= 0) & (found[name] < most)).all()) for name, most in places)
-        and bool(((found["at"] >= _LEAST) & (found["at"] <= _MOST) & (found["sequence"] >= 0)).all())
+        int(records["length"].sum(dtype=np.int64)) == len(group.requests)
+        and all(bool(((records[name] >= 0) & (records[name] < most)).all()) for name, most in places)
+        and bool(((records["at"] >= _LEAST) & (records["at"] <= _MOST) & (records["sequence"] >= 0)).all())
         and all(len(column) == rows * size for column, size in columns)
         and all(max(view.status, default=0) < len(Status) for view in group.views)
         and group.width >= 0
@@ -213,37 +212,36 @@ def _fits(group: Group, callers: int) -> bool:
     )
 
 
-def count(batch: Batch) -> int:
-    """The number of answers in a batch."""
+def count(batch: AnswerBatch) -> int:
     return sum(len(group.answers) // ANSWER.itemsize for group in batch.groups)
 
 
-def size(batch: Batch) -> int:
-    """The bytes of the columns of a batch as the table has them, each request with its ends."""
+def size(batch: AnswerBatch) -> int:
+    """Return the size of a batch as table columns, in bytes, with full request bodies."""
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
     ends = (_ends(group) for group in batch.groups)
     return sum(columns) + sum(len(getattr(view, name)) for view in views for name in _VIEW_COLUMNS) + sum(ends)
 
 
-def _ends(group: Group) -> int:
+def _ends(group: AnswerGroup) -> int:
     lengths = np.array([len(head) + len(tail) for head, tail in group.templates], np.int64)
     return int(lengths[np.frombuffer(group.answers, ANSWER)["template"]].sum())
 
 
-def merged(groups: Sequence[Group]) -> list[Group]:
-    """The groups, those of the same reader as one: its columns are bytes."""
-    alike: dict[tuple[Any, ...], list[Group]] = {}
+def merged(groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
+    """Merge groups from the same reader by joining their columns."""
+    alike: dict[tuple[Any, ...], list[AnswerGroup]] = {}
     for group in groups:
         views = tuple((view.view, view.hash) for view in group.views)
         reader = group.route, group.contract, group.package, group.variant, group.hashed, views
         shared = *reader, group.width, group.templates
-        # An answer that computes nothing has no digest.
+        # An answer without computed values has no digest, and digests must cover every answer of a group.
         alike.setdefault((*shared, not group.digest), []).append(group)
     return [own[0] if len(own) == 1 else _merged(own) for own in alike.values()]
 
 
-def _merged(groups: Sequence[Group]) -> Group:
+def _merged(groups: Sequence[AnswerGroup]) -> AnswerGroup:
     columns = {name: b"".join([getattr(group, name) for group in groups]) for name in _COLUMNS}
     views = tuple(
         msgspec.structs.replace(

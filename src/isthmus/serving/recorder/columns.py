@@ -1,4 +1,4 @@
-"""From answers in memory to a group of a batch."""
+"""Convert answers in memory to a group of a batch."""
 
 import hashlib
 from base64 import b64encode
@@ -14,26 +14,26 @@ from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.types import Bytes
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import encode_keys
-from isthmus.serving.recorder.batch import PACK, Group, ViewRows
+from isthmus.serving.recorder.batch import PACK, AnswerGroup, StoredViewRows
 from isthmus.serving.recorder.digest import digests, tensors_digest, text_digest
 
 Stored = bytes | tuple[bytes, bytes, bytes, bytes]
-"""Of a view the packed rows behind an answer, if they say all; else their columns: see `ViewRows`."""
+"""The packed rows of a view if they hold everything, or its columns as in `ViewRows`."""
 STORED_BYTES, FED_BYTES = 25, 256
-"""Of a stored row, and about those of a row that a model was fed."""
+"""Approximate bytes of a stored row, and of the inputs of one model row."""
 SMALL = 1024
-"""Bytes of packed rows: of more of them, the columns are kept, which are shorter."""
+"""Above this many bytes of packed rows, store columns instead, which are shorter."""
 
 
-class Reader(msgspec.Struct, frozen=True, gc=False):
-    """What is the same for all answers to requests for the same features, or of the same model.
+class AnswerReader(msgspec.Struct, frozen=True, gc=False):
+    """Everything that answers to the same kind of request share.
 
     Attributes:
         route: "lookup", "predict", "infer" or "generate".
-        views: that it reads, each with the NumPy type of its packed rows.
+        views: views it reads, each with the NumPy type of its packed rows.
         private: join keys that are written as keyed hashes.
-        plain: whether an answer needs neither digests nor keyed hashes.
-        row: bytes of a row of an answer in memory, about.
+        plain: True if an answer needs neither digests nor keyed hashes.
+        row: approximate bytes of one answered row in memory.
     """
 
     route: str
@@ -46,8 +46,8 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
     row: int
 
     @classmethod
-    def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "Reader":
-        """The reader with this plan; `private` are views."""
+    def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "AnswerReader":
+        """Create a reader. `private` are names of views."""
         contract = plan.contract
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
@@ -58,34 +58,33 @@ class Reader(msgspec.Struct, frozen=True, gc=False):
 
     def group(
         self, *, outputs: bytes = b"", width: int = 0, digest: bytes = b"", hashed: tuple[str, ...] = (), **columns: Any
-    ) -> Group:
-        """Answers as they are written."""
-        return Group(
+    ) -> AnswerGroup:
+        return AnswerGroup(
             self.route, self.contract, self.package, self.variant, outputs=outputs, width=width, digest=digest,
             hashed=hashed, **columns,
         )  # fmt: skip
 
 
-class Answer(msgspec.Struct, gc=False):
+class RecordedAnswer(msgspec.Struct, gc=False):
     """An answer in memory.
 
     Attributes:
-        at: the present that it was answered for, microseconds since 1970 UTC.
-        body: of its request.
-        keys: the join keys of the request.
-        stored: of each view what `stored_of` has. Whatever else an answer has would stay in memory, and that of the
-            next one is cold then.
-        outputs: of the model; None for a lookup. Of a text the tokens of its prompt and those that were said, a list
-            that grows until the text ends.
-        json: bytes of the body before the tensors that it has in binary form; 0 if it has none.
-        size: bytes of the outputs, where they are tensors or tokens.
-        inputs: of the model, or the outputs of request transforms, by transform.
-        sequence: its number in the process.
-        seconds: from the request to the end of the answer.
-        caller: the name of its API key.
+        at: request time in microseconds since 1970 UTC.
+        body: request body.
+        keys: join keys of the request.
+        stored: one `stored_of` value per view. Store no more than this: a long-lived object leaves the CPU cache cold
+            for the next answer.
+        outputs: model outputs; None for a lookup. For generated text: the prompt's tokens and the generated tokens, a
+            list that grows until the text ends.
+        json: length of the JSON part of a body that has binary tensors behind it; 0 without binary tensors.
+        size: bytes of the outputs if they are tensors or tokens, else 0.
+        inputs: model inputs, or the outputs of request transforms by transform.
+        sequence: number of the answer in the process.
+        seconds: time from the request to the end of the answer.
+        caller: name of the API key.
     """
 
-    reader: Reader
+    reader: AnswerReader
     at: int
     body: bytes
     keys: Mapping[str, Sequence[Any]]
@@ -101,7 +100,7 @@ class Answer(msgspec.Struct, gc=False):
 
 
 def hashes(secret: bytes, column: Column, values: Sequence[Any]) -> list[str]:
-    """The keyed hashes of values of a join key, in hex; null has none."""
+    """Return the keyed hash of each join key value, in hex; an empty string for null."""
     salt = column.name.encode()
     packed = iter(encode_keys([column], {column.name: [value for value in values if value is not None]}))
     return [
@@ -111,7 +110,7 @@ def hashes(secret: bytes, column: Column, values: Sequence[Any]) -> list[str]:
 
 
 def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mapping[str, Column], secret: bytes) -> bytes:
-    """The body of a request with the hashes of private join keys."""
+    """Return a request body with private join keys replaced by hashes."""
     request = orjson.loads(body)
     for name, column in private.items():
         for part in ("entities", "request"):
@@ -119,28 +118,28 @@ def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mappin
                 if name in keys:
                     values = keys[name]
                 elif column.dtype == Bytes:
-                    # A request field alone: nothing that was read has this key.
+                    # The value is only a request field, so `keys` does not have its bytes decoded.
                     values = msgspec.convert(values, list[bytes | None])
                 request[part][name] = hashes(secret, column, values)
     return orjson.dumps(request)
 
 
 def text_of(body: bytes, json: int) -> bytes:
-    """The body of a request for tensors as JSON, in which what follows its own JSON is Base64."""
+    """Return the body of a tensor request as JSON, with any binary part in Base64."""
     if not json:
         return body
     return orjson.dumps({"json": orjson.Fragment(body[:json]), "binary": b64encode(body[json:]).decode()})
 
 
-def grouped(answers: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> list[Group]:
-    """Answers as groups; `callers` gets a place for each new one."""
-    by_reader: dict[int, list[Answer]] = {}
+def grouped(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> list[AnswerGroup]:
+    """Group answers by reader. Adds new names to `callers`."""
+    by_reader: dict[int, list[RecordedAnswer]] = {}
     for answer in answers:
         by_reader.setdefault(id(answer.reader), []).append(answer)
     return [_group(part, secret, callers) for part in by_reader.values()]
 
 
-def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Group:
+def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> AnswerGroup:
     reader = part[0].reader
     if reader.route == "infer":
         requests = [text_of(answer.body, answer.json) for answer in part]
@@ -153,7 +152,7 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
     if reader.route == "predict":
         joined = np.concatenate([answer.outputs for answer in part])
         outputs, width = joined.astype("<f4", copy=False).tobytes(), 1 if joined.ndim == 1 else joined.shape[1]
-        digest = digests(_together([answer.inputs for answer in part])).tobytes()
+        digest = digests(_concatenated([answer.inputs for answer in part])).tobytes()
     elif reader.route == "infer":
         digest = np.array([tensors_digest(answer.outputs) for answer in part], np.uint64).tobytes()
     elif reader.route == "generate":
@@ -161,7 +160,7 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         outputs, width = np.array(counts, "<f4").tobytes(), 2
         digest = np.array([text_digest(*answer.outputs) for answer in part], np.uint64).tobytes()
     elif part[0].inputs:
-        digest = digests(_together([computed(answer.inputs) for answer in part])).tobytes()
+        digest = digests(_concatenated([computed(answer.inputs) for answer in part])).tobytes()
     return reader.group(
         answers=b"".join(
             PACK(answer.sequence, answer.at, answer.seconds, place, answer.rows, 0, len(request))
@@ -169,7 +168,7 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
         ),
         requests=b"".join(requests),
         views=tuple(
-            ViewRows(view.name, view.hash, *columns_of(dtype, [answer.stored[n] for answer in part]))
+            StoredViewRows(view.name, view.hash, *columns_of(dtype, [answer.stored[n] for answer in part]))
             for n, (view, dtype) in enumerate(reader.views)
         ),
         outputs=outputs,
@@ -181,12 +180,11 @@ def _group(part: Sequence[Answer], secret: bytes, callers: dict[str, int]) -> Gr
 
 
 def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
-    """The outputs of request transforms in one mapping."""
     return {f"{name}{SEPARATOR}{field}": values for name, own in outputs.items() for field, values in own.items()}
 
 
-def stored_of(reader: Reader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
-    """What an answer keeps of the answers of a reader's views, in its order."""
+def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
+    """Return the stored rows of an answer, one entry per view of the reader."""
     stored: list[Stored] = []
     for view, _ in reader.views:
         answer = answers[view.name]
@@ -201,22 +199,22 @@ def stored_of(reader: Reader, answers: Mapping[str, ViewAnswer]) -> list[Stored]
 
 
 def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, bytes, bytes]:
-    """The columns of a view over several answers."""
+    """Join the rows of a view over several answers, as columns."""
     try:
-        # One call over all answers each: taken apart answer by answer, these would cost ten times as much.
-        return _taken_apart(b"".join(stored), dtype)  # type: ignore[arg-type]  # most often
+        # Decode all answers in one call: decoding them one by one takes ten times as long.
+        return _unpacked(b"".join(stored), dtype)  # type: ignore[arg-type]  # most often
     except TypeError:
-        parts = [_taken_apart(own, dtype) if isinstance(own, bytes) else own for own in stored]
+        parts = [_unpacked(own, dtype) if isinstance(own, bytes) else own for own in stored]
         content, event, known, status = (b"".join(column) for column in zip(*parts, strict=True))
         return content, event, known, status
 
 
-def _taken_apart(rows: bytes, dtype: Any) -> tuple[bytes, bytes, bytes, bytes]:
+def _unpacked(rows: bytes, dtype: Any) -> tuple[bytes, bytes, bytes, bytes]:
     packed = np.frombuffer(rows, dtype)
     return packed["content"].tobytes(), packed["event"].tobytes(), packed["known"].tobytes(), bytes(len(packed))
 
 
-def _together(parts: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
+def _concatenated(parts: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
     return {
         name: Values(
             np.concatenate([part[name].data for part in parts]), np.concatenate([part[name].valid for part in parts])

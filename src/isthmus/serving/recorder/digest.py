@@ -1,4 +1,4 @@
-"""The digest of values: 64 bits a row, the same for rows that are equal to the bit."""
+"""Digests of values: 64 bits per row, equal for rows that are equal bit by bit."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def digests(columns: Mapping[str, Values]) -> Digests:
-    """A digest for each row of some columns, shape (n,). Null is no value, and one NaN is like another."""
+    """Return a digest for each row, shape (n,). Null has a digest of its own; all NaN values have the same one."""
     state: Digests = np.zeros(len(next(iter(columns.values())).valid) if columns else 0, np.uint64)
     for name in sorted(columns):
         values = columns[name]
@@ -24,7 +24,7 @@ def digests(columns: Mapping[str, Values]) -> Digests:
 
 
 def tensors_digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> int:
-    """A digest of tensors by name, with their types and shapes."""
+    """Return a digest of tensors: names, types, shapes and values."""
     named = [f"{name} {array.dtype.str} {array.shape}".encode() for name, array in sorted(tensors.items())]
     words = [_word(array) for _, array in sorted(tensors.items())]
     return _hash(b"\0".join(named) + b"".join(word.to_bytes(8, "little") for word in words))
@@ -48,7 +48,7 @@ def _words(data: np.ndarray[Any, Any]) -> Digests:
 
 
 def _word(value: Any) -> int:
-    """Of a text, bytes, or an array."""
+    """Hash a string, bytes, an array, or a sequence of these."""
     match value:
         case None:
             return 0

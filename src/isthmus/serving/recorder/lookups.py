@@ -1,33 +1,33 @@
-"""Answers to lookups as columns that grow: an answer adds its bytes to them, and keeps nothing else in memory."""
+"""Recorded lookups as growing columns: an answer appends its bytes and leaves no object in memory."""
 
 from collections.abc import Sequence
 from itertools import islice
 from typing import cast
 
-from isthmus.serving.recorder.batch import ANSWER, PACK, Group, ViewRows
-from isthmus.serving.recorder.columns import Answer, Reader, columns_of
+from isthmus.serving.recorder.batch import ANSWER, PACK, AnswerGroup, StoredViewRows
+from isthmus.serving.recorder.columns import AnswerReader, RecordedAnswer, columns_of
 
 TEMPLATES = 64
-"""Of the requests for the same features, in a batch. Requests beyond these are written whole."""
+"""Templates per batch for requests of the same features. Requests with further templates are written whole."""
 WHOLE = (b"", b"")
 
 
 class Lookups:
-    """The answers of a batch to requests for the same features, which `reader` has."""
+    """The answers of a batch to requests for the same features."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: AnswerReader) -> None:
         self.reader = reader
-        # Grown in place: many small objects would leave no memory that is warm for the next lookup.
+        # Extend in place: many small objects would evict the CPU caches that the next lookup needs.
         self._answers, self._requests = bytearray(), bytearray()
         self._stored = [[bytearray() for _ in range(4)] for _ in reader.views]
         self._templates = {WHOLE: 0}
-        # Nearly every request has those of the one before: two comparisons, where the dictionary would hash them.
+        # Most requests have the same ends as the previous one, and comparing them is cheaper than hashing them.
         self._head, self._tail = WHOLE
         self._place = 0
 
-    def add(self, answers: Sequence[Answer], callers: dict[str, int]) -> int:
-        """Adds answers, and returns how many bytes that takes; `callers` gets a place for each new one."""
-        # First all that may fail: columns of different lengths would be no batch.
+    def add(self, answers: Sequence[RecordedAnswer], callers: dict[str, int]) -> int:
+        """Add answers and return the bytes this takes. Adds new names to `callers`."""
+        # Do everything that can fail first: columns of different lengths would make the batch invalid.
         views = enumerate(self.reader.views)
         stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]
         heads, requests = [], []
@@ -35,7 +35,7 @@ class Lookups:
         for answer in answers:
             body, head, tail = answer.body, self._head, self._tail
             if not (body.startswith(head) and body.endswith(tail) and len(body) >= len(head) + len(tail) > 0):
-                head, tail = self._find(body)
+                head, tail = self._split(body)
             request = body[len(head) : len(body) - len(tail)]
             requests.append(request)
             caller = callers.setdefault(answer.caller, len(callers))
@@ -46,7 +46,7 @@ class Lookups:
         self._requests += b"".join(requests)
         size = len(requests) * ANSWER.itemsize + sum(map(len, requests))
         if len(self._templates) > templates:
-            # A body of another form may be nearly all ends.
+            # A body in an unusual format may consist almost entirely of its ends.
             size += sum(len(head) + len(tail) for head, tail in islice(self._templates, templates, None))
         for columns, parts in zip(self._stored, stored, strict=True):
             for column, part in zip(columns, parts, strict=True):
@@ -54,10 +54,10 @@ class Lookups:
                 size += len(part)
         return size
 
-    def _find(self, body: bytes) -> tuple[bytes, bytes]:
-        """The ends of a request, around the values of its entities in most.
+    def _split(self, body: bytes) -> tuple[bytes, bytes]:
+        """Split a request around the values of its entities and return its head and tail.
 
-        In a body of another form they may be elsewhere: with what is between them, they are the body all the same.
+        In a body of another format the split may fall elsewhere; head, middle and tail are still the whole body.
         """
         begin = body.find(b"[", body.find(b'"entities"')) + 1
         end = body.find(b"}", begin)
@@ -68,10 +68,9 @@ class Lookups:
         self._head, self._tail = ends
         return ends
 
-    def group(self) -> Group:
-        """The columns as they are written, once all answers are there."""
+    def group(self) -> AnswerGroup:
         views = [
-            ViewRows(view.name, view.hash, *map(_bytes, columns))
+            StoredViewRows(view.name, view.hash, *map(_bytes, columns))
             for columns, (view, _) in zip(self._stored, self.reader.views, strict=True)
         ]
         return self.reader.group(
@@ -81,5 +80,5 @@ class Lookups:
 
 
 def _bytes(column: bytearray) -> bytes:
-    # MessagePack has one form of both, and a copy of a batch keeps the interpreter from the event loop.
+    # MessagePack encodes both types alike, and copying a batch would block the event loop.
     return cast("bytes", column)

@@ -1,4 +1,4 @@
-"""What a server records of its answers, and how much room that may take."""
+"""What a server records of its answers, and the space this may take."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,15 +13,15 @@ class Recording:
     """`[server.record]` of isthmus.toml.
 
     Attributes:
-        share: of the answers that are recorded.
-        lookups: whether those of `/get-online-features` are.
-        predictions: whether those of `/predict` and `/v2` are.
-        texts: whether those of `/generate` are, with the prompts that users wrote.
-        private: views whose join keys are written as a keyed hash, wherever a request has them.
-        memory_mb: of batches that wait for the disk, in a worker.
-        spool_mb: of the folder that they are written to, until they are collected.
-        full: which batches are dropped where there is no room, in memory or on disk: the newest, or the oldest.
-        keep_days: how long an answer stays in the table; None for ever.
+        share: fraction of answers to record, 0 to 1.
+        lookups: record answers of `/get-online-features`.
+        predictions: record answers of `/predict` and `/v2`.
+        texts: record answers of `/generate`, including the prompts that users wrote.
+        private: views whose join keys are always written as keyed hashes.
+        memory_mb: MiB per worker for batches waiting to be written to disk.
+        spool_mb: MiB for the folder that holds batches until they are collected.
+        full: batches to drop when memory or disk is full: the newest or the oldest.
+        keep_days: days that an answer stays in the table; None to keep it forever.
     """
 
     share: Annotated[float, Ge(0), Le(1)] = 1.0

@@ -1,6 +1,6 @@
-"""The recorder: answers become columns on the event loop, which a thread joins and writes.
+"""The recorder: the event loop turns answers into columns, and a thread joins and writes them.
 
-What waits for the disk is bounded: whole batches are dropped beyond that, and counted.
+Waiting batches are limited in size. Batches beyond the limit are dropped whole, and counted.
 """
 
 import asyncio
@@ -18,57 +18,56 @@ from typing import Any
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.values.columns import Values
 from isthmus.serving import log
-from isthmus.serving.recorder.batch import Batch, Group, encoded, merged
-from isthmus.serving.recorder.columns import Answer, Reader, grouped, stored_of
+from isthmus.serving.recorder.batch import AnswerBatch, AnswerGroup, encoded, merged
+from isthmus.serving.recorder.columns import AnswerReader, RecordedAnswer, grouped, stored_of
 from isthmus.serving.recorder.lookups import Lookups
 from isthmus.serving.recorder.options import MB, Recording
 from isthmus.serving.recorder.spool import Spool
 
 ANSWER = "isthmus.answer"
-"""The key in a request's scope for its answer, if it is to be recorded."""
+"""Key in a request's scope for the answer to record."""
 
 HEADER = b"isthmus-answer"
 
 ANSWERS = 4096
-"""Of a batch. A thread that needs the interpreter has the event loop wait: seldom, and for little."""
+"""Answers per batch. Large batches are rare, so the thread seldom takes the interpreter from the event loop."""
 PART = 32
-"""Answers that are encoded together: lookups on the event loop, others in the thread, which then lets the loop run."""
+"""Answers encoded together: lookups on the event loop, others in the thread, which pauses in between."""
 PAUSE = 0.0005
-"""Seconds for that."""
+"""Seconds of that pause."""
 MANY = 100
-"""Rows of an answer that waits for no others."""
+"""Rows of an answer that is encoded at once, without waiting for more answers."""
 BYTES = 1 << 20
-"""Of a batch, or half of `memory_mb` if that is less."""
+"""Maximum bytes of a batch; half of `memory_mb` if that is less."""
 SECONDS = 0.5
-"""How long an answer waits for others."""
+"""Longest time that an answer waits for its batch."""
 
 READERS = 1024
-"""Plans whose readers are kept."""
+"""Number of plans whose readers are cached."""
 
 NOTHING: Mapping[str, Any] = {}
 
 _LATE = 5.0
-"""Seconds that the end of a server waits for the disk."""
+"""Seconds that a closing server waits for the disk."""
 
 
 class _Pending:
-    """A batch that grows: columns of lookups, and the answers that are left to the thread."""
+    """A growing batch: columns of lookups, and answers left for the thread to encode."""
 
     def __init__(self) -> None:
         self.lookups: dict[int, Lookups] = {}
-        self.left: list[Answer] = []
+        self.left: list[RecordedAnswer] = []
         self.callers: dict[str, int] = {}
         self.answers = self.size = 0
 
-    def add(self, part: Sequence[Answer]) -> None:
-        """Adds answers."""
-        by_reader: dict[int, list[Answer]] = {}
+    def add(self, part: Sequence[RecordedAnswer]) -> None:
+        by_reader: dict[int, list[RecordedAnswer]] = {}
         for answer in part:
             reader = answer.reader
             if reader.plain and not answer.inputs:
                 by_reader.setdefault(id(reader), []).append(answer)
             else:
-                # Digests and keyed hashes take longer.
+                # Digests and keyed hashes are slow, so leave them to the thread.
                 self.left.append(answer)
                 self.size += len(answer.body) + answer.size + answer.rows * reader.row
         self.answers += len(part)
@@ -78,10 +77,9 @@ class _Pending:
                 lookups = self.lookups[known] = Lookups(answers[0].reader)
             self.size += lookups.add(answers, self.callers)
 
-    def groups(self, secret: bytes) -> list[Group]:
-        """All answers as they are written."""
+    def groups(self, secret: bytes) -> list[AnswerGroup]:
         groups = [lookups.group() for lookups in self.lookups.values()]
-        left: list[Group] = []
+        left: list[AnswerGroup] = []
         for start in range(0, len(self.left), PART):
             if start:
                 time.sleep(PAUSE)
@@ -90,7 +88,10 @@ class _Pending:
 
 
 class Recorder:
-    """The recorder of a server process. `dropped` and `written` are called with numbers of answers."""
+    """Record the answers of a server process.
+
+    `written` and `dropped` are callbacks that take a number of answers; `dropped` also takes the place.
+    """
 
     def __init__(
         self, options: Recording, folder: Path, secret: bytes, written: Callable[[int], None],
@@ -101,18 +102,18 @@ class Recorder:
         self._spool = Spool(folder, int(options.spool_mb * MB), options.full)
         self._run = self._spool.run.encode()
         self._count_written, self._count_dropped = written, dropped
-        self._readers: dict[LookupPlan, Reader] = {}
+        self._readers: dict[LookupPlan, AnswerReader] = {}
         self._sequence = self._number = 0
-        # By where they were dropped: the event loop drops from memory alone, the thread never.
+        # By place. The event loop changes only "memory" and the thread never does, so no lock is needed.
         self._dropped: dict[str, int] = {"memory": 0, "disk": 0, "defect": 0}
-        self._part: list[Answer] = []
+        self._part: list[RecordedAnswer] = []
         self._pending = _Pending()
         self._timer: asyncio.TimerHandle | None = None
-        # Each is changed on one side alone: no lock.
+        # `_in` changes only on the event loop and `_out` only in the thread, so no lock is needed.
         self._waiting: deque[tuple[int, _Pending]] = deque()
         self._in, self._out = 0, 0
         self._most = int(options.memory_mb * MB)
-        # Else none would have room, whatever the disk does.
+        # A batch larger than that would never fit.
         self._bytes = min(BYTES, self._most // 2)
         self._wake, self._ending = threading.Event(), False
         self._failed = self._behind = False
@@ -120,46 +121,46 @@ class Recorder:
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._thread.start()
 
-    def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> Reader | None:
-        """The reader of an answer that is to be recorded; None if it is not one of the sample.
+    def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
+        """Return the reader to record an answer for, or None if the answer is not in the sample.
 
-        The plan stands for all requests like this one.
+        All requests with the same plan share a reader.
         """
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
             return None
-        known = self._readers.get(plan)
-        if known is None:
+        reader = self._readers.get(plan)
+        if reader is None:
             if len(self._readers) > READERS:
                 self._readers.clear()
-            known = self._readers[plan] = Reader.of(route, plan, package, variant, options.private)
-        return known
+            reader = self._readers[plan] = AnswerReader.of(route, plan, package, variant, options.private)
+        return reader
 
-    def lookup(  # noqa: PLR0913 - what an answer rested on
+    def lookup(  # noqa: PLR0913 - everything the answer used
         self, plan: LookupPlan, at: int, body: bytes, keys: Mapping[str, Sequence[Any]], rows: int,
         answers: Mapping[str, ViewAnswer], computed: Mapping[str, Mapping[str, Values]],
-    ) -> Answer | None:  # fmt: skip
-        """The answer to a lookup, if it is to be recorded."""
+    ) -> RecordedAnswer | None:  # fmt: skip
+        """Return the answer to record for a lookup, or None if it is not in the sample."""
         reader = self._readers.get(plan) if self._all else None
         if reader is None and (reader := self.reader("lookup", plan)) is None:
             return None
-        # The keys of most are not needed again, and would stay in memory for a while.
-        return Answer(
+        # Drop the keys unless they will be hashed, to free their memory.
+        return RecordedAnswer(
             reader, at, body, keys if reader.private else NOTHING, stored_of(reader, answers), rows, None, computed
         )
 
-    def identity(self, answer: Answer) -> bytes:
-        """The id that the answer carries."""
+    def identity(self, answer: RecordedAnswer) -> bytes:
+        """Number the answer and return the id for its response header."""
         self._sequence = answer.sequence = self._sequence + 1
         return b"%s-%x" % (self._run, answer.sequence)
 
-    def add(self, answer: Answer) -> None:
-        """Has an answer written."""
+    def add(self, answer: RecordedAnswer) -> None:
+        """Queue an answer to be written."""
         part = self._part
         part.append(answer)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self._hand_over)
-        # Most answers pay for no more than this.
+        # Most answers stop here; every `PART` answers pay for encoding.
         if len(part) >= PART or answer.rows > MANY or answer.size:
             self._part, pending = [], self._pending
             pending.add(part)
@@ -174,7 +175,7 @@ class Recorder:
         pending.add(self._part)
         if not pending.answers:
             return
-        # Whoever collects sees by its number that a batch is missing.
+        # A missing number shows the collector that a batch was dropped.
         self._number += 1
         self._pending, self._part = _Pending(), []
         if self._in == self._out:
@@ -195,7 +196,7 @@ class Recorder:
         self._wake.set()
 
     def close(self) -> None:
-        """Writes what waits, for a while."""
+        """Write waiting batches, for up to `_LATE` seconds."""
         self._hand_over()
         self._ending = True
         self._wake.set()
@@ -233,11 +234,11 @@ class Recorder:
         try:
             groups = tuple(pending.groups(self._secret))
             now = time.time_ns() // 1000
-            batch = Batch(
+            batch = AnswerBatch(
                 self._spool.run, number, now, sum(self._dropped.values()), self._runtime, tuple(pending.callers), groups
             )
             removed = self._spool.write(encoded(batch))
-        except Exception as error:  # noqa: BLE001 - whatever it is, requests go on
+        except Exception as error:  # noqa: BLE001 - requests must go on after any error
             self._drop("disk" if isinstance(error, OSError) else "defect", pending.answers)
             if not self._failed:
                 problem = str(error) if isinstance(error, OSError) else type(error).__name__
@@ -251,10 +252,10 @@ class Recorder:
 
 
 def runtime() -> str:
-    """What computes predictions here, as a batch says it."""
-    # The last one is there only where texts are generated.
+    """Return the versions of the libraries that compute predictions here, and the processor."""
+    # tokenizers is installed only where text is generated.
     versions = ((name, _version(name)) for name in ("isthmus", "onnxruntime", "numpy", "tokenizers"))
-    return " ".join([*(f"{name} {found}" for name, found in versions if found), _processor()])
+    return " ".join([*(f"{name} {number}" for name, number in versions if number), _processor()])
 
 
 def _version(name: str) -> str:
@@ -265,7 +266,7 @@ def _version(name: str) -> str:
 
 
 def _processor() -> str:
-    """The model of the processor: with others, the last bits of a model's answers may be others."""
+    """Return the processor model. The last bits of a model's outputs may depend on it."""
     try:
         with open("/proc/cpuinfo") as file:  # noqa: PTH123 - a file of the kernel
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

@@ -1,7 +1,7 @@
-"""The folder of recorded answers that wait to be collected: segments, each written by one process.
+"""The folder of recorded answers waiting to be collected: segments, each written by one process.
 
-A process holds a lock on the segment that it writes to, and loses it with its life: a segment that can be locked has
-its end. `isthmus recorded` removes such a segment once its answers are in the table.
+A process locks the segment that it writes to and loses the lock when it ends, so a segment that can be locked is
+complete. `isthmus recorded` removes such a segment once its answers are in the table.
 """
 
 import errno
@@ -20,19 +20,19 @@ from isthmus.serving.recorder.batch import DamagedBatchError, OtherVersionError,
 SUFFIX = ".answers"
 SEGMENT_BYTES = 16 << 20
 SEGMENT_SECONDS = 60.0
-"""After so many bytes or seconds, the next segment begins: this one can be removed."""
+"""The next segment begins after so many bytes or seconds, so that this one can be collected."""
 COLLECTED = "collected"
-"""The file beside the segments that says when they were read last: those of living servers stay."""
+"""File with the time of the last collection. It is needed because segments of running servers stay."""
 LOOK_SECONDS = 0.5
-"""How often the sizes of all segments are looked at, as long as there is room: other processes write, too."""
+"""Seconds between two checks of all segment sizes while there is room: other processes write too."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Spool:
-    """The segments of one process in a folder; `run` is its name there.
+    """Write the segments of one process. `run` is the name of the process in the folder.
 
-    `most` are the bytes of all segments in the folder, of whatever process. Where a batch has no room, it is dropped
-    (`full` is "newest"), or the segments are that have waited longest.
+    `most` limits the bytes of all segments in the folder, whichever process wrote them. If a batch does not fit, the
+    batch is dropped (`full` is "newest") or the oldest segments are removed ("oldest").
     """
 
     def __init__(self, folder: Path, most: int, full: Literal["newest", "oldest"]) -> None:
@@ -44,17 +44,17 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Writes a batch; returns how many answers were removed to make room, since the last batch that was written.
+        """Write a batch. Return the number of answers removed to make room since the last successful write.
 
         Raises:
-            OSError: there is no room for it, or it cannot be written. Nothing of it is there.
+            OSError: the batch does not fit or cannot be written. None of it is written.
         """
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
         if self._segment >= 0 and (
             self._size > SEGMENT_BYTES
             or time.monotonic() - self._began > SEGMENT_SECONDS
-            # Somebody has removed the file: what is written to it, nobody can read.
+            # The file was removed, so no reader would find what we write to it.
             or not os.fstat(self._segment).st_nlink
         ):
             self.close()
@@ -63,7 +63,7 @@ class Spool:
                 self._append(batch)
                 break
             except OSError as error:
-                # The disk may be full of other things.
+                # Other files may fill the disk.
                 if self._full == "newest" or error.errno not in _NO_ROOM or not self._remove_oldest():
                     raise
         removed, self._removed = self._removed, 0
@@ -78,7 +78,7 @@ class Spool:
                 written += os.write(self._segment, memoryview(batch)[written:])
         except OSError:
             with suppress(OSError):
-                # Half a batch would hide those that come behind it.
+                # A partial batch would hide the batches behind it.
                 os.ftruncate(self._segment, self._size)
                 os.lseek(self._segment, self._size, os.SEEK_SET)
             raise
@@ -86,7 +86,7 @@ class Spool:
         self._free -= len(batch)
 
     def close(self) -> None:
-        """Ends the segment, which is on disk then."""
+        """Finish the segment and sync it to disk."""
         if self._segment >= 0:
             with suppress(OSError):
                 os.fsync(self._segment)
@@ -97,11 +97,11 @@ class Spool:
         private_folder(self._folder)
         name = f"{self.run}-{self._number:08d}"
         begun, self._path = self._folder / f".{name}", self._folder / f"{name}{SUFFIX}"
-        # Keys of people may be in it.
+        # The file may contain personal keys.
         segment = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(segment, fcntl.LOCK_EX)
-            # Whoever sees a segment that is not locked yet would take it for one that has its end, and remove it.
+            # Lock first: a collector would take an unlocked segment for a finished one and remove it.
             begun.rename(self._path)
         except OSError:
             os.close(segment)
@@ -119,7 +119,7 @@ class Spool:
             raise OSError(f"the spool has no room: {self._most / (1 << 20):g} MB at most")
 
     def _remove_oldest(self) -> int:
-        """Removes the segment that has waited longest; returns how many bytes it had, or 0 if there is none."""
+        """Remove the oldest segment and return its size in bytes, or 0 if nothing could be removed."""
         for _, path, size in sorted((stat.st_mtime, path, stat.st_size) for path, stat in _segments(self._folder)):
             if not size:
                 continue
@@ -133,12 +133,12 @@ class Spool:
 
 
 def segments(folder: Path) -> list[Path]:
-    """The segments in a folder, those of each run in order."""
+    """List the segments in a folder, in order within each run."""
     return sorted(path for path, _ in _segments(folder))
 
 
 def ended(path: Path) -> bool:
-    """Whether nobody writes to a segment any more."""
+    """Return True if no process writes to the segment any more."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -148,7 +148,7 @@ def ended(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Removes a segment that nobody writes to; returns how many answers it had, or None if somebody does."""
+    """Remove a finished segment and return its number of answers, or None if a process still writes to it."""
     if not ended(path):
         return None
     answers = 0
@@ -159,31 +159,32 @@ def remove(path: Path) -> int | None:
     return answers
 
 
-class Waiting(NamedTuple):
-    """The bytes of all segments, and since when answers wait to be collected, in seconds since 1970 UTC.
+class SpoolBacklog(NamedTuple):
+    """Answers waiting to be collected.
 
-    That is exact to a segment, which is a minute. None if all were collected.
+    Attributes:
+        size: bytes of all segments.
+        since: when the oldest segment that is not collected was written, in seconds since 1970 UTC, exact to a minute;
+            None if everything was collected.
     """
 
     size: int
     since: float | None
 
 
-def waiting(folder: Path) -> Waiting:
-    """What is in a folder of segments."""
-    found = [stat for _, stat in _segments(folder)]
+def waiting(folder: Path) -> SpoolBacklog:
+    stats = [stat for _, stat in _segments(folder)]
     collected = 0.0
     with suppress(OSError, ValueError):
         collected = float((folder / COLLECTED).read_text())
-    return Waiting(
-        sum(stat.st_size for stat in found),
-        min((stat.st_mtime for stat in found if stat.st_mtime > collected), default=None),
+    return SpoolBacklog(
+        sum(stat.st_size for stat in stats),
+        min((stat.st_mtime for stat in stats if stat.st_mtime > collected), default=None),
     )
 
 
 def note_collected(folder: Path, at: float) -> None:
-    """Notes that what was in a folder at a moment has been collected."""
-    # Without a folder there is nothing to wait; and what cannot be noted makes no collection fail.
+    # A missing folder has nothing to collect, and a failed note must not fail the collection.
     if folder.is_dir():
         with suppress(OSError):
             write_atomically(folder / COLLECTED, str(at).encode())

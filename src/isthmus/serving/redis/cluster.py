@@ -1,4 +1,4 @@
-"""A Redis Cluster: a request goes to the nodes that have its keys, to all of them at once."""
+"""A Redis Cluster: a request goes to all nodes that have its keys, in parallel."""
 
 import asyncio
 import random
@@ -13,30 +13,30 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainErr
 
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.routing import FIRST_KEY, MOVING, Command, Piece, Script, by_node
-from isthmus.serving.redis.node import Node
+from isthmus.serving.redis.node import RedisNode
 
 _ATTEMPTS = 3
-"""How often a command is sent at most."""
+"""Maximum number of times a command is sent."""
 
 _LEARN_SECONDS = 0.5
-"""How long a node may take to say where the slots are, before the next node is asked."""
+"""Timeout for asking one node for the slot map before trying the next one."""
 
 
 class Cluster:
-    """The primaries of a cluster, and who owns each slot."""
+    """The primaries of a cluster, and the owner of each slot."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._nodes = {url: Node(url) for url in address.urls}
+        self._nodes = {url: RedisNode(url) for url in address.urls}
         self._owners: Sequence[str] = ()
         self._learning = asyncio.Lock()
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to commands whose first argument is a key."""
+        """Send commands whose first argument is a key; return their replies."""
         return await self._ask(commands, 1)
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """The replies to the calls that run a script over a piece."""
+        """Run a script over a piece; return the replies of its calls."""
         calls = script.calls(arguments, piece, cluster=True)
         replies = await self._ask(calls, FIRST_KEY, divided=True)
         again = [
@@ -50,7 +50,7 @@ class Cluster:
         return [reply for reply in replies if not isinstance(reply, TryAgainError)] + await self._ask(again, FIRST_KEY)
 
     async def ping(self, project: str) -> None:
-        """Asks every primary for a sign of life, see `Node.ping`."""
+        """Check that every primary answers. See `RedisNode.ping`."""
         owners = self._owners or await self._learn(())
         try:
             await asyncio.gather(*(self._node(url).ping(project) for url in set(owners)))
@@ -59,19 +59,18 @@ class Cluster:
             raise
 
     async def info(self) -> list[dict[str, str]]:
-        """Return the `INFO` sections of every primary. See `Node.info`."""
+        """Return the `INFO` sections of every primary. See `RedisNode.info`."""
         owners = self._owners or await self._learn(())
         return [*chain.from_iterable(await asyncio.gather(*(self._node(url).info() for url in set(owners))))]
 
     async def close(self) -> None:
-        """Closes all connections."""
         for node in self._nodes.values():
             await node.close()
 
     async def _ask(self, commands: Sequence[Command], key: int, *, divided: bool = False) -> list[Any]:
-        """The replies to commands that have a key in that position, and no key of another slot.
+        """Send commands and return their replies. `key` is the position of the key in each command.
 
-        If `divided`, a TryAgainError may be returned as a reply: the keys of that command are on two nodes.
+        If `divided`, a TryAgainError may be returned as a reply: the keys of that command are split between two nodes.
         """
         replies: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
@@ -84,7 +83,7 @@ class Cluster:
                 if divided:
                     left = [place for place in left if not isinstance(replies[place], TryAgainError)]
             except asyncio.CancelledError:
-                # Perhaps by the timeout: a silent node may have lost its slots to another.
+                # If a timeout canceled us, a silent node may have lost its slots to another.
                 self._owners = ()
                 raise
             if not left:
@@ -94,7 +93,7 @@ class Cluster:
     async def _round(
         self, owners: Sequence[str], commands: Sequence[Command], replies: list[Any], left: Sequence[int], key: int
     ) -> list[int]:
-        """Asks once for the replies at some places; returns the places worth another attempt, with why as the reply."""
+        """Send the commands at `left` once; return the places worth another attempt, with their error as the reply."""
         nodes = by_node(commands, key, owners.__getitem__, left)
         answers = await self._gather({url: [commands[place] for place in places] for url, places in nodes.items()})
         again = []
@@ -102,15 +101,15 @@ class Cluster:
             for n, place in enumerate(places):
                 reply = replies[place] = answer if isinstance(answer, Exception) else answer[n]
                 if isinstance(reply, Exception):
-                    reply = replies[place] = await self._ahead(commands[place], reply)
+                    reply = replies[place] = await self._redirected(commands[place], reply)
                     if isinstance(reply, Exception):
                         again.append(place)
         return again
 
-    async def _ahead(self, command: Command, refusal: Exception) -> Any:
-        """The reply of the node that a refusal names, or the refusal if a new map of the slots may help."""
+    async def _redirected(self, command: Command, refusal: Exception) -> Any:
+        """Follow an ASK redirect and return the reply. Return the error if a new slot map may help, else raise it."""
         if isinstance(refusal, AskError) and not isinstance(refusal, MovedError):
-            # The slot is moving, and this key has gone ahead.
+            # The slot is moving, and this key has moved already.
             node = self._node(self._address.node(refusal.host, refusal.port))
             try:
                 reply = (await node.ask([(b"ASKING",), command], refusals=True))[1]
@@ -124,7 +123,7 @@ class Cluster:
         raise refusal
 
     async def _gather(self, requests: Mapping[str, Sequence[Command]]) -> list[Any]:
-        """The replies of each node, or why it does not answer."""
+        """Return the replies of each node, or its connection error."""
         waits = [self._node(url).ask(commands, refusals=True) for url, commands in requests.items()]
         if len(waits) > 1:
             replies: list[Any] = await asyncio.gather(*waits, return_exceptions=True)
@@ -134,13 +133,13 @@ class Cluster:
         except redis.ConnectionError as error:
             return [error]
 
-    def _node(self, url: str) -> Node:
+    def _node(self, url: str) -> RedisNode:
         if url not in self._nodes:
-            self._nodes[url] = Node(url)
+            self._nodes[url] = RedisNode(url)
         return self._nodes[url]
 
     async def _learn(self, known: Sequence[str]) -> Sequence[str]:
-        """The URL of the owner of every slot, unless another request has learned what is newer than `known`."""
+        """Fetch the slot owners, unless another request has fetched newer ones than `known`."""
         async with self._learning:
             if self._owners and self._owners is not known:
                 return self._owners
@@ -156,7 +155,7 @@ class Cluster:
                     continue
                 owners = [""] * REDIS_CLUSTER_HASH_SLOTS
                 for first, last, (host, port, *_), *_ in ranges:
-                    # A node that does not know its own name leaves it out.
+                    # A node that does not know its own name leaves it empty.
                     name = host.decode() if host else parse_url(url)["host"]  # type: ignore[no-untyped-call]
                     owners[first : last + 1] = [self._address.node(name, port)] * (last + 1 - first)
                 if not all(owners):

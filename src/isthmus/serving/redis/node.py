@@ -1,7 +1,7 @@
-"""A Redis server, or a node of a cluster: requests follow each other on a connection without waiting.
+"""A Redis server or cluster node with pipelined requests.
 
-Redis answers in order, so a connection carries the requests of many callers at once: no request borrows it from a pool,
-and replies are handed out as they come, without a coroutine for each.
+Redis replies in order, so one connection carries the requests of many callers at once. Callers borrow no connection
+from a pool, and replies are distributed as they arrive, without a coroutine per reply.
 """
 
 import asyncio
@@ -22,23 +22,23 @@ from isthmus.features.redis.routing import Command, Piece, Script
 from isthmus.serving.threads import offload
 
 KEYS = 1000
-"""Commands that are built and packed on the event loop: about a millisecond."""
+"""Commands packed on the event loop: about a millisecond."""
 
 _FEW = 256
-"""Commands of a request that others may have to wait for. Larger requests have their own connection."""
+"""Most commands of a small request. Larger requests use a connection of their own so that small ones do not wait."""
 
 _SILENCE = 0.5
-"""Seconds without a reply after which a canceled request takes its connection with it."""
+"""A canceled request closes its connection if no reply has arrived for this many seconds."""
 
 _NOTHING = object()
 
 
-class Node:
-    """A server, with a connection for small requests and another for large requests."""
+class RedisNode:
+    """A server with one connection for small requests and one for large requests."""
 
     def __init__(self, url: str) -> None:
-        # It only opens connections: it knows what the URL says of TLS, passwords and databases.
-        # Timeouts are those of the requests.
+        # The pool only opens connections: it handles TLS, passwords and databases of the URL. Timeouts come from the
+        # requests.
         self._pool = redis.asyncio.ConnectionPool.from_url(
             url, protocol=2, socket_timeout=None, socket_connect_timeout=None, retry=Retry(NoBackoff(), 0)
         )
@@ -46,29 +46,33 @@ class Node:
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """The replies to commands; with `refusals` an error is the reply to its command, and not raised."""
+        """Send commands and return their replies.
+
+        Raise the first error reply, or return errors as replies with `refusals`.
+        """
         packed = await offload(len(commands) > KEYS, _pack, commands)
         before = list(self._wires.values())
         replies = await self._replies(packed, len(commands))
-        refused = [reply for reply in replies if isinstance(reply, Exception)]
-        if before and any(map(is_replica_error, refused)):
-            # Connections from before another server became the primary. New ones go where its name leads now.
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        if before and any(map(is_replica_error, errors)):
+            # These connections date from before a failover. New ones go where the name resolves to now.
             for wire in before:
                 wire.leave()
             replies = await self._replies(packed, len(commands))
-            refused = [reply for reply in replies if isinstance(reply, Exception)]
-        if refused and not refusals:
-            raise refused[0]
+            errors = [reply for reply in replies if isinstance(reply, Exception)]
+        if errors and not refusals:
+            raise errors[0]
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """The replies to the calls that run a script over a piece."""
+        """Run a script over a piece; return the replies of its calls."""
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
-        """Asks for a sign of life: whether a lookup of a project would be answered, here or by the node it names.
+        """Check that the server would answer a lookup of the project.
 
-        PING is refused where writes are, and answered where lookups are refused.
+        We do not use PING: Redis answers it in states in which it refuses lookups, and refuses it in states where it
+        only refuses writes.
         """
         (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
         if isinstance(reply, Exception) and not isinstance(reply, AskError):
@@ -78,11 +82,10 @@ class Node:
         """Return sections of the server's `INFO`; empty if the user may not run `INFO`."""
         replies = await self.ask([(b"INFO", section.encode()) for section in INFO], refusals=True)
         lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
-        found = dict(line.split(":", 1) for line in lines if ":" in line)
-        return [found] if "maxmemory_policy" in found else []
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        return [fields] if "maxmemory_policy" in fields else []
 
     async def close(self) -> None:
-        """Closes all connections."""
         for wire in self._wires.values():
             wire.abort()
 
@@ -90,7 +93,7 @@ class Node:
         try:
             return await self._exchange(packed, count)
         except redis.ConnectionError:
-            # A connection from before Redis was restarted. The next is new.
+            # The connection may predate a restart of Redis; the next one is new.
             return await self._exchange(packed, count)
 
     async def _exchange(self, packed: bytes, count: int) -> list[Any]:
@@ -104,7 +107,7 @@ class Node:
         return await wire.ask(packed, count)
 
     async def _open(self) -> "_Wire":
-        """A connection on which redis-py has shaken hands, and on which nobody but us reads and writes from then on."""
+        """Open a connection with redis-py, which does the handshake; afterwards only we read and write it."""
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
@@ -115,12 +118,11 @@ class Node:
 
 
 class _Wire(asyncio.Protocol):
-    """A connection whose transport is taken over from redis-py, and the requests whose replies are under way on it."""
+    """A connection taken over from redis-py, with its pending requests."""
 
     def __init__(self, connection: Any) -> None:
         self.left = False
-        """Whether it takes no more requests."""
-        # A writer that is collected would close its transport.
+        # Keep the writer: garbage collection of it would close the transport.
         self._writer, connection._writer, connection._reader = connection._writer, None, None
         self._transport: asyncio.WriteTransport = self._writer.transport
         self._transport.set_protocol(self)
@@ -141,14 +143,14 @@ class _Wire(asyncio.Protocol):
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         self._waiting.append((future, count, []))
         if not self._outgoing:
-            # The requests of a turn of the event loop leave together: a write costs more than what it carries.
+            # Send all requests of one event loop turn together: a write costs more than the bytes it carries.
             self._loop.call_soon(self._send)
         self._outgoing.append(packed)
         try:
             return await future
         except asyncio.CancelledError:
-            # The replies are still read off the connection when they come. If nothing has come for long, the other
-            # side may be gone without a word, and would keep everyone waiting.
+            # Replies to a canceled request are still read and dropped. After long silence, assume the connection is
+            # dead: it would delay all other requests.
             if self._loop.time() - max(sent, self._heard) >= _SILENCE:
                 self.abort()
             raise
@@ -159,7 +161,7 @@ class _Wire(asyncio.Protocol):
             self._transport.writelines(parts)
 
     def leave(self) -> None:
-        """Takes no more requests, and closes the connection once those under way are answered."""
+        """Take no more requests, and close the connection once the pending ones are answered."""
         self.left = True
         if not self._waiting:
             self._transport.close()
@@ -182,7 +184,7 @@ class _Wire(asyncio.Protocol):
             if self.left and not self._waiting:
                 self._transport.close()
         except (InvalidResponse, IndexError):
-            # The other side is no Redis.
+            # The other side is not a Redis server.
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

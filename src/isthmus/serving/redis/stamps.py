@@ -1,4 +1,4 @@
-"""The stamps that a server goes by."""
+"""Stamps of views, cached by the server."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ from isthmus.features.contract.schema import Contract
 from isthmus.features.online import record
 from isthmus.features.values.stamp import Stamp
 from isthmus.serving.redis.cluster import Cluster
-from isthmus.serving.redis.node import Node
+from isthmus.serving.redis.node import RedisNode
 
 FRESH_SECONDS = 0.5
-"""How long a server goes by the stamps that it has read."""
+"""Seconds for which a cached stamp is used."""
 
 CONTRACTS = 4
-"""Contracts whose stamps a server remembers: that of lookups and those of models, deployed and tried."""
+"""Number of contracts whose stamps are cached: for lookups, and for deployed and tried models."""
 
 PATIENCE_SECONDS = 0.25
-"""How long it waits for newer stamps before it goes on with the old ones."""
+"""Seconds to wait for newer stamps before using the old ones."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """The records of the views of a contract as Redis sent them, when they were read, and their stamps."""
+    """Records of a contract's views as read from Redis, and their stamps."""
 
     time: float
     reply: list[bytes | None]
@@ -33,18 +33,18 @@ class _Reading:
 
 
 class Stamps:
-    """The stamps of all views of a project: never newer than the rows that are read next, and hardly older.
+    """The stamps of all views of a project: never newer than the rows read next, and at most slightly older.
 
-    Those of all views are read at once. In a cluster they lie on a single node: a server that has seen them goes on
-    without that node.
+    All stamps are read together. In a cluster they are on one node; a server that has read them works without that
+    node.
     """
 
-    def __init__(self, redis: Cluster | Node) -> None:
+    def __init__(self, redis: Cluster | RedisNode) -> None:
         self._redis = redis
         self._latest: dict[str, _Reading] = {}
 
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
-        """View name to its stamp, if it has one."""
+        """Return the stamp of each view that has one."""
         latest = self._latest.get(contract.hash)
         now = asyncio.get_running_loop().time()
         if latest is None:
@@ -55,7 +55,7 @@ class Stamps:
             self._latest[contract.hash] = _Reading(now, reply, stamps)
             return stamps
         if now - latest.time > FRESH_SECONDS:
-            # Meanwhile other requests go on with the old stamps, and so does this request if Redis does not answer.
+            # Other requests use the old stamps meanwhile, as does this one if Redis does not answer.
             latest.time = now
             with suppress(redis.RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(PATIENCE_SECONDS):

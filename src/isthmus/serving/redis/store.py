@@ -1,4 +1,4 @@
-"""The connection to the online store: a single pipelined round trip per request, every wait bounded."""
+"""The connection to the online store: one pipelined round trip per request, with a timeout."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,10 +22,10 @@ from isthmus.features.redis.refusal import is_type_error
 from isthmus.features.redis.routing import Command, Piece, total
 from isthmus.features.values.rows import known_times
 from isthmus.serving import log
-from isthmus.serving.deadlines import Deadline, Deadlines, Waiting
+from isthmus.serving.deadlines import Deadline, Deadlines, StoreWait
 from isthmus.serving.limits import Limits
 from isthmus.serving.redis.cluster import Cluster
-from isthmus.serving.redis.node import KEYS, Node
+from isthmus.serving.redis.node import KEYS, RedisNode
 from isthmus.serving.redis.stamps import Stamps
 from isthmus.serving.threads import VALUES, offload
 
@@ -34,12 +34,12 @@ TIMEOUT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """What Redis has of a view.
+    """State of a view in Redis.
 
     Attributes:
-        record: of its table.
-        pushed: when the latest row that was pushed since became known.
-        backlog: what waits for the table.
+        record: record of its published table.
+        pushed: time when the latest pushed row became known.
+        backlog: pushed rows waiting for the table.
     """
 
     record: Published | None
@@ -47,24 +47,23 @@ class ViewRows:
     backlog: Backlog
 
     def newest(self, view: ViewContract) -> int | None:
-        """When the newest row of the view became known, microseconds since 1970 UTC; None without rows or times."""
+        """Return when the newest row became known, in microseconds since 1970 UTC; None without rows or times."""
         if self.record is None or self.record.contract != view.hash:
             return None
         newest = max(self.record.complete_until, NEVER if self.pushed is None else self.pushed)
-        # A view without event times is valid from the beginning of the clock: an age would raise false alarms.
+        # A view without event times starts at time 0; reporting that as an age would cause false alarms.
         return None if newest in (NEVER, 0) else newest
 
 
 class Store:
-    """The Redis of a server process; what does not answer in time, or refuses, is a DependencyError.
+    """The Redis of a server process. Raise a DependencyError if it does not answer in time or refuses a command.
 
-    The settings have checked its URL. It has half of the time that the limits give a request, at most. Of a share of
-    the requests, `check_share`, the contents of all rows are compared with the hashes that they carry. `written`
-    returns what was materialized.
+    A wait is limited to half of a request's deadline. For `check_share` of the requests, row contents are checked
+    against their hashes. `written` returns the recorded materializations.
 
     Attributes:
-        losses: what Redis had lost at the last `look`.
-        refused: online name of each view whose lost rows are refused, and not null, to the reason.
+        losses: data missing from Redis at the last `look`.
+        refused: for each view whose lost rows are refused instead of null, its online name and the reason.
     """
 
     def __init__(
@@ -76,16 +75,16 @@ class Store:
         self._url = url
         self._deadlines = Deadlines(min(TIMEOUT_SECONDS, limits.deadline_seconds / 2))
         address = Address.of(url)
-        self._redis = Cluster(address) if address.cluster else Node(url)
+        self._redis = Cluster(address) if address.cluster else RedisNode(url)
         self._stamps = Stamps(self._redis)
         self._share, self._due = check_share, 0.0
 
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, *, check: bool = False
     ) -> dict[str, ViewAnswer]:
-        """The answers of a plan's views for `rows` rows of keys at time `at`; `check` compares contents in any case."""
+        """Read the views of a plan for `rows` rows of keys at time `at`. `check` forces a check of row contents."""
         commands = await offload(rows > KEYS, plan.commands, keys)
-        with Waiting(), answering(self._url), Deadline(self._deadlines):
+        with StoreWait(), answering(self._url), Deadline(self._deadlines):
             stamps = await self._stamps.of(plan.contract)
             replies, foreign = await self._replies(commands)
         size = rows * sum(len(view.fields) for view in plan.views)
@@ -104,7 +103,7 @@ class Store:
         return answers
 
     async def _replies(self, commands: Sequence[Command]) -> tuple[list[Any], Mapping[int, str]]:
-        """The replies to a lookup, and the places of those whose key is no hash, with its type: they are damaged."""
+        """Return the replies to a lookup, and by place the type of each key that is not a hash (a damaged row)."""
         try:
             return await self._redis.ask(commands), {}
         except redis.ResponseError as error:
@@ -118,7 +117,7 @@ class Store:
         ], foreign
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
-        """Writes pushed rows under their entity keys; returns how many replaced what was stored."""
+        """Write pushed rows under their entity keys; return how many replaced a stored row."""
         announcement = announced(names, known_times(rows))
         steps = push_steps(view)
         reply: Any = None
@@ -142,10 +141,10 @@ class Store:
     async def append(
         self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int
     ) -> None:
-        """Appends pushed rows to the stream for the history of a view, all or none.
+        """Append pushed rows to the stream for a view's history, all or none.
 
         Raises:
-            DependencyError: more than `limit` would wait there, or Redis does not answer.
+            DependencyError: more than `limit` rows would wait, or Redis does not answer.
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():
@@ -153,7 +152,7 @@ class Store:
         pushes.require_room(view.table, total(replies), len(rows))
 
     async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
-        """What there is of each view, by a present time in microseconds."""
+        """Return the state of each view in Redis; `now` is in microseconds."""
         if not views:
             return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
@@ -169,7 +168,7 @@ class Store:
         }
 
     async def ping(self, contract: Contract) -> None:
-        """Asks Redis whether it would answer lookups."""
+        """Check that Redis would answer lookups."""
         async with self._bounded():
             await self._redis.ping(contract.project)
             await self._stamps.of(contract)
@@ -182,7 +181,7 @@ class Store:
                 raise loss.refusal(view.name, why)
 
     async def look(self, project: str, views: Collection[ViewContract]) -> None:
-        """Check whether Redis has lost rows of the views."""
+        """Update `losses` and `refused`: check whether Redis has lost rows of the views."""
         written = self._written()
         async with self._bounded():
             steps = loss.check(project, views, written, await self._redis.info())
@@ -197,11 +196,10 @@ class Store:
             log.warning("online rows", lost=self.losses.views, policy=self.losses.policy)
 
     async def close(self) -> None:
-        """Closes all connections."""
         await self._redis.close()
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
-        # A lookup does without this generator: it is the hot path.
-        with Waiting(), answering(self._url), Deadline(self._deadlines):
+        # `read` does not use this generator because it is the hot path.
+        with StoreWait(), answering(self._url), Deadline(self._deadlines):
             yield

@@ -1,1 +1,1 @@
-"""Changing what is deployed, and the candidate beside it."""
+"""Deployments, rollbacks and models on trial."""

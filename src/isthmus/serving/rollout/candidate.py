@@ -1,4 +1,4 @@
-"""A candidate beside the deployed model: which requests it gets, what is counted of both, when it is given up."""
+"""A candidate next to the deployed model: which requests it gets, what is counted, and when it is given up."""
 
 import hashlib
 import math
@@ -9,28 +9,29 @@ import numpy as np
 
 from isthmus.features.errors import IsthmusError
 from isthmus.package.manifest import ROUNDING
-from isthmus.serving.deployment.record import Candidate
-from isthmus.serving.predict.model import Float32, Model
+from isthmus.serving.deployment.record import CandidateDeployment
+from isthmus.serving.predict.model import DeployedModel, Float32
 from isthmus.serving.rollout.trial import Trial
 
 TOLERANCE = 1e-3
-"""By how much an answer of a shadow may differ, where its rounding is usual."""
+"""Largest difference between the answers of a shadow and of the deployed model, for the usual rounding."""
 
 _CHANCE = 1e-4
-"""How likely it may be that an equal model is given up for its latency."""
+"""Probability of giving up an equally fast model for its latency."""
 
 
 class CandidateRun(Trial):
-    """A candidate in a worker, beside the deployed model.
+    """A candidate in a worker, next to the deployed model.
 
     Attributes:
-        compared: answers of a shadow that were compared; `differing` of them differ by more than `tolerance`.
+        compared: number of shadow answers compared.
+        differing: number of these that differ by more than `tolerance`.
     """
 
     standby_role = "deployed"
     in_force = False
 
-    def __init__(self, candidate: Candidate, model: Model | IsthmusError) -> None:
+    def __init__(self, candidate: CandidateDeployment, model: DeployedModel | IsthmusError) -> None:
         super().__init__(candidate.deployment, candidate.latency_objective_ms)
         self.candidate = candidate
         self.model = model
@@ -43,14 +44,15 @@ class CandidateRun(Trial):
 
     @property
     def role(self) -> Literal["shadow", "canary"]:  # type: ignore[override]
-        """A canary answers requests; a shadow is only compared."""
         return "canary" if self.candidate.share else "shadow"
 
     def _slower(self, own: float, other: float) -> bool:
-        """As of any trial, unless chance has it: a busy machine holds up a run of either model now and then.
+        """Return True if the candidate is too slow, with statistical significance.
 
-        Of the runs of both that were beyond the objective, an equal model has about its share of all runs. Hoeffding's
-        inequality (J. Am. Stat. Assoc. 58, 1963, theorem 1) bounds how likely it has as many more of them.
+        A busy machine delays either model at times.
+
+        If both models were equally fast, the candidate's share of the slow runs would match its share of all runs.
+        Hoeffding's inequality (J. Am. Stat. Assoc. 58, 1963, theorem 1) bounds the probability of a larger share.
         """
         slow = self.counts.slow + self.standby.slow
         if not super()._slower(own, other) or not slow:
@@ -59,9 +61,9 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Whether the candidate answers a request.
+        """Decide whether the candidate answers a request.
 
-        It depends on the values that the join keys `names` have in the first row, or on the body where there are none.
+        The choice depends on the values of the join keys `names` in the first row, or on the body without join keys.
         """
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
@@ -69,16 +71,16 @@ class CandidateRun(Trial):
         return place < self.candidate.share
 
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
-        """Compares two answers to a request, shape (n,) or (n, classes); returns whether they are the same.
+        """Compare two answers to a request, shape (n,) or (n, classes). Return True if they agree within the tolerance.
 
-        That is within the tolerance. Answers of two kinds, or of two sizes, as tensors may have, differ in all rows.
+        Answers of different shapes differ in all rows.
         """
         if deployed.shape != candidate.shape:
             deployed, candidate = np.zeros(len(deployed), np.float32), np.full(len(deployed), np.nan, np.float32)
         both = np.isnan(deployed) & np.isnan(candidate)
         with np.errstate(invalid="ignore"):
             gap = np.where(both, 0.0, np.abs(deployed.astype(np.float64) - candidate.astype(np.float64)))
-        # Where only a single answer is a number, nothing is close to it.
+        # If only one answer is a number, they differ.
         gap = np.where(np.isnan(gap) & (deployed != candidate), np.inf, np.nan_to_num(gap, nan=0.0, posinf=np.inf))
         gap = gap.max(axis=tuple(range(1, gap.ndim)), initial=0.0)
         worst = float(gap.max(initial=0.0))
@@ -89,6 +91,6 @@ class CandidateRun(Trial):
 
 
 def _divergence(share: float, expected: float) -> float:
-    """The Kullback-Leibler divergence of two shares, of which the first is the larger, in nats."""
-    rest = 0.0 if share == 1 else (1 - share) * math.log((1 - share) / (1 - expected))
-    return share * math.log(share / expected) + rest
+    """Return the Kullback-Leibler divergence of `share` from `expected`, in nats; `share` is the larger."""
+    remainder = 0.0 if share == 1 else (1 - share) * math.log((1 - share) / (1 - expected))
+    return share * math.log(share / expected) + remainder

@@ -1,53 +1,55 @@
-"""The deployed model on probation: the model before it stands by, and answers what it cannot."""
+"""A deployed model on probation: the previous model stands by and answers requests that the new one cannot."""
 
 import time
 
 from isthmus.features.errors import IsthmusError
 from isthmus.serving.deployment.record import Deployment, Probation
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.trial import Trial
 
 _SHARE = 0.1
-"""Of the time that is spent on timing the two models side by side, at most."""
+"""Largest fraction of time spent running both models for comparison."""
 
 _LEASE_SECONDS = 10.0
 
 _CHI_SQUARED = 15.1
-"""With one degree of freedom, chance alone is beyond it once in 10,000 times."""
+"""Chi-squared with one degree of freedom: exceeded by chance once in 10,000 times."""
 
 
 class ProbationRun(Trial):
     """A deployed model on probation in a worker.
 
-    Its seconds, and those of the former model, are not those of its answers, of which the former model gives none: now
-    and then both are run for the same request after its answer, one after the other.
+    The previous model answers no requests, so latency is not measured on answers: now and then, both models run on the
+    same request after its answer, one after the other.
 
     Attributes:
-        former: the model before it, or why it cannot be loaded.
-        problem: why there is no way back to that; None if there is.
+        former: previous model, or the error of loading it.
+        problem: reason the server cannot go back to it, or None.
     """
 
     role = "deployed"
     standby_role = "former"
     in_force = True
 
-    def __init__(self, deployment: Deployment, probation: Probation, former: Model | IsthmusError) -> None:
+    def __init__(self, deployment: Deployment, probation: Probation, former: DeployedModel | IsthmusError) -> None:
         super().__init__(deployment, probation.latency_objective_ms)
         self.probation = probation
         self.former = former
         self.problem = str(former) if isinstance(former, IsthmusError) else None
         self._next = 0.0
 
-    def restored(self, deployment: Deployment) -> Model | None:
-        """The former model, where a deployment puts that in force again."""
-        if deployment.undone is None or not isinstance(self.former, Model):
+    def restored(self, deployment: Deployment) -> DeployedModel | None:
+        """Return the previous model if `deployment` restores it, else None."""
+        if deployment.undone is None or not isinstance(self.former, DeployedModel):
             return None
         return self.former.again(deployment) if self.former.deployment.runs == deployment.runs else None
 
     def _slower(self, own: float, other: float) -> bool:
-        """As of any trial, unless chance has it: a busy machine holds up a run of either model now and then.
+        """Return True if the model is too slow, with statistical significance.
 
-        McNemar's test (Psychometrika 12, 1947) over the pairs of which one run alone was beyond the objective.
+        A busy machine delays either model at times.
+
+        Uses McNemar's test (Psychometrika 12, 1947) on the pairs in which only one run exceeded the objective.
         """
         objective = self._objective_ms / 1000
         pairs = list(zip(self.counts.seconds, self.standby.seconds, strict=True))
@@ -56,14 +58,14 @@ class ProbationRun(Trial):
         return super()._slower(own, other) and new > old and (new - old) ** 2 > _CHI_SQUARED * (new + old)
 
     def begin(self) -> bool:
-        """Whether it is time to run both models for a request, which then is under way."""
+        """Return True if it is time to run both models on a request, and start such a run."""
         now = time.monotonic()
         if now < self._next:
             return False
-        # Time to come about; a pair that never does is no reason to wait for ever.
+        # If the run never ends, allow another one after this time.
         self._next = now + _LEASE_SECONDS
         return True
 
     def end(self, seconds: float) -> None:
-        """Both models were run, and with all around it that took so many seconds."""
+        """End the run started by `begin`, which took `seconds` in total."""
         self._next = time.monotonic() + seconds * (1 / _SHARE - 1)

@@ -1,4 +1,4 @@
-"""Deploying and rolling back: under a lock, in stages, so that a kill at any point leaves a valid deployment."""
+"""Deploy and roll back: under a lock, in stages, so that a kill at any point leaves a valid deployment."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -18,19 +18,19 @@ from isthmus.package.manifest import read_contract
 from isthmus.package.verdict import Verdict
 from isthmus.serving.deployment import cache
 from isthmus.serving.deployment.history import DeploymentHistory, Event, succession
-from isthmus.serving.deployment.record import Candidate, Deployment, Probation, Undone, approve
-from isthmus.serving.predict.model import Model
+from isthmus.serving.deployment.record import CandidateDeployment, Deployment, Probation, Undone, approve
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.decision import read_decision
 
 STAGES = ("fetch", "verify", "load", "warm", "switch")
 
 CACHED = 10
-"""Lines of the history whose packages stay in the cache."""
+"""History lines whose packages stay in the cache."""
 
 
 @dataclass
 class Rollout:
-    """A deployment under way, and then what came of it: the bytes that were copied, and the seconds of each stage."""
+    """A deployment in progress and its result: bytes copied, and seconds per stage."""
 
     bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
@@ -39,31 +39,30 @@ class Rollout:
 
     @property
     def deployment(self) -> Deployment:
-        """What is in force at the end."""
-        assert self._deployment is not None  # noqa: S101 - set before it is returned
+        """The deployment in force at the end."""
+        assert self._deployment is not None  # noqa: S101 - set before a Rollout is returned
         return self._deployment
 
     def done(self, stage: str) -> None:
-        """Counts the time since the last call for a stage."""
+        """Add the time since the last call to a stage."""
         now = time.perf_counter()
         self.seconds[stage] += now - self._since
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Loads and warms the model of a deployment like the server."""
-        model = Model(deployment, public_key)
+        """Load and warm up the model in the same way as the server."""
+        model = DeployedModel(deployment, public_key)
         self.done("load")
         self.seconds["load"] -= model.warming
         self.seconds["warm"] += model.warming
 
     def switch(self, file: Path, deployment: Deployment) -> None:
-        """Puts a deployment in force."""
+        """Write the deployment file, which puts the deployment in force."""
         write_atomically(file, deployment.dumps(file))
         self.done("switch")
         self._deployment = deployment
 
     def as_dict(self) -> dict[str, Any]:
-        """The deployment in its machine-readable form, with what it took."""
         seconds = {stage: round(duration, 4) for stage, duration in self.seconds.items()}
         return {**msgspec.to_builtins(self.deployment), "bytes": self.bytes, "seconds": seconds}
 
@@ -81,32 +80,31 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     share: float | None = None,
     why: str = "",
 ) -> Rollout:
-    """Puts a package behind the API: a running server takes it up within a second.
+    """Put a package behind the API. A running server loads it within a second.
 
-    The package is copied into the cache beside the file, and loaded and warmed from there before it is in force. Until
-    then, what was in force stays so, whatever happens.
+    The package is copied into the cache next to the file, then loaded and warmed up from there before it replaces the
+    current deployment. If anything fails, the current deployment stays in force.
 
     Args:
-        package: the package folder.
-        verdict: the outcome of `isthmus verify` for this package, if there is one.
-        contract: the contract in use.
+        package: package folder.
+        verdict: outcome of `isthmus verify` for this package, if any.
+        contract: current contract.
         profile: precision and threads.
-        file: where the deployment is written, all at once.
-        tables: view to the fingerprint that the last build of its offline table has left; the verdict must be about
-            these.
-        at: the present time in microseconds since 1970 UTC.
-        public_key: whose owner must have signed the package, as PEM.
-        share: of requests that it answers as a candidate beside what is in force; 0 for a shadow, whose answers are
-            compared and never returned; None to put it in force itself.
-        why: the reason, for the history.
+        file: deployment file, written atomically.
+        tables: by view, fingerprint of the last build of its offline table; the verdict must be about these builds.
+        at: current time in microseconds since 1970 UTC.
+        public_key: PEM key that the package must be signed with, or None.
+        share: fraction of requests to answer as a candidate; 0 for a shadow, whose answers are compared and never
+            returned; None to put the package in force.
+        why: reason, for the history.
 
     Raises:
-        PackageError: the package is damaged, not signed by the owner of the key, lacks the profile's precision, or
-            does not reproduce its golden rows here.
-        ContractMismatch: what the model reads has changed since the package was exported.
-        GateFailed: there is no verdict, or it did not pass, or it is about something else or not about everything; or
-            nothing is deployed that a candidate could be beside, or that was given up.
-        DependencyError: another deployment is under way.
+        PackageError: the package is damaged, not signed with the key, lacks the profile's precision, or does not
+            reproduce its golden rows here.
+        ContractMismatch: features the model reads have changed since the package was exported.
+        GateFailed: the verdict is missing, failed, is about something else, or is incomplete; or a candidate needs a
+            deployment next to it, and nothing is deployed or it was given up.
+        DependencyError: another deployment is in progress.
         DataError: the history cannot be read.
     """
     with _changing(file) as (history, _):
@@ -125,15 +123,15 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
             return rollout
         if deployment.service != current.service:
             raise GateFailed(f"package {deployment.model}", f"reads service {deployment.service}",
-                             expected=f"{current.service}, as what is in force",
+                             expected=f"{current.service}, like the current deployment",
                              remedy="deploy it without --shadow or --canary")  # fmt: skip
         if decision := read_decision(file, current):
             raise GateFailed(f"package {current.digest[:12]}", f"was given up: {decision.why}",
                              expected="a deployment to try a package beside",
                              remedy="deploy again once the server has gone back, or `isthmus rollback`")  # fmt: skip
         objective = profile.latency_objective_ms
-        candidate = Candidate(deployment=deployment, share=share, latency_objective_ms=objective)
-        # One trial at a time: the server has one model to stand by.
+        candidate = CandidateDeployment(deployment=deployment, share=share, latency_objective_ms=objective)
+        # Only one trial runs at a time: the server keeps one model on standby.
         rollout.switch(file, msgspec.structs.replace(current, candidate=candidate, probation=None))
         history.add(Event(at=at, action="canary" if share else "shadow", deployment=deployment, why=why))
     return rollout
@@ -148,17 +146,21 @@ def promote(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Puts the candidate in force. Errors: see `deploy`; and a GateFailed if there is none, or it was given up."""
+    """Put the candidate in force.
+
+    Raises:
+        GateFailed: no candidate exists, or it was given up. Other errors: see `deploy`.
+    """
     with _changing(file) as (history, _):
         rollout = Rollout()
         candidate = _beside(file).candidate
         if candidate is None:
-            raise GateFailed(str(file), "there is no candidate", expected="a candidate to promote",
+            raise GateFailed(str(file), "has no candidate", expected="a candidate to promote",
                              remedy="run `isthmus deploy --shadow`, or with `--canary SHARE`")  # fmt: skip
         if decision := read_decision(file, candidate.deployment):
             where = f"package {candidate.deployment.digest[:12]}"
-            raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that is still running",
-                             remedy="run `isthmus rollback`, which drops it")  # fmt: skip
+            raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that still runs",
+                             remedy="run `isthmus rollback` to drop it")  # fmt: skip
         deployment = _verified(rollout, candidate.deployment, generations, at, public_key)
         rollout.switch(file, _on_probation(file, deployment, probation_seconds, candidate.latency_objective_ms))
         history.add(Event(at=at, action="promote", deployment=deployment, why=why))
@@ -174,14 +176,14 @@ def rollback(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Drops the candidate, if any; else puts an earlier deployment in force again. Errors: see `deploy`.
+    """Drop the candidate; without one, restore an earlier deployment. Errors: see `deploy`.
 
-    `to` is how the digest of that deployment begins; by default it is the deployment before the current one;
-    after a server has undone a deployment, it must be named.
+    `to` is a digest prefix of the deployment to restore; default: the previous one. It is required after a server has
+    undone a deployment, and always restores a deployment, even with a candidate.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
-        # With --to there is a way back from a damaged file, too.
+        # `to` works even if the deployment file is damaged.
         current = _read(file) if to is None else in_force(file)
         if current is not None and current.candidate is not None and to is None:
             dropped = current.candidate.deployment
@@ -205,18 +207,18 @@ def undo(
     generations: Generations | None = None,
     public_key: str | None = None,
 ) -> bool:
-    """Puts the deployment before a deployment on probation in force again; whether it was still to be done.
+    """Restore the deployment that preceded one on probation. Return False if this has already happened.
 
-    Of several workers the first does it. The reason is in the file that puts it in force, so that a kill at any point
-    leaves the failed deployment without a decision, or the decision with its reason. `generations` are those of the
-    project where the package is to be verified anew: a server has its model loaded, others do not.
+    The first of several workers does it. The reason is written with the restored deployment, so that a kill at any
+    point leaves the failed deployment without a decision, or the decision with its reason. Pass `generations` to verify
+    the package again; a server has its model loaded already and does not need to.
 
     Raises:
-        DependencyError: another deployment is under way, or the disk is full.
+        DependencyError: another deployment is in progress, or the disk is full.
         DataError: the history cannot be read.
-        PackageError: the deployment cannot be read; or the package before it is gone, damaged, or not signed by whom it
-            must be.
-        ContractMismatch: what the model before it reads has changed since.
+        PackageError: the deployment cannot be read, or the previous package is missing, damaged, or not signed as
+            required.
+        ContractMismatch: features the previous model reads have changed.
     """
     with _changing(file) as (history, _):
         current = _read(file)
@@ -237,13 +239,13 @@ def _restoration(restored: Deployment, undone: Undone) -> Event:
 
 
 def _on_probation(file: Path, deployment: Deployment, seconds: float, objective_ms: float) -> Deployment:
-    """A deployment that is about to be in force, with the way back from it."""
+    """Add the previous deployment to a new one, so that it can be undone."""
     before = in_force(file)
     if before is not None and before.probation is not None and read_decision(file, before):
-        # A server is about to undo it, and waits for this deployment.
+        # A server is waiting for the lock to undo it.
         before = before.probation.before
     if before is not None and before.runs == deployment.runs:
-        # The same again: behind it is still what was there before.
+        # The same package again: keep the deployment before it.
         before = before.probation.before if before.probation else None
     if before is None or seconds == 0 or (before.model, before.service) != (deployment.model, deployment.service):
         return deployment
@@ -267,7 +269,7 @@ def _verified(
     folder = Path(earlier.package)
     if not folder.is_dir():
         raise PackageError(where, f"is no longer in {folder.parent}", expected=f"one of the last {CACHED}",
-                           remedy="export and deploy it again, or name another with --to")  # fmt: skip
+                           remedy="export and deploy it again, or choose another with --to")  # fmt: skip
     package = cache.require(folder, earlier.digest, public_key)
     generations.require_model(where, read_contract(package), package.manifest.service)
     rollout.done("verify")
@@ -277,7 +279,7 @@ def _verified(
 
 
 def in_force(file: Path) -> Deployment | None:
-    """What a deployment file says; None if there is none, or it cannot be read."""
+    """Read a deployment file; None if it does not exist or cannot be read."""
     with suppress(OSError, PackageError):
         return _read(file)
     return None
@@ -292,7 +294,7 @@ def _read(file: Path) -> Deployment | None:
 
 @contextmanager
 def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
-    """The history, locked against other deployments; afterwards the cache holds no more than it names."""
+    """Lock and yield the history; afterwards prune the cache to the packages it names."""
     history = DeploymentHistory(file)
     with history.locked() as events:
         for event in _unnoted(file, events):
@@ -301,31 +303,31 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
         yield history, events
         last = [event.deployment.digest for event in history.read()[-CACHED:]]
         current = in_force(file)
-        # As at its first moment: the way back for its production quality stays open after probation.
+        # Keep the previous package even after probation: production quality may still undo the deployment.
         named = [] if current is None else current.loaded(current.deployed_at)
         cache.prune(cache.folder_of(file), {*last, *(deployment.digest for deployment in named)})
 
 
 def happened(file: Path) -> list[Event]:
-    """The history of a deployment file, the newest last."""
+    """Return the history of a deployment file, newest last, including events not yet written to it."""
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 
 
 def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
-    """Events that the files show and the history lacks."""
+    """Yield events that the other files show but the history lacks."""
     current = in_force(file)
     if current is None:
         return
     deployed, candidate = succession(events), current.candidate
     alone = current.alone
     if not deployed or deployed[-1] != alone:
-        # Its process was killed between the two files; or it is older than the history.
+        # The process was killed between writing the two files, or the deployment predates the history.
         if current.undone is not None:
             yield _restoration(current, current.undone)
         else:
             yield Event(at=alone.deployed_at, action="deploy", deployment=alone, why="found in force")
-    # A server that gives a candidate up does not wait for the lock.
+    # A server gives up a candidate without waiting for the lock.
     if candidate is not None and (decision := read_decision(file, candidate.deployment)) is not None:
         event = Event(at=decision.at, action="refuse", deployment=candidate.deployment, why=decision.why)
         if event not in events:
@@ -337,12 +339,12 @@ def _earlier(file: Path, events: list[Event], current: Deployment | None, to: st
         known = {event.deployment.digest: event.deployment for event in events}
         matches = [digest for digest in known if digest.startswith(to)]
         if len(matches) != 1:
-            expected = one_of(digest[:12] for digest in known) if known else "none: nothing was ever deployed"
+            expected = one_of(digest[:12] for digest in known) if known else "a deployment; nothing was ever deployed"
             what = f"{len(matches)} packages of the history begin" if matches else "no package of the history begins"
             raise GateFailed(str(file), f"{what} with {to!r}", expected=expected,
                              remedy="see `isthmus history`")  # fmt: skip
         if current is not None and current.digest == matches[0]:
-            raise GateFailed(str(file), f"package {matches[0][:12]} is in force already", expected="another package",
+            raise GateFailed(str(file), f"package {matches[0][:12]} is already in force", expected="another package",
                              remedy="see `isthmus history`")  # fmt: skip
         return known[matches[0]]
     if current is None:
@@ -350,13 +352,13 @@ def _earlier(file: Path, events: list[Event], current: Deployment | None, to: st
                          remedy="run `isthmus deploy`")  # fmt: skip
     before = succession(events)[:-1]
     if current.undone is not None:
-        # Whoever means the deployment that failed would go one too far.
-        further = f"run `isthmus rollback --to {before[-1].digest[:12]}`" if before else "there is none further back"
+        # The user may mean the deployment that failed, which is no longer in force.
+        further = f"run `isthmus rollback --to {before[-1].digest[:12]}`" if before else "no earlier deployment exists"
         raise GateFailed(str(file), f"the server has gone back by itself: {current.undone.why}",
                          expected="--to with a package, to go further back",
                          remedy=further)  # fmt: skip
     if not before:
-        raise GateFailed(str(file), f"there is no deployment before package {current.digest[:12]}",
+        raise GateFailed(str(file), f"no deployment before package {current.digest[:12]}",
                          expected="an earlier deployment",
                          remedy="run `isthmus deploy` for another package")  # fmt: skip
     return before[-1]

@@ -1,4 +1,4 @@
-"""A model on trial beside another model, which stands by: what is counted of both, and when it is given up."""
+"""A model on trial next to a standby model: what is counted of both, and when the trial fails."""
 
 import math
 from collections import deque
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from isthmus.serving.deployment.record import Deployment
 
 LEAST = 200
-"""Predictions of a single row, of each model, before their p99 is compared."""
+"""Single-row predictions of each model before their p99 is compared."""
 
 FAILURES = 3
 """Failed predictions before their share is compared."""
 
 WINDOW = 1000
-"""Requests of the model on trial after which failures are counted anew, and seconds if both have `LEAST`."""
+"""Requests in a window. After it, failures are counted anew, and latencies too if both models have `LEAST`."""
 
 _EVERY = 50
-"""Requests of the model on trial between two looks at p99."""
+"""Requests between two checks of the p99."""
 
 
 @dataclass(eq=False)
 class Counts:
-    """The requests that a model got, the failures among them, and the seconds of its latest runs over a single row.
+    """Requests and failures of a model, and seconds of its latest single-row runs.
 
-    Of all those runs since seconds are counted, `runs`, as many as `slow` were beyond the objective.
+    `runs` counts all single-row runs since the last `clear`; `slow` counts those slower than the objective.
     """
 
     objective_ms: float
@@ -35,7 +35,7 @@ class Counts:
     _from: tuple[int, int] = 0, 0
 
     def count(self, rows: int, seconds: float | None) -> None:
-        """A request was answered after so many seconds of its model, or not: None."""
+        """Count a request and the seconds its model took; None if it failed."""
         self.requests += 1
         if seconds is None:
             self.failures += 1
@@ -46,21 +46,19 @@ class Counts:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Requests and failures since the window was opened."""
+        """Requests and failures in the current window."""
         return self.requests - self._from[0], self.failures - self._from[1]
 
     def reopen(self) -> None:
-        """Opens the next window, for failures."""
         self._from = self.requests, self.failures
 
     def clear(self) -> None:
-        """Counts seconds anew."""
         self.seconds.clear()
         self.runs = self.slow = 0
 
     @property
     def p99_ms(self) -> float | None:
-        """99th percentile of a run over a single row, by nearest rank; None if there was no run."""
+        """99th percentile of single-row runs by nearest rank, in milliseconds; None without runs."""
         ordered = sorted(self.seconds)
         return ordered[math.ceil(0.99 * len(ordered)) - 1] * 1000 if ordered else None
 
@@ -69,11 +67,13 @@ class Trial:
     """A model on trial in a worker.
 
     Attributes:
-        role: what it is, and `standby_role` what the model beside it is.
-        in_force: whether it is the deployed model, whose errors are those of the request if the standby fails, too.
-        counts: what it has done, and `standby` what the model beside it has done meanwhile.
-        dropped: requests that a model did not get after their answers, because too many waited.
-        refused: why it gets no more requests; None while it does.
+        role: name of its role, such as "canary".
+        standby_role: name of the other model's role.
+        in_force: True if it is the deployed model. Its error is then returned if the standby fails too.
+        counts: counts of the model on trial.
+        standby: counts of the other model.
+        dropped: comparison runs skipped because too many were waiting.
+        refused: reason it gets no more requests, or None.
     """
 
     role: str
@@ -88,19 +88,19 @@ class Trial:
         self._objective_ms = objective_ms
 
     def judge(self) -> None:
-        """Gives the model up if it fails more often than the standby, or is slower than it may be."""
+        """Give the model up if it fails more often than the standby, or if it is too slow."""
         if self.refused is not None:
             return
-        (requests, failures), (others, failed) = self.counts.window, self.standby.window
-        if failures >= FAILURES and failures * max(others, 1) > failed * requests:
+        (requests, failures), (standby_requests, standby_failures) = self.counts.window, self.standby.window
+        if failures >= FAILURES and failures * max(standby_requests, 1) > standby_failures * requests:
             self.refused = (
-                f"{failures:,} of {requests:,} of its predictions failed, and {failed:,} of {others:,} of those of "
-                f"the {self.standby_role} model"
+                f"{failures:,} of {requests:,} predictions failed, compared with {standby_failures:,} of "
+                f"{standby_requests:,} for the {self.standby_role} model"
             )
         elif requests % _EVERY == 0 and self._timed:
             self._judge_latency()
         if requests >= WINDOW:
-            # Large shares, and requests of many rows, time few runs of either model: those stay until there are enough.
+            # Small shares and multi-row requests give few timed runs: keep those until there are enough.
             timed = self._timed
             for counts in (self.standby, self.counts):
                 counts.reopen()
@@ -115,10 +115,10 @@ class Trial:
         own, other = self.counts.p99_ms, self.standby.p99_ms
         if own is not None and other is not None and self._slower(own, other):
             self.refused = (
-                f"the p99 of its predictions of one row is {own:.3g} ms, above the objective of "
-                f"{self._objective_ms:g} ms, and that of the {self.standby_role} model is {other:.3g} ms"
+                f"the p99 for one row is {own:.3g} ms, above the objective of {self._objective_ms:g} ms, while the "
+                f"{self.standby_role} model has {other:.3g} ms"
             )
 
     def _slower(self, own: float, other: float) -> bool:
-        """Whether the p99 of the model, in milliseconds, is beyond what it may be, and that of the standby is not."""
+        """Compare the p99 of both models in milliseconds: True if only the model on trial exceeds the objective."""
         return own > self._objective_ms >= other

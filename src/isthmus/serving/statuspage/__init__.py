@@ -1,1 +1,1 @@
-"""What a server says about itself: as JSON, and as a page."""
+"""The status of the server, as JSON and as a page."""

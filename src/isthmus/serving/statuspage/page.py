@@ -12,7 +12,6 @@ _HASHES = ("package", "contract")
 
 
 def page(status: StatusAnswer) -> str:
-    """The page."""
     blocks = [
         Heading(status.name, 1),
         Paragraph((f"{minute(status.now)} by the server's clock, contract ", code(short(status.contract)))),
@@ -29,7 +28,7 @@ def page(status: StatusAnswer) -> str:
         _history(status.history),
         Heading("The project"),
         *_project(status.project or None),
-        Paragraph(("The same as JSON: ask for it with ", code("Accept: application/json"), ".")),
+        Paragraph(("Also available as JSON: request it with ", code("Accept: application/json"), ".")),
     ]
     return to_html(f"Status of {status.name}", blocks, _STYLE)
 
@@ -37,11 +36,11 @@ def page(status: StatusAnswer) -> str:
 def _table(
     columns: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, numbers: Sequence[str] = (), layout: str = ""
 ) -> Block:
-    """The table, without columns in which no row says anything, or a sentence where it would be empty."""
+    """Build a table without its empty columns, or a sentence if it has no rows."""
     if not rows:
         return Paragraph(empty)
-    told = [n for n in range(len(columns)) if any(row[n] not in ("", "-") for row in rows)]
-    names, shown = [columns[n] for n in told], [[row[n] for n in told] for row in rows]
+    filled = [n for n in range(len(columns)) if any(row[n] not in ("", "-") for row in rows)]
+    names, shown = [columns[n] for n in filled], [[row[n] for n in filled] for row in rows]
     return TableBlock(names, shown, [name for name in numbers if name in names], code=_HASHES, layout=layout)
 
 
@@ -78,7 +77,7 @@ def _online(views: Mapping[str, PublishedState]) -> Block:
     columns = ["view", "materialized", "complete until", "age", "objective", "TTL", "state"]
     rows: list[list[Text]] = []
     for name, view in views.items():
-        # A view without event times is valid from the beginning of the clock: its age would raise false alarms.
+        # A view without event times starts at time 0; showing that as an age would look like an alarm.
         timeless = view.known_until == 0
         expired = None not in (view.age_seconds, view.ttl_seconds) and (view.age_seconds or 0) > (view.ttl_seconds or 0)
         state = bad(view.refused) if view.refused else bad("expired") if expired else _freshness(view)
@@ -91,7 +90,7 @@ def _online(views: Mapping[str, PublishedState]) -> Block:
             "no limit" if view.ttl_seconds is None else _duration(view.ttl_seconds),
             (state, ", being written" if view.pending else ""),
         ])  # fmt: skip
-    return _table(columns, rows, "Nothing is known of it.")
+    return _table(columns, rows, "No views could be read.")
 
 
 def _freshness(view: PublishedState) -> Text:
@@ -121,12 +120,12 @@ def _history(events: Sequence[HistoryState]) -> Block:
 
 def _project(status: ProjectStatus | None) -> Iterator[Block]:
     if status is None:
-        yield Paragraph("Its folder is elsewhere, or `isthmus status` was never run.")
+        yield Paragraph("Not available: the project folder is on another machine, or `isthmus status` was never run.")
         return
     in_force: Text = "in force" if status.applied else bad("not in force: run `isthmus apply`")
     if status.waiting:
-        in_force = f"to follow {short(status.current)}, which is served until its rows are there"
-    seen = f"As it was on {minute(status.found_at)}; its definitions are "
+        in_force = f"to replace {short(status.current)}, which is served until the new rows are written"
+    seen = f"As of {minute(status.found_at)}; its definitions are "
     yield Paragraph((seen, code(short(status.contract)), ", ", in_force, "."))
     if not status.measured:
         yield Paragraph(("Expectations and drift were not measured: run ", code("isthmus status"), "."))
@@ -134,7 +133,7 @@ def _project(status: ProjectStatus | None) -> Iterator[Block]:
 
 
 def _duration(seconds: float | None) -> str:
-    """A duration, in the largest unit of which it has two."""
+    """Format a duration in the largest unit that it has two of."""
     if seconds is None:
         return "-"
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):

@@ -1,4 +1,4 @@
-"""`/status`: the state of the server, and of its project when somebody looked last."""
+"""`/status`: the current state of the server, and the state of its project as last recorded."""
 
 import asyncio
 from pathlib import Path
@@ -19,13 +19,13 @@ from isthmus.serving.state import State
 from isthmus.serving.wire.messages import HistoryState, ModelState, PublishedState, StatusAnswer
 
 HISTORY = 20
-"""Latest events in the answer."""
+"""Number of latest events in the answer."""
 
 
 async def status(
     settings: ServerSettings, state: State, store: Store, metrics: Metrics, models: list[ModelState], now: int
 ) -> StatusAnswer:
-    """The complete status. What cannot be read is listed in `problems`, and hides nothing else."""
+    """Build the complete status. Parts that cannot be read are listed in `problems`."""
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}
     try:

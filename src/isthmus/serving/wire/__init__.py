@@ -1,1 +1,1 @@
-"""Bytes in and out: requests, answers, errors and OpenAPI."""
+"""Requests, answers, errors and OpenAPI as bytes."""

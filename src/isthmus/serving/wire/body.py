@@ -1,4 +1,4 @@
-"""Bodies of requests: bytes that are not JSON are explained, and a name that stands there twice is refused."""
+"""Explain request bodies that are not valid JSON, and refuse duplicate names."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from isthmus.features.errors import RequestError
 from isthmus.serving.wire.errors import UnreadableError
 
 FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are not JSON, not UTF-8, or nested without end."""
+"""Errors that decoding raises for bytes that are not JSON, not UTF-8, or nested too deeply."""
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -19,7 +19,7 @@ _POSITION = re.compile(r"\(byte (\d+)\)")
 _BARE = re.compile(rb"-?(?:NaN|Infinity)")
 _NAME = re.compile(rb'(?<!\\)"([^"\\]*)"\s*:')
 _FIRST = re.compile(
-    rb"""(?<!\\)(?:\\\\)*                                     # what follows is an escape
+    rb"""(?<!\\)(?:\\\\)*                                     # an escape begins here
     (\\u d[89ab][0-9a-f]{2})                                  # the first half of a pair
     (?! \\u d[c-f][0-9a-f]{2} | \\?u?d?[c-f]?[0-9a-f]?\Z)     # without the second, which was not cut off either
     """,
@@ -27,13 +27,14 @@ _FIRST = re.compile(
 )
 _SECOND = re.compile(rb"(\\ud[c-f][0-9a-f]{2})", re.IGNORECASE)
 _NEAR = 64
-"""Bytes before the position of an error in which its cause is looked for: a body may be long."""
+"""Bytes to search before the position of an error for its cause: a body may be long."""
 
 
 def require_distinct(body: bytes) -> None:
-    """Refuses a request that names a field or a column twice: parsers keep the last in silence.
+    """Raise a RequestError if a request names a field or column twice: JSON parsers silently keep the last one.
 
-    The body has been decoded: an object whose members are plain, lists, objects of columns, or lists of such objects.
+    The body must be decodable: an object whose members are scalars, lists, objects of columns, or lists of such
+    objects.
     """
     accounted = 0
     for member in _OBJECT.decode(body).values():
@@ -44,14 +45,15 @@ def require_distinct(body: bytes) -> None:
                 accounted += len(item) + sum(_colons(bytes(value)) for value in item.values())
         else:
             accounted += _colons(text)
-    # Each member has a colon, and so has a member that decoding has dropped; but there may also be a colon in a name.
+    # Each member has one colon, and so does a member that decoding dropped. A name may contain a colon too, so check
+    # fully.
     if body.count(b":") > accounted:
-        # Digits stay as they are: Python reads only some thousands of them as a number.
+        # Keep numbers as text: Python refuses to parse very long ones.
         json.loads(body, object_pairs_hook=_distinct, parse_int=str)
 
 
 def _colons(text: bytes) -> int:
-    """The colons of what is plain, a list, or an object whose names are all there."""
+    """Count the colons of a scalar, a list, or an object without dropped members."""
     if text[:1] != b"{":
         return text.count(b":")
     columns = _OBJECT.decode(text).values()
@@ -62,31 +64,31 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = set()
     for name, _ in pairs:
         if name in names:
-            raise RequestError(f"body, {name!r}", "is given twice", expected="each name once")
+            raise RequestError(f"body, {name!r}", "appears twice", expected="each name once")
         names.add(name)
     return dict(pairs)
 
 
 def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
-    """The refusal of the body, or of a column of it, by its JSON and the error of `FAILURES` that decoding raised."""
+    """Create the error for a body or column, from its JSON and the `FAILURES` error that decoding raised."""
     message, expected = str(error), "JSON in UTF-8"
     position = _POSITION.search(message)
     at = int(position[1]) if position else len(text)
-    # A minus before NaN has been read as the sign of a number.
+    # In -NaN the parser has consumed the minus as the sign of a number.
     bare = _BARE.match(text, at - (text[at - 1 : at] == b"-"))
     if isinstance(error, UnicodeDecodeError):
-        # Its own position is within a string.
+        # The error's own position is relative to a string, so decode again.
         try:
             text.decode()
         except UnicodeDecodeError as first:
             message = f"byte {first.start} of its text, 0x{text[first.start]:02x}, is not UTF-8"
     elif bare:
         word = bare[0].decode()
-        # The last text before a list of numbers is its name.
+        # The last string before a list of numbers is its name.
         end = text.rfind(b'"', 0, bare.start())
         if name := _NAME.match(text, text.rfind(b'"', 0, max(end, 0))):
             where = f"{where}, {name[1].decode(errors='replace')!r}"
-        message = f"{word} is no JSON (byte {bare.start()})"
+        message = f"{word} is not valid JSON (byte {bare.start()})"
         expected = f'a number; "{word}", in quotes, where a Float32 or Float64 is expected'
     elif isinstance(error, msgspec.DecodeError) and (lone := _lone(message, text, at)) and lone.start(1) < at:
         message = f"{lone[1].decode()} is half of a surrogate pair (byte {lone.start(1)})"
@@ -94,6 +96,6 @@ def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
 
 
 def _lone(message: str, text: bytes, at: int) -> re.Match[bytes] | None:
-    """Half of a pair of surrogates before the position of an error: a second half is right before it."""
-    # A first half near the end is called truncated: the second would not fit.
+    """Find half of a surrogate pair before the position of an error; a second half ends right at the position."""
+    # msgspec reports a first half near the end as truncated because the second half would not fit.
     return ("surrogate" in message and _SECOND.match(text, at - 6)) or _FIRST.search(text, at - _NEAR)

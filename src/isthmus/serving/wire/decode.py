@@ -1,4 +1,4 @@
-"""Decoding the columns of a request by the types of the contract, with no Python work per value."""
+"""Decode the columns of a request by the types of the contract, without Python work per value."""
 
 import math
 import re
@@ -40,12 +40,12 @@ _FIELDS = {name: msgspec.json.Decoder(GenericAlias(list, (python | None,))) for 
 
 
 def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> dict[str, list[Any]]:
-    """The join keys of a request: name to values, none of them null."""
+    """Decode the join keys of a request; null is refused."""
     columns = {}
     for name, raw in raws.items():
         column = join_keys.get(name)
         if column is None:
-            raise RequestError(f"entities.{name}", "is no join key", expected=one_of(join_keys))
+            raise RequestError(f"entities.{name}", "is not a join key", expected=one_of(join_keys))
         columns[name] = _decode(f"entities.{name}", raw, column, _KEYS)
     return columns
 
@@ -53,17 +53,17 @@ def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> di
 def entities(
     raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column], request: Mapping[str, Column], optional: Set[str]
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """The join keys of a lookup, and its request fields. A field named like a join key is that key's value.
+    """Decode the join keys and request fields of a lookup. A field named like a join key has that key's values.
 
-    `request` are the fields that are needed, of which those in `optional` may be left out.
+    `request` are the fields needed; those in `optional` may be missing.
     """
     for name, column in request.items():
         if name not in raws and name not in optional:
-            raise RequestError(f"entities.{name}", "is missing, which a request transform takes",
+            raise RequestError(f"entities.{name}", "is missing, but a request transform needs it",
                                expected=f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})")  # fmt: skip
     for name in raws:
         if request and name not in join_keys and name not in request:
-            raise RequestError(f"entities.{name}", "is no join key, and no request field of these features",
+            raise RequestError(f"entities.{name}", "is neither a join key nor a request field of these features",
                                expected=one_of({*join_keys, *request}))  # fmt: skip
     columns = keys({name: raw for name, raw in raws.items() if name in join_keys or name not in request}, join_keys)
     fields = {name: columns[name] if name in columns else field(raws[name], column, "entities")
@@ -72,7 +72,7 @@ def entities(
 
 
 def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """The values of a field as a lookup answers with them; None is null."""
+    """Decode a request field; a null value is None."""
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
@@ -84,39 +84,40 @@ def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
 
 
 def require_size(where: str, arrays: list[Any], column: Column) -> None:
-    """Checks that arrays have the declared size, if any."""
+    """Raise a RequestError if an array does not have the declared size."""
     if column.size is not None and (wrong := other_size(arrays, column.size)):
         raise RequestError(where, f"an array of {wrong[1]} elements at `list[{wrong[0]}]`",
                            expected=f"arrays of {column.size} elements")  # fmt: skip
 
 
 def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> None:
-    """Raises a RequestError if a join key is missing."""
+    """Raise a RequestError if a join key is missing."""
     for name, column in needed.items():
         if name not in keys:
             raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """How many rows the columns have."""
+    """Return the number of rows; raise a RequestError if columns differ in length, are empty, or have too many rows."""
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
         shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise RequestError(where, f"the columns differ in length: {shown}", expected="one value per row in each")
     if count == 0:
-        raise RequestError(where, "there is no row", expected="at least one value per column")
+        raise RequestError(where, "has no rows", expected="at least one value per column")
     if count > most:
-        raise TooLargeError(where, f"{count:,} rows", expected=f"{most:,} at most", remedy="ask in several requests")
+        raise TooLargeError(where, f"{count:,} rows", expected=f"{most:,} at most",
+                            remedy="split it into several requests")  # fmt: skip
     return count
 
 
 def values(data: list[Any], column: Column, part: str = "request") -> Values:
-    """The NumPy form of a field."""
+    """Convert a field to NumPy; raise a RequestError if a number is too large for Float32."""
     with np.errstate(over="ignore"):
         values = from_python(data, column.dtype)
     if column.dtype.name == "Array(Float32)":
-        # What became infinite on its way to 32 bits.
+        # Finite numbers that became infinite as Float32.
         wrong = [row for row, array in enumerate(data) if array is not None
                  and (np.isinf(values.data[row]) & np.isfinite(array)).any()]  # fmt: skip
     elif column.dtype.name == "Float32":
@@ -135,9 +136,9 @@ def _decode(where: str, raw: msgspec.Raw, column: Column, decoders: Mapping[str,
     except msgspec.ValidationError as error:
         expected = f"a list of {_WORDS[column.dtype.name]} ({column.dtype.name})"
         message = str(error)
-        remedy = "put each of them in quotes" if column.dtype.name == "String" and "got `int`" in message else ""
+        remedy = "put each value in quotes" if column.dtype.name == "String" and "got `int`" in message else ""
         if place := _ROW.search(message):
-            # As sent: no type of Python holds every number of JSON.
+            # Quote the raw JSON: no Python type can hold every JSON number.
             sent = bytes(msgspec.json.decode(raw, type=list[msgspec.Raw])[int(place[1])]).decode(errors="replace")
             message, expected = f"row {place[1]} is {sent:.60}", expected.removeprefix("a list of ")
         raise RequestError(where, message, expected=expected, remedy=remedy) from error

@@ -1,4 +1,4 @@
-"""Encoding values as the JSON of an answer."""
+"""Encode values as the JSON of an answer."""
 
 import math
 from base64 import b64encode
@@ -15,32 +15,30 @@ OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NAIVE_UTC | orjson.OPT_UTC_Z
 
 
 LABELS = ("PRESENT", "NULL_VALUE", "OUTSIDE_MAX_AGE", "NOT_FOUND", "INVALID")
-"""Feast's word for each code of `Status`."""
+"""Feast's name for each code of `Status`."""
 
 
 Nulls = np.ndarray[Any, np.dtype[np.bool_]]
 _SHORT = 16
-"""Items of an array below which orjson writes a list faster."""
+"""Number of array items below which orjson writes a list faster."""
 _SECOND = 1_000_000
 _EXACT = 53
-"""Bits of a whole number that a double holds."""
+"""Bits of an integer that a double represents exactly."""
 CALENDAR = (-62_135_596_800 * _SECOND, 253_402_300_800 * _SECOND - 1)
-"""The years 1 to 9999."""
+"""The years 1 to 9999, in microseconds."""
 EPOCH = b'"1970-01-01T00:00:00Z"'
 _WORDS = [(bytes([code]), f'"{label}",'.encode()) for code, label in enumerate(LABELS)]
 
 
 def labels(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> list[str]:
-    """Feast's words for codes of `Status`."""
     return [LABELS[code] for code in codes.tolist()]
 
 
 def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None = None) -> list[Any]:
-    """Columns of the same type, shape (m, n), as orjson writes them.
+    """Prepare columns of one type, shape (m, n), for orjson.
 
-    A float32 is widened to the double it is, a timestamp is seconds (with a fraction where a column has any), as in
-    Feast. A number that is not finite is a word, bytes are Base64. `null` has the same shape; it is None if there is no
-    null.
+    As in Feast, a timestamp becomes seconds, with a fraction if any value of the column has one. Non-finite numbers
+    become strings and bytes become Base64. `null` is a mask of the same shape, or None without nulls.
     """
     if dtype.element is not None:
         return [_arrays(dtype.element, column) for column in data]
@@ -49,7 +47,7 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
             wide = np.array(data, np.float64, order="C")
             finite = np.isfinite(wide)
             if null is not None:
-                # orjson writes NaN as null, which is what a null is.
+                # orjson writes NaN as null.
                 wide[null] = np.nan
                 finite |= null
             columns = _rows(wide)
@@ -72,7 +70,6 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
 
 
 def repeated(item: bytes, count: int) -> bytes:
-    """A JSON array that holds an item `count` times."""
     return b"[" + ((item + b",") * count)[:-1] + b"]"
 
 
@@ -80,13 +77,13 @@ def _seconds(column: np.ndarray[Any, Any]) -> Any:
     if not (column % _SECOND).any():
         return column // _SECOND
     if (np.abs(column) >> _EXACT).any():
-        # Not by way of a double, which would round a second time.
+        # Do not convert to double first, which would round twice.
         return [value / _SECOND for value in column.tolist()]
     return column / _SECOND
 
 
 def _rows(matrix: np.ndarray[Any, Any]) -> list[Any]:
-    """The rows of a matrix: orjson writes a short list faster than a short array, and a long array without a copy."""
+    """Split a matrix into rows. orjson writes short lists faster than short arrays, and long arrays without a copy."""
     rows: list[Any] = matrix.tolist() if matrix.shape[1] < _SHORT else list(matrix)
     return rows
 
@@ -115,12 +112,11 @@ def _arrays(element: DataType, column: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def base64_texts(values: Sequence[bytes | None]) -> list[str | None]:
-    """Bytes as Base64, the way JSON carries them."""
     return [None if value is None else b64encode(value).decode() for value in values]
 
 
 def status_words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Feast's words for codes of `Status`, as a JSON array."""
+    """Encode codes of `Status` as a JSON array of Feast's names."""
     text = codes.tobytes()
     for code, word in _WORDS:
         text = text.replace(code, word)

@@ -1,4 +1,4 @@
-"""The errors of the API, and the HTTP status of each."""
+"""The errors of the API and their HTTP status codes."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ RETRY_SECONDS = 1
 
 
 class UnreadableError(RequestError):
-    """The body is no JSON in UTF-8."""
+    """The body is not valid UTF-8 JSON."""
 
 
 class UnauthenticatedError(RequestError):
-    """The request carries no API key, or an unknown key."""
+    """The request has no API key, or an unknown one."""
 
 
 class ForbiddenError(RequestError):
@@ -24,19 +24,19 @@ class NotFoundError(RequestError):
 
 
 class NotAllowedError(RequestError):
-    """The path does not take this method."""
+    """The path does not support this method."""
 
 
 class NotAcceptableError(RequestError):
-    """The caller accepts no form of the answer."""
+    """The caller does not accept any available format."""
 
 
 class RowsError(RequestError):
-    """Rows that are refused: every problem at once, and nothing was written."""
+    """Pushed rows were refused. Lists all problems; nothing was written."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        remedy = "nothing was written: correct that and push again"
+        remedy = "nothing was written: fix this and push again"
         if len(self.problems) == 1:
             (problem,) = self.problems
             super().__init__(problem.where, problem.found, expected=problem.expected, remedy=remedy)
@@ -45,7 +45,6 @@ class RowsError(RequestError):
             super().__init__(where, f"{len(self.problems)} problems: {listed}", remedy=remedy)
 
     def as_dict(self) -> dict[str, object]:
-        """The error as plain data, with an entry for each problem."""
         problems = [{"where": p.where, "found": p.found, "expected": p.expected} for p in self.problems]
         return {**super().as_dict(), "problems": problems}
 
@@ -59,23 +58,23 @@ class TooLargeError(RequestError):
 
 
 class HeadTooLargeError(RequestError):
-    """The head of the request or its trailers are too long, or have too many fields."""
+    """The head or the trailers of the request are too long, or have too many fields."""
 
 
 class TooManyError(RequestError):
-    """The API key is used more often than it may be."""
+    """The API key exceeds its request rate."""
 
 
 class NotReadyError(DependencyError):
-    """There is no contract or no model yet."""
+    """No contract or model is loaded yet."""
 
 
 class BusyError(DependencyError):
-    """The server has as many requests under way as it may have, or could not answer in time."""
+    """The server has too many requests in progress, or could not answer in time."""
 
 
 class DefectError(IsthmusError):
-    """The server has a defect."""
+    """The server has a bug."""
 
 
 _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
@@ -96,17 +95,16 @@ _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
 
 
 def status(error: IsthmusError) -> int:
-    """The HTTP status of an error: 500 if neither the caller nor time can mend it."""
+    """Return the HTTP status of an error, 500 by default."""
     return next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
 
 
 def headers(error: IsthmusError) -> dict[str, str]:
-    """The headers of the answer to an error."""
     match status(error):
         case 401:
             return {"www-authenticate": 'Bearer realm="isthmus"'}
         case 408:
-            # The rest of the body may come at any time, and is no request.
+            # More of the body may still arrive and must not be read as a new request.
             return {"connection": "close"}
         case 429 | 503 if not isinstance(error, DependencyError) or error.passes:
             return {"retry-after": str(RETRY_SECONDS)}

@@ -1,4 +1,4 @@
-"""The two directions of a request: its body, whole and decoded, and an answer whose head is known."""
+"""Read and decode a request's body, and build responses."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -18,7 +18,7 @@ Head = tuple[tuple[bytes, bytes], ...]
 
 
 async def body_of(request: Request) -> bytes:
-    """The body of a request, without what Starlette does to hand it out in parts."""
+    """Read the body of a request without Starlette's streaming overhead."""
     parts = []
     while (message := await request.receive())["type"] == "http.request":
         parts.append(message.get("body", b""))
@@ -28,24 +28,24 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The message in a body.
+    """Decode and check the message in a body.
 
     Raises:
-        UnreadableError: it is no JSON in UTF-8.
-        RequestError: it is no such message, or names something twice.
+        UnreadableError: the body is not valid UTF-8 JSON.
+        RequestError: the message does not match its type, or names something twice.
     """
     try:
         message = decoder.decode(body)
         require_distinct(body)
     except msgspec.ValidationError as error:
-        raise RequestError("body", str(error).replace("$", "body"), expected="what /docs describes") from error
+        raise RequestError("body", str(error).replace("$", "body"), expected="the format in /docs") from error
     except FAILURES as error:
         raise unreadable("body", body, error) from error
     return message
 
 
 class _Answer(Response):
-    """A response whose head is known: nothing is looked up or encoded for each."""
+    """A response with precomputed headers."""
 
     def __init__(self, body: bytes, head: Iterable[tuple[bytes, bytes]]) -> None:
         self.status_code = 200
@@ -55,7 +55,7 @@ class _Answer(Response):
 
 
 def reply(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value, more: Head = ()) -> Response:
-    """The response with this body, the hash of the contract that it is under, and further headers."""
+    """Create a response; `contract` is the hash for its header, `more` are extra headers."""
     return _Answer(body, (*_head(contract, media_type), *more))
 
 

@@ -1,4 +1,4 @@
-"""The forms of an answer, and which of them a caller accepts (RFC 9110, sections 12.5.1 and 12.5.3)."""
+"""Formats of an answer, and content negotiation (RFC 9110, sections 12.5.1 and 12.5.3)."""
 
 from enum import Enum
 from functools import lru_cache
@@ -7,7 +7,7 @@ from isthmus.serving.wire.errors import NotAcceptableError
 
 
 class Format(Enum):
-    """A format by its media type; in the order of preference where a caller has none."""
+    """Media types, in our order of preference."""
 
     JSON = "application/json"
     VALUES = "application/vnd.isthmus.values+json"
@@ -16,9 +16,9 @@ class Format(Enum):
 
 @lru_cache(256)
 def negotiate(accept: str) -> Format:
-    """The format to answer in.
+    """Choose the format to answer in.
 
-    Unknown media types do not count; a caller who accepts nothing else is answered in JSON, as Feast does.
+    Unknown media types are ignored; if a caller accepts nothing else, it gets JSON, as in Feast.
     """
     ranges = dict(_range(part) for part in accept.lower().split(","))
     best, form = (0.0, 0), None
@@ -31,17 +31,17 @@ def negotiate(accept: str) -> Format:
     named, _ = _quality(ranges, Format.JSON.value)
     if named:
         expected = "one of " + ", ".join(candidate.value for candidate in Format)
-        raise NotAcceptableError("Accept", f"{accept!r} refuses every form of the answer", expected=expected)
+        raise NotAcceptableError("Accept", f"{accept!r} excludes every available format", expected=expected)
     return Format.JSON
 
 
 def accepts(accept_encoding: str, coding: str) -> bool:
-    """Whether a caller who sends this takes a body in a content coding."""
+    """Return True if an Accept-Encoding header allows a content coding."""
     return dict(_range(part) for part in accept_encoding.lower().split(",")).get(coding, 0) > 0
 
 
 def _quality(ranges: dict[str, float], media_type: str) -> tuple[int, float]:
-    """How exactly a media type is named, from 3 to 0 for not at all, and how much it is wanted."""
+    """Return how specifically a media type is named (3 to 1, or 0 if it is not), and its quality."""
     kind = media_type.partition("/")[0]
     for specificity, name in ((3, media_type), (2, f"{kind}/*"), (1, "*/*")):
         if name in ranges:
@@ -50,7 +50,7 @@ def _quality(ranges: dict[str, float], media_type: str) -> tuple[int, float]:
 
 
 def _range(part: str) -> tuple[str, float]:
-    """A media range or a coding, and its quality; 1 if that is not a number."""
+    """Parse a media range or coding and its quality; an invalid quality counts as 1."""
     name, *parameters = (piece.strip() for piece in part.split(";"))
     quality = 1.0
     for parameter in parameters:

@@ -1,8 +1,8 @@
-"""Messages of the Open Inference Protocol, version 2, and of its extension for binary tensors.
+"""Messages of the Open Inference Protocol, version 2, and its extension for binary tensors.
 
-The protocol is KServe's (https://github.com/kserve/open-inference-protocol, inference_rest.md), the extension is
-Triton's ("binary_tensor_data"): after the JSON, of which a header says the length, the bytes of each tensor that has
-`binary_data_size`, in the order of the tensors.
+The protocol is KServe's (https://github.com/kserve/open-inference-protocol, inference_rest.md). The extension is
+Triton's "binary_tensor_data": the bytes of each tensor with `binary_data_size` come after the JSON, in the order of the
+tensors; a header has the length of the JSON.
 """
 
 from collections.abc import Mapping
@@ -12,27 +12,27 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 HEADER = "Inference-Header-Content-Length"
-"""The header with the bytes of the JSON in a body with binary tensors."""
+"""Header with the length of the JSON in a body with binary tensors."""
 
 EXTENSIONS = ("binary_tensor_data",)
 PLATFORM = "onnx_onnxv1"
-"""The protocol's word for models that ONNX Runtime runs."""
+"""The protocol's name for models that run in ONNX Runtime."""
 
 MODEL = "/v2/models/{model}"
 VERSION = f"{MODEL}/versions/{{version}}"
 INFER = (f"{MODEL}/infer", f"{VERSION}/infer")
-"""The paths of the API that answer with outputs."""
+"""Paths that run a model."""
 
 DATATYPES: Mapping[str, str] = {
     "bool": "BOOL", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float": "FP32", "double": "FP64",
     "string": "BYTES",
 }  # fmt: skip
-"""The protocol's word for each element type of a package's tensors."""
+"""The protocol's name for each element type of a package's tensors."""
 
 _DATA: dict[str, Any] = {
     "type": "array",
     "items": {"anyOf": [{"type": ["boolean", "number", "string"]}, {"type": "array"}]},
-    "description": "The elements in row-major order, flat or nested as the shape has it. A number that JSON lacks is "
+    "description": "The elements in row-major order, flat or nested to match the shape. Non-finite numbers are "
     '"NaN", "Infinity" or "-Infinity".',
 }
 _Data = Annotated[Raw, Meta(extra_json_schema=_DATA)]
@@ -47,15 +47,15 @@ class InputParameters(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputParameters(Struct, frozen=True, forbid_unknown_fields=True):
-    """Parameters of an output that is asked for."""
+    """Parameters of a requested output."""
 
-    binary_data: Annotated[bool, Meta(description="Whether its elements follow the JSON.")] | UnsetType = UNSET
+    binary_data: Annotated[bool, Meta(description="Send the elements after the JSON.")] | UnsetType = UNSET
 
 
 class RequestParameters(Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of a request."""
 
-    binary_data_output: Annotated[bool, Meta(description="Of outputs that do not say it themselves.")] = False
+    binary_data_output: Annotated[bool, Meta(description="Default for outputs without `binary_data`.")] = False
 
 
 class RequestInput(Struct, forbid_unknown_fields=True):
@@ -69,25 +69,25 @@ class RequestInput(Struct, forbid_unknown_fields=True):
 
 
 class RequestOutput(Struct, forbid_unknown_fields=True):
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
     parameters: OutputParameters = OutputParameters()
 
 
 class InferRequest(Struct, forbid_unknown_fields=True):
-    """The tensors for a model, and which outputs are asked for: all of them if none is named."""
+    """The tensors for a model, and the outputs to return: all of them if `outputs` is empty."""
 
     inputs: list[RequestInput]
-    id: Annotated[str, Meta(description="The answer has it, too.")] | UnsetType = UNSET
+    id: Annotated[str, Meta(description="Returned in the answer.")] | UnsetType = UNSET
     parameters: RequestParameters = RequestParameters()
     outputs: list[RequestOutput] = []
-    model_name: Annotated[str | None, Meta(description="Sent by KServe's client: the name of the path.")] = None
+    model_name: Annotated[str | None, Meta(description="Sent by KServe's client: the name in the path.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """A request for tensors: its JSON, and the bytes after it."""
+    """A tensor request: its JSON, and the binary data after it."""
 
     message: InferRequest
     binary: memoryview
@@ -100,7 +100,7 @@ class ResponseParameters(Struct, frozen=True, omit_defaults=True):
 
 
 class ResponseOutput(Struct, omit_defaults=True):
-    """An output tensor; its elements are flat, or follow the JSON."""
+    """An output tensor; its elements are flat, or come after the JSON."""
 
     name: str
     datatype: str
@@ -119,9 +119,9 @@ class InferAnswer(Struct):
 
 
 class TensorMetadata(Struct, omit_defaults=True):
-    """A tensor of a model; a size that differs from request to request is -1.
+    """A tensor of a model; a dimension of variable size is -1.
 
-    The parameter `classes` of an output has the names of its classes, in the order of the last axis.
+    The parameter `classes` of an output lists its class names, in the order of the last axis.
     """
 
     name: str
@@ -131,7 +131,7 @@ class TensorMetadata(Struct, omit_defaults=True):
 
 
 class ModelMetadata(Struct):
-    """A model of tensors; its versions are the digests of the packages that can be asked for."""
+    """A model of tensors; its versions are the digests of the available packages."""
 
     name: str
     versions: list[str]
@@ -141,7 +141,7 @@ class ModelMetadata(Struct):
 
 
 class ServerMetadata(Struct):
-    """The server, its version, and the extensions of the protocol that it has."""
+    """The server, its version, and its protocol extensions."""
 
     name: str
     version: str
@@ -155,7 +155,7 @@ class ServerLive(Struct):
 
 
 class ServerReady(Struct):
-    """Every deployed model can answer. The protocol's text calls it `live`, its clients `ready`."""
+    """Every deployed model can answer. The protocol's text names the field `live`, its clients `ready`."""
 
     live: bool
     ready: bool

@@ -1,4 +1,4 @@
-"""Requests and answers of the API: the types behind its decoding and its OpenAPI document."""
+"""Requests and answers of the API. The types decode requests and generate the OpenAPI document."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,21 +18,21 @@ _COLUMN = {
 }
 
 Columns = dict[str, Annotated[Raw, Meta(extra_json_schema=_COLUMN)]]
-"""Column name to its values, undecoded: the contract says which type each column has."""
+"""Column name to its values, undecoded: the contract has the type of each column."""
 
-_Cached = Annotated[bool, Meta(description="Sent by Feast's client; there is one contract.")]
-_Transformed = Annotated[bool, Meta(description="Sent by Feast's client; rows are written as they are.")]
+_Cached = Annotated[bool, Meta(description="Sent by Feast's client; ignored.")]
+_Transformed = Annotated[bool, Meta(description="Sent by Feast's client; ignored: rows are written unchanged.")]
 _Micros = Annotated[int, Meta(description="Microseconds since 1970 UTC.")]
 
 
 class LookupRequest(Struct, forbid_unknown_fields=True):
-    """A lookup: features as `view:feature`, or the name of a feature service, for the rows of `entities`."""
+    """A lookup of features, as `view:feature`, or of a feature service, for the rows of `entities`."""
 
     entities: Annotated[
         Columns,
         Meta(
-            description="Join key to its values, one per row, and so the request fields that a request transform "
-            "takes. The answer has the same order. A value of an array field is a list, of the size that it declares.",
+            description="Join keys and request fields by name, with one value per row. The answer keeps the order. "
+            "The value of an array field is a list, of the declared size if one is declared.",
             examples=[{"carrier": ["UA", "AA"]}],
         ),
     ]
@@ -45,10 +45,10 @@ class LookupRequest(Struct, forbid_unknown_fields=True):
 
 
 class Metadata(Struct):
-    """The names of the result columns, and the contract that they were read under.
+    """The names of the result columns, and the contract in use.
 
-    `problems` says which stored rows are damaged, and which keys another program has in Redis: their status is INVALID,
-    and all their values are null.
+    `problems` lists damaged rows and keys that another program wrote to Redis: their status is INVALID and their values
+    are null.
     """
 
     feature_names: list[str]
@@ -59,7 +59,7 @@ class Metadata(Struct):
 class FeatureVector(Struct):
     """One column of an answer. Non-finite numbers are "NaN", "Infinity" and "-Infinity"; bytes are Base64.
 
-    A value of an array feature is a list.
+    The value of an array feature is a list.
     """
 
     values: list[Scalar | list[Scalar] | None]
@@ -75,7 +75,7 @@ class LookupAnswer(Struct):
 
 
 class ValuesAnswer(Struct):
-    """The compact format: a list of values per name, and per view its status for each row."""
+    """The compact format: the values of each column, and the statuses of each view, per row."""
 
     metadata: Metadata
     values: list[list[Scalar | list[Scalar] | None]]
@@ -83,16 +83,16 @@ class ValuesAnswer(Struct):
 
 
 class PushRequest(Struct, forbid_unknown_fields=True):
-    """Rows for the online store, in Feast's form."""
+    """Rows for the online store, in Feast's format."""
 
-    push_source_name: Annotated[str, Meta(description="The view that the rows are of.", examples=["punctuality"])]
+    push_source_name: Annotated[str, Meta(description="View that the rows belong to.", examples=["punctuality"])]
     df: Annotated[
         Columns,
         Meta(
-            description="Column to its values, one per row: the join keys, `event_timestamp`, every feature of the "
-            "view, and `known_at` unless it is the server's present. Times are text as in RFC 3339, with a zone, or "
-            "whole microseconds since 1970 UTC; none may lie in the future. A value of an array feature is a list, of "
-            "the size that it declares if it does.",
+            description="Columns by name, one value per row: the join keys, `event_timestamp`, every feature of the "
+            "view, and optionally `known_at` (default: the server's time). Times are RFC 3339 text with a zone, or "
+            "whole microseconds since 1970 UTC; no time may be in the future. The value of an array feature is a list, "
+            "of the declared size if one is declared.",
             examples=[{
                 "carrier": ["UA"], "event_timestamp": ["2027-01-15T07:30:00Z"], "late_rate": [0.25], "flights": [None]
             }],
@@ -102,8 +102,8 @@ class PushRequest(Struct, forbid_unknown_fields=True):
     to: Annotated[
         Literal["online", "offline", "online_and_offline"],
         Meta(
-            description="Where the rows go: to the online store, to the history of the view within its declared "
-            "interval, or to both."
+            description="Destination of the rows: the online store, the history of the view (within its declared "
+            "interval), or both."
         ),
     ] = "online_and_offline"
     transform_on_write: _Transformed = True
@@ -112,13 +112,13 @@ class PushRequest(Struct, forbid_unknown_fields=True):
 class WriteRequest(Struct, forbid_unknown_fields=True):
     """Rows for the online store, as Feast's SDK writes them with `online_store: {type: remote}`."""
 
-    feature_view_name: Annotated[str, Meta(description="The view that the rows are of.", examples=["punctuality"])]
+    feature_view_name: Annotated[str, Meta(description="View that the rows belong to.", examples=["punctuality"])]
     df: Annotated[
         Columns,
         Meta(
-            description="Column to its values, one per row: the join keys, `event_timestamp`, every feature of the "
-            "view, and `created`, where null or no column is the server's present. Times without a zone are UTC, "
-            "UnixTimestamp features are whole seconds since 1970 UTC; no row may lie in the future.",
+            description="Columns by name, one value per row: the join keys, `event_timestamp`, every feature of the "
+            "view, and optionally `created` (null or missing: the server's time). Times without a zone are UTC. "
+            "UnixTimestamp features are whole seconds since 1970 UTC. No time may be in the future.",
             examples=[{
                 "carrier": ["UA"], "event_timestamp": ["2027-01-15T07:30:00"], "created": [None], "late_rate": [0.25],
                 "flights": [None],
@@ -130,7 +130,7 @@ class WriteRequest(Struct, forbid_unknown_fields=True):
 
 
 class PushAnswer(Struct):
-    """How many rows were accepted, and how many of them replaced what was stored: the rest were older than that."""
+    """The number of rows accepted, and the number written; rows older than the stored ones are not written."""
 
     rows: int
     written: int
@@ -143,36 +143,36 @@ class PredictRequest(Struct, forbid_unknown_fields=True):
     entities: Annotated[Columns, Meta(description="Join key to its values, one per row.")] = {}
     request: Annotated[
         Columns,
-        Meta(description="Request field to its values, one per row. A field named like a join key may be left out."),
+        Meta(description="Request fields by name, with one value per row. May omit fields that are also join keys."),
     ] = {}
 
 
 class GenerateRequest(Struct, forbid_unknown_fields=True):
-    """A text behind a prompt."""
+    """Generate text after a prompt."""
 
     prompt: Annotated[
-        str, Meta(description="What a user asks. What looks like a control token in it is text.", examples=["Hello"])
+        str, Meta(description="The user's text. Control tokens in it are treated as text.", examples=["Hello"])
     ]
     model: str | None = None
     entities: Annotated[
         Columns,
-        Meta(description="Join key to its value, a list of one, of whose features the model's prompt tells."),
+        Meta(description="Join key to a list of one value. Its features are inserted in the prompt."),
     ] = {}
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
 class EventText(Struct):
-    """An event `text`: what the text grows by."""
+    """Event `text`: the next piece of text."""
 
     text: str
 
 
 class EventEnd(Struct):
-    """An event `end`: why the text ends, and how many tokens it took."""
+    """Event `end`: the reason generation stopped, and token counts."""
 
     reason: Annotated[
         Literal["end", "length", "time"],
-        Meta(description="The model ended it, no more tokens were asked for or fit, or it took too long."),
+        Meta(description="`end`: the model stopped; `length`: token limit or context reached; `time`: time limit."),
     ]
     prompt_tokens: int
     tokens: int
@@ -181,9 +181,9 @@ class EventEnd(Struct):
 class PredictAnswer(Struct):
     """A prediction per row, and the status of each view for the row.
 
-    A model of classes answers with the name of the likeliest class, or null where it has no answer, and with the
-    probabilities of all `classes`, in their order. `contract` is the contract of the model's package; the header
-    `isthmus-contract` has that of the rows it was fed.
+    A classifier returns the name of the most likely class, or null without an answer, and the probabilities of all
+    `classes`, in order. `contract` is the contract of the model's package; the header `isthmus-contract` has the
+    contract of the rows used.
     """
 
     model: str
@@ -191,7 +191,7 @@ class PredictAnswer(Struct):
     package: str
     predictions: Annotated[
         list[float | str | None],
-        Meta(description="Numbers, or a word for a number that JSON lacks; of a model of classes their names."),
+        Meta(description="Numbers (non-finite ones as strings), or class names of a classifier."),
     ]
     statuses: dict[str, list[FieldStatus]]
     classes: list[str] | UnsetType = UNSET
@@ -206,55 +206,55 @@ class ModelInput(Struct, frozen=True):
 
 
 class ModelTensor(Struct):
-    """A tensor of a model; a size that differs from request to request has a name."""
+    """A tensor of a model; a dimension of variable size has a name."""
 
     name: str
-    datatype: Annotated[str, Meta(description="By the Open Inference Protocol.", examples=["FP32"])]
+    datatype: Annotated[str, Meta(description="Open Inference Protocol name.", examples=["FP32"])]
     shape: list[int | str]
 
 
 class RoleCounts(Struct):
-    """What a model has done in the worker that answers, since the candidate was deployed."""
+    """Counts of one model in the worker that answers, since the candidate was deployed."""
 
     requests: int
     failures: int
-    p99_ms: Annotated[float | None, Meta(description="Of the latest runs over a single row.")]
+    p99_ms: Annotated[float | None, Meta(description="99th percentile of recent runs over a single row.")]
 
 
 class CandidateState(Struct):
-    """A candidate beside the deployed package; `refused` says why it gets no more requests.
+    """A candidate next to the deployed package; `refused` is the reason it gets no more requests.
 
-    `deployed` and `tried` count what the two have done since, in the worker that answers.
+    `deployed` and `tried` count requests of the two models in the worker that answers.
     """
 
     package: str
     contract: str
     precision: str
     role: Literal["shadow", "canary"]
-    share: Annotated[float, Meta(description="Of requests that it answers; 0 for a shadow.")]
+    share: Annotated[float, Meta(description="Fraction of requests that it answers; 0 for a shadow.")]
     deployed_at: _Micros
     deployed: RoleCounts
     tried: RoleCounts
     compared: Annotated[int, Meta(description="Predictions of a shadow that were compared.")]
-    differing: Annotated[int, Meta(description="Of these, those that differ by more than `tolerance`.")]
+    differing: Annotated[int, Meta(description="Compared predictions that differ by more than `tolerance`.")]
     worst: float | Literal["Infinity"]
     tolerance: float
-    dropped: Annotated[int, Meta(description="Requests that a shadow did not get, because too many waited.")]
+    dropped: Annotated[int, Meta(description="Requests that a shadow skipped because too many were waiting.")]
     refused: str | None = None
 
 
 class ProbationState(Struct):
-    """A deployment that the server undoes if it fails, or alone misses the latency objective.
+    """A deployment that the server undoes if it fails, or if only it misses the latency objective.
 
-    `deployed` and `former` count what its model and the model before it have done, in the worker that answers.
+    `deployed` and `former` count requests of the new and the previous model in the worker that answers.
     """
 
-    before: Annotated[str, Meta(description="The package that the server goes back to.")]
+    before: Annotated[str, Meta(description="Package that the server goes back to.")]
     until: _Micros
     deployed: RoleCounts
     former: RoleCounts
-    refused: Annotated[str | None, Meta(description="Why it is being undone.")] = None
-    problem: Annotated[str | None, Meta(description="Why there is no way back.")] = None
+    refused: Annotated[str | None, Meta(description="Reason it is being undone.")] = None
+    problem: Annotated[str | None, Meta(description="Reason the server cannot go back.")] = None
 
 
 class UndoneState(Struct):
@@ -265,10 +265,10 @@ class UndoneState(Struct):
 
 
 class ModelState(Struct):
-    """A deployed model; `current` is false, and `outdated` says why, when what it reads has changed since its export.
+    """A deployed model; `current` is false if features it reads have changed since its export, and `outdated` says why.
 
-    `contract` is the contract of its package. `undone` is there where an automatic rollback has put the model in force.
-    A model of tensors has `tensors`, `outputs` and the largest of their named sizes in the place of `inputs`.
+    `contract` is the contract of its package. `undone` is present if an automatic rollback restored the model. A model
+    of tensors has `tensors`, `outputs` and `max_sizes` (largest value of each named dimension) instead of `inputs`.
     """
 
     model: str
@@ -290,31 +290,31 @@ class ModelState(Struct):
 
 
 class Models(Struct):
-    """The deployed models, and why the last deployment was refused, if it was."""
+    """The deployed models, and the reason the last deployment was refused, if it was."""
 
     models: list[ModelState]
     refused: str | None = None
 
 
 class PublishedState(Struct):
-    """The record of a view in the online store; `refused` says why nothing is known of it.
+    """The record of a view in the online store; `refused` is the reason it could not be read.
 
-    `materialized_at` is the moment whose answers were written, `known_until` the known time until which every row was
-    written, each in microseconds since 1970 UTC.
+    `materialized_at` is the time as of which values were computed. `known_until` is the time until which every known
+    row was written. Both are microseconds since 1970 UTC.
     """
 
     materialized_at: int | None = None
     known_until: int | None = None
-    age_seconds: Annotated[float | None, Meta(description="From `known_until` to the server's present.")] = None
-    ttl_seconds: Annotated[float | None, Meta(description="How long a value holds; null for ever.")] = None
+    age_seconds: Annotated[float | None, Meta(description="Seconds from `known_until` to the server's time.")] = None
+    ttl_seconds: Annotated[float | None, Meta(description="Seconds until a value expires; null for never.")] = None
     freshness_seconds: Annotated[float | None, Meta(description="Age of the newest row, pushed rows included.")] = None
-    freshness_objective_seconds: Annotated[float | None, Meta(description="The age that it may have.")] = None
-    pending: Annotated[bool, Meta(description="Rows are being written, or whoever wrote them was killed.")] = False
+    freshness_objective_seconds: Annotated[float | None, Meta(description="Maximum allowed age.")] = None
+    pending: Annotated[bool, Meta(description="Rows are being written, or their writer was killed.")] = False
     refused: str | None = None
 
 
 class LatencyState(Struct):
-    """How long something took since the server started, from a histogram: between the bounds of a bucket, linearly."""
+    """Latency since the server started, interpolated linearly within histogram buckets."""
 
     count: int
     p50_ms: float
@@ -322,7 +322,7 @@ class LatencyState(Struct):
 
 
 class HistoryState(Struct):
-    """What was done with a package, when, and why."""
+    """An event in the history of deployments."""
 
     at: _Micros
     action: Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
@@ -334,20 +334,20 @@ class HistoryState(Struct):
 
 
 class StatusAnswer(Struct):
-    """Where the server stands, and where its project stood when `isthmus status`, or a deployment, looked last.
+    """State of the server, and of its project as of the last `isthmus status` or deployment.
 
-    `project` is left out where the project's folder is elsewhere; `problems` says what could not be read.
+    `project` is absent if the project's folder is elsewhere; `problems` lists what could not be read.
     """
 
     name: str
     contract: str
-    now: Annotated[int, Meta(description="The server's present, in microseconds since 1970 UTC.")]
+    now: Annotated[int, Meta(description="The server's time, in microseconds since 1970 UTC.")]
     views: dict[str, PublishedState]
     models: list[ModelState]
     refused: str | None
-    latency: Annotated[dict[str, LatencyState], Meta(description="By route, and by model for its runs alone.")]
-    latency_objective_ms: Annotated[float, Meta(description="What the p99 of its answers shall not be above.")]
-    history: Annotated[list[HistoryState], Meta(description="The newest first.")]
+    latency: Annotated[dict[str, LatencyState], Meta(description="By route; under a model's name, its runs alone.")]
+    latency_objective_ms: Annotated[float, Meta(description="Objective for the p99 of answers.")]
+    history: Annotated[list[HistoryState], Meta(description="Newest first.")]
     project: ProjectStatus | UnsetType = UNSET
     problems: list[str] = []
 
@@ -376,10 +376,10 @@ class ProblemAnswer(Struct):
 
 
 class ErrorAnswer(Struct, omit_defaults=True):
-    """What went wrong, where, what would have been accepted, and what to do.
+    """The error: where it is, what was found, what was expected, and what to do.
 
-    `error` is the class of the error. Under `/v2` it is the message, as the Open Inference Protocol has it, and `kind`
-    is the class.
+    `error` is the name of the error class. Under `/v2` it is the message, as the Open Inference Protocol requires, and
+    `kind` is the class.
     """
 
     error: str
@@ -389,4 +389,4 @@ class ErrorAnswer(Struct, omit_defaults=True):
     remedy: str
     kind: str | UnsetType = UNSET
     problems: list[ProblemAnswer] | UnsetType = UNSET
-    example: Annotated[dict[str, Any], Meta(description="Of `/predict`: a body that is right.")] | UnsetType = UNSET
+    example: Annotated[dict[str, Any], Meta(description="`/predict` only: a valid body.")] | UnsetType = UNSET

@@ -1,6 +1,6 @@
-"""The OpenAPI document, generated from the types that requests are decoded with, and `/docs`, which shows it.
+"""The OpenAPI document, generated from the request and answer types, and `/docs`, which shows it in Swagger UI.
 
-The page is Swagger UI, from the files in `serving/web`: a browser fetches nothing from elsewhere.
+All files of the page are in `serving/web`, so a browser loads nothing from other hosts.
 """
 
 import gzip
@@ -22,27 +22,27 @@ from isthmus.serving.wire.formats import Format
 from isthmus.serving.wire.inference import HEADER, MODEL, VERSION
 
 _ERRORS = {
-    400: "The body is no JSON in UTF-8.",
-    401: "There are API keys, and the request carries none of them.",
+    400: "The body is not valid UTF-8 JSON.",
+    401: "The server requires an API key, and the request has no valid one.",
     403: "The API key lacks the scope for this request.",
-    404: "A view, feature, service or model is not there.",
-    406: "No form of the answer is accepted.",
+    404: "A view, feature, service or model does not exist.",
+    406: "No available format is acceptable.",
     408: "The body did not arrive in time.",
-    409: "Rows or the model were made under another contract.",
+    409: "Rows or the model belong to another contract.",
     413: "The body is too long, or asks for too many rows or values.",
-    422: "The request lacks something, or something has another type.",
-    429: "The API key is used more often than it may be.",
-    503: "There is no contract or no model yet, Redis does not answer or refuses, or too many requests are under way.",
+    422: "The request lacks a part, or a part has the wrong type.",
+    429: "The API key exceeds its request rate.",
+    503: "No contract or model is loaded yet, Redis does not answer, or too many requests are in progress.",
 }
 
 _ANY = (401, 429, 503)
-"""The errors of any request but `/healthz`."""
+"""Errors of any request except `/healthz`."""
 
 _SENT = (400, 401, 403, 404, 408, 413, 422, 429, 503)
-"""The errors of a request with a body."""
+"""Errors of a request with a body."""
 
 _READ = (*_SENT, 409)
-"""The errors of a request that reads rows."""
+"""Errors of a request that reads rows."""
 
 _STREAM = {
     "contentMediaType": Format.ARROW.value,
@@ -53,23 +53,23 @@ _STREAM = {
 _ENDS = ("", "/ready", "/infer")
 _BINARY = {
     "contentMediaType": "application/octet-stream",
-    "description": f"The JSON, whose bytes the header {HEADER} counts, and after it the bytes of each tensor that has "
-    "`binary_data_size`, in order: little-endian, each text after its length as an unsigned integer of 4 bytes.",
+    "description": f"JSON whose length is in the header {HEADER}, then the bytes of each tensor with "
+    "`binary_data_size`, in order. Little-endian; each string follows its length, an unsigned integer of 4 bytes.",
 }
 
 _GROUPS = {
     "lookups": ("The latest features of keys, by Feast's online API.", ("/get-online-features",)),
-    "predictions": ("What the deployed models answer.", ("/predict", "/generate", "/models")),
+    "predictions": ("Predictions and texts of the deployed models.", ("/predict", "/generate", "/models")),
     "inference": (
         "The Open Inference Protocol, version 2, for models of tensors.",
         ("/v2", "/v2/health/live", "/v2/health/ready", *(path + end for path in (MODEL, VERSION) for end in _ENDS)),
     ),
-    "snapshots": ("The stored features that devices keep.", ("/snapshots/{service}", "/snapshots/{service}/{value}")),
-    "pushes": ("Rows that are written to the online store at once.", ("/push", "/write-to-online-store")),
+    "snapshots": ("Stored features for devices.", ("/snapshots/{service}", "/snapshots/{service}/{value}")),
+    "pushes": ("Write rows to the online store at once.", ("/push", "/write-to-online-store")),
     "health": ("For load balancers and orchestrators.", ("/healthz", "/readyz")),
     "operations": ("The state of the server and its project, and the metrics.", ("/status", "/metrics")),
 }
-"""The paths by tag, each with the description of its tag."""
+"""Paths by tag, with the description of each tag."""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -102,12 +102,11 @@ async def _page(_request: object) -> HTMLResponse:
 
 
 def docs_routes() -> list[BaseRoute]:
-    """`/docs` and the files it loads."""
     return [Route("/docs", _page), Mount("/docs/assets", _Compressed(directory=Path(__file__).parents[1] / "web"))]
 
 
 class _Compressed(StaticFiles):
-    """Files `NAME.gz` under the name `NAME`: sent as they are, since every browser expands them, or expanded."""
+    """Serve files `NAME.gz` as `NAME`: compressed, or decompressed for clients that do not accept gzip."""
 
     def lookup_path(self, path: str) -> tuple[str, stat_result | None]:
         return super().lookup_path(f"{path}.gz")
@@ -121,7 +120,7 @@ class _Compressed(StaticFiles):
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI document: the same for every project, since anybody may read it."""
+    """Build the OpenAPI document. It is the same for every project because anyone may read it."""
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
@@ -130,7 +129,7 @@ def document() -> dict[str, Any]:
         inference.InferAnswer, inference.ModelMetadata, inference.ModelReady, inference.ServerMetadata,
         inference.ServerLive, inference.ServerReady,
     ]  # fmt: skip
-    # One table, longer than a function should be: an entry per route.
+    # This is one long table: an entry per route.
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     written: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -171,9 +170,9 @@ def document() -> dict[str, Any]:
             "/snapshots/{service}": {"get": _snapshot("readSnapshot", "for a device", 401, 403, 404, 429, 503)},
             "/snapshots/{service}/{value}": {
                 "get": _snapshot(
-                    "readOwnSnapshot", "for the device of an owner", 401, 403, 404, 422, 429, 503,
-                    value="The owner: a value of the join key that `owner` of the service's Snapshot names, as in "
-                    "JSON, without quotes; bytes in Base64.",
+                    "readOwnSnapshot", "for one owner's device", 401, 403, 404, 422, 429, 503,
+                    value="The owner's value of the join key that `owner` of the Snapshot names, as in JSON but "
+                    "without quotes; bytes in Base64.",
                 )
             },
             "/models": {
@@ -181,14 +180,14 @@ def document() -> dict[str, Any]:
             },
             "/status": {
                 "get": _operation(
-                    "readStatus", "Reads where the server and its project stand", messages.StatusAnswer, errors=_ANY,
+                    "readStatus", "Reads the state of the server and its project", messages.StatusAnswer, errors=_ANY,
                     contract=True, forms={"text/html": {"type": "string", "description": "The same as a page."}},
                 )
             },
-            "/healthz": {"get": _operation("isUp", "Whether the process is up", messages.Health, key=False)},
+            "/healthz": {"get": _operation("isUp", "Checks that the process is up", messages.Health, key=False)},
             "/readyz": {
                 "get": _operation(
-                    "isReady", "Whether lookups can be answered", messages.Ready, errors=_ANY, contract=True
+                    "isReady", "Checks that lookups can be answered", messages.Ready, errors=_ANY, contract=True
                 )
             },
             "/metrics": {"get": _metrics()},
@@ -199,7 +198,7 @@ def document() -> dict[str, Any]:
                 "key": {"type": "http", "scheme": "bearer", "description": "An API key: see `isthmus keys --help`."}
             },
         },
-        # Nothing, which is enough while there are no keys, or a key.
+        # A key is optional here because a server may run without keys.
         "security": [{}, {"key": []}],
     }  # fmt: skip
     for tag, (_, paths) in _GROUPS.items():
@@ -237,9 +236,9 @@ def _operation(  # noqa: PLR0913 - the parts of an operation, by name
 
 
 def _generate() -> dict[str, Any]:
-    """Text is no JSON but events, each of which is."""
+    """Describe `/generate`, which answers with server-sent events."""
     operation = _operation(
-        "generate", "Generates the text behind a prompt", messages.EventEnd,
+        "generate", "Generates text after a prompt", messages.EventEnd,
         errors=_READ, body=messages.GenerateRequest, contract=True,
     )  # fmt: skip
     events = {
@@ -249,20 +248,19 @@ def _generate() -> dict[str, Any]:
         "ErrorAnswer.",
     }
     operation["responses"]["200"] |= {
-        "description": "The text as it comes, as server-sent events.",
+        "description": "The text as it is generated, as server-sent events.",
         "content": {"text/event-stream": {"schema": events}},
     }
     return operation
 
 
 def _inference() -> dict[str, Any]:
-    """The paths of the Open Inference Protocol."""
     paths: dict[str, Any] = {
-        "/v2": {"get": _operation("readServer", "Reads what the server is", inference.ServerMetadata, errors=_ANY)},
-        "/v2/health/live": {"get": _operation("isLive", "Whether the process is up", inference.ServerLive, key=False)},
+        "/v2": {"get": _operation("readServer", "Describes the server", inference.ServerMetadata, errors=_ANY)},
+        "/v2/health/live": {"get": _operation("isLive", "Checks the process", inference.ServerLive, key=False)},
         "/v2/health/ready": {
             "get": _operation(
-                "areModelsReady", "Whether every deployed model can answer", inference.ServerReady,
+                "areModelsReady", "Checks that every deployed model can answer", inference.ServerReady,
                 errors=(*_ANY, 409), contract=True,
             )
         },
@@ -274,18 +272,18 @@ def _inference() -> dict[str, Any]:
                 errors=(*_ANY, 404, 409, 422), contract=True,
             ),
             "/ready": _operation(
-                f"isModelReady{suffix}", "Whether a model can answer", inference.ModelReady,
+                f"isModelReady{suffix}", "Checks that a model can answer", inference.ModelReady,
                 errors=(*_ANY, 404, 409), contract=True,
             ),
             "/infer": _operation(
-                f"infer{suffix}", "Runs a model over tensors", inference.InferAnswer,
+                f"infer{suffix}", "Runs a model on tensors", inference.InferAnswer,
                 errors=_READ, body=inference.InferRequest, contract=True, forms={_BINARY["contentMediaType"]: _BINARY},
             ),
         }  # fmt: skip
         named["/infer"]["requestBody"]["content"][_BINARY["contentMediaType"]] = {"schema": _BINARY}
-        parameters = [_parameter("model", "The name of the model.")]
+        parameters = [_parameter("model", "Name of the model.")]
         if path == VERSION:
-            parameters.append(_parameter("version", "The digest of a package, as `versions` of the model has it."))
+            parameters.append(_parameter("version", "Digest of a package, one of the model's `versions`."))
         for end, operation in named.items():
             method = "post" if end == "/infer" else "get"
             paths[path + end] = {method: {**operation, "parameters": parameters}}
@@ -307,15 +305,13 @@ def _metrics() -> dict[str, Any]:
 
 
 def _snapshot(name: str, summary: str, *statuses: int, value: str = "") -> dict[str, Any]:
-    since = (
-        "SHA-256 of the snapshot that the device has, in hex: the answer is the difference from it where there is one."
-    )
+    since = "SHA-256, in hex, of the snapshot on the device: the answer is a delta from it if one is available."
     headers = {
         "ETag": {"description": "SHA-256 of the newest snapshot, in hex.", "schema": {"type": "string"}},
         "X-Request-Id": {"schema": {"type": "string"}},
     }
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    found = {"description": "A snapshot, or a difference: docs/snapshots.md.", "headers": headers, "content": content}
+    success = {"description": "A snapshot or a delta: see docs/snapshots.md.", "headers": headers, "content": content}
     errors = {
         str(status): {
             "description": _ERRORS[status], "headers": _error_headers(status), "content": _json(messages.ErrorAnswer)
@@ -330,7 +326,7 @@ def _snapshot(name: str, summary: str, *statuses: int, value: str = "") -> dict[
             *([_parameter("value", value)] if value else []),
             {"name": "since", "in": "query", "description": since, "schema": {"type": "string"}},
         ],
-        "responses": {"200": found, "304": {"description": "The device has the newest."}, **errors},
+        "responses": {"200": success, "304": {"description": "The device has the newest snapshot."}, **errors},
     }
 
 
@@ -340,7 +336,7 @@ def _error_headers(status: int) -> dict[str, Any]:
         headers["WWW-Authenticate"] = {"schema": {"type": "string"}}
     if status in (429, 503):
         headers["Retry-After"] = {
-            "description": "Seconds; left out of a 503 where somebody has to do something first.",
+            "description": "Seconds; absent from a 503 that needs an operator.",
             "schema": {"type": "string"},
         }
     return headers

@@ -1,4 +1,4 @@
-"""Tensors in a request and in an answer: from JSON or bytes to an array, and back."""
+"""Convert tensors of requests and answers: JSON or bytes to arrays, and back."""
 
 import math
 import re
@@ -32,27 +32,27 @@ _JSON: dict[str, tuple[Any, str]] = {
 }
 _NUMPY = {"bool": "|b1", "uint8": "|u1", "int32": "<i4", "int64": "<i8", "float": "<f4", "double": "<f8"}
 _WIDE = {"float": "<f8"}
-"""What numbers become at first: those beyond 32 bits are noticed on their way."""
+"""Type to parse numbers as first, to detect those too large for 32 bits."""
 _TYPES: dict[str, DataType] = {"b": Bool, "u": Int64, "i": Int64, "f": Float64, "O": String}
-"""Which values of features have the JSON of an array, by its kind."""
+"""Feature type with the same JSON, by kind of array."""
 
 _DECODERS = {name: msgspec.json.Decoder(GenericAlias(list, (kind,))) for name, (kind, _) in _JSON.items()}
 _OPENING = re.compile(rb"[\s\[]*")
 _PLACE = re.compile(r"\$\[(\d+)\]")
 _NO_MARKS = bytes(set(range(256)) - set(b"[],"))
 _AT_ONCE = 1 << 15
-"""Bytes of JSON that are decoded at a time, and elements that are encoded: about a millisecond."""
+"""Bytes of JSON decoded, or elements encoded, in one step: about a millisecond."""
 _PREFIX = 4
-"""Bytes of the length before each text: an unsigned integer, little-endian."""
+"""Bytes of the length before each string: an unsigned little-endian integer."""
 
 
 def from_json(where: str, raw: bytes, element: str, shape: Shape) -> Array:
-    """The tensor of this shape whose elements are in JSON, flat or nested. Nothing is decoded that has another size.
+    """Decode a tensor of this shape from JSON, flat or nested. The number of elements is checked first.
 
-    Numbers are decoded some at a time: the event loop waits for the interpreter no longer than for those.
+    Numbers are decoded in chunks, so that the event loop gets the interpreter in between.
 
     Raises:
-        RequestError: the elements have another type, number or nesting, or are beyond their type.
+        RequestError: the elements have the wrong type, number or nesting, or exceed their type's range.
     """
     count = math.prod(shape)
     expected = f"{count:,} {_JSON[element][1]} ({DATATYPES[element]}), flat or nested as {list(shape)}"
@@ -61,7 +61,7 @@ def from_json(where: str, raw: bytes, element: str, shape: Shape) -> Array:
     if (elements := raw.count(b",") + 1) != count:
         raise RequestError(where, f"has {elements:,} elements", expected=expected)
     if raw.translate(None, _NO_MARKS) not in (_marks(shape), _marks((count,))):
-        raise RequestError(where, "is nested in another way", expected=expected)
+        raise RequestError(where, "has another nesting", expected=expected)
     flat, array, place = raw.translate(None, b"[]"), np.empty(count, _NUMPY[element]), 0
     for text in _parts(flat):
         part = _decoded(where, text, element, place, expected)
@@ -73,7 +73,7 @@ def from_json(where: str, raw: bytes, element: str, shape: Shape) -> Array:
 
 
 def _parts(flat: bytes) -> Iterator[bytes]:
-    """A list without its brackets in parts, each to the next comma after so many bytes."""
+    """Split a list without brackets into chunks, each up to the first comma after `_AT_ONCE` bytes."""
     begin = 0
     while (end := flat.find(b",", begin + _AT_ONCE)) >= 0:
         yield flat[begin:end]
@@ -82,13 +82,13 @@ def _parts(flat: bytes) -> Iterator[bytes]:
 
 
 def _decoded(where: str, part: bytes, element: str, place: int, expected: str) -> Array:
-    """Some elements, the first of which is at this place of the tensor."""
+    """Decode one chunk; `place` is the index of its first element in the tensor."""
     try:
         values = _DECODERS[element].decode(b"[%b]" % part)
     except FAILURES as error:
-        found = _PLACE.sub(lambda match: f"data[{place + int(match[1])}]", str(error))
-        found = found.replace("Invalid enum value", "Expected a number, got")
-        raise RequestError(where, found, expected=expected) from error
+        message = _PLACE.sub(lambda match: f"data[{place + int(match[1])}]", str(error))
+        message = message.replace("Invalid enum value", "Expected a number, got")
+        raise RequestError(where, message, expected=expected) from error
     wide = np.array(values, _WIDE.get(element, _NUMPY[element]))
     with np.errstate(over="ignore"):
         array = wide.astype(_NUMPY[element])
@@ -101,7 +101,7 @@ def _texts_from_json(where: str, raw: bytes, shape: Shape, expected: str) -> Arr
     opening = _OPENING.match(raw)
     depth = opening[0].count(b"[") if opening else 0
     if depth not in (1, len(shape)):
-        raise RequestError(where, "is nested in another way", expected=expected)
+        raise RequestError(where, "has another nesting", expected=expected)
     try:
         array = np.array(_texts_decoder(depth).decode(raw), object)
     except FAILURES as error:
@@ -121,7 +121,7 @@ def _texts_decoder(depth: int) -> msgspec.json.Decoder[Any]:
 
 @lru_cache(8)
 def _marks(shape: Shape) -> bytes:
-    """The brackets and commas of a tensor in JSON."""
+    """Return the brackets and commas of a tensor in JSON."""
     marks = b""
     for size in reversed(shape or (1,)):
         marks = b"[%b]" % b",".join([marks] * size)
@@ -129,11 +129,10 @@ def _marks(shape: Shape) -> bytes:
 
 
 def from_bytes(where: str, data: memoryview, element: str, shape: Shape) -> Array:
-    """The tensor of this shape whose elements are these bytes: little-endian, each text after its length.
+    """Decode a tensor of this shape from little-endian bytes; each string follows its length.
 
     Raises:
-        RequestError: there are more or fewer bytes than elements, a truth value is neither 0 nor 1, or a text is not
-            UTF-8.
+        RequestError: the number of bytes is wrong, a boolean is neither 0 nor 1, or a string is not UTF-8.
     """
     count = math.prod(shape)
     if element == "string":
@@ -143,14 +142,14 @@ def from_bytes(where: str, data: memoryview, element: str, shape: Shape) -> Arra
         raise RequestError(where, f"has {len(data):,} bytes",
                            expected=f"{count * dtype.itemsize:,}: {list(shape)} {DATATYPES[element]}")  # fmt: skip
     if element == "bool" and count and np.frombuffer(data, np.uint8).max() > 1:
-        raise RequestError(where, "has a byte that is neither 0 nor 1", expected="a byte for each truth value")
-    # The JSON before it has any length: a kernel may want its numbers at even addresses.
+        raise RequestError(where, "has a byte that is neither 0 nor 1", expected="one byte per boolean")
+    # The bytes follow JSON of any length, and some kernels need aligned numbers.
     return np.require(np.frombuffer(data, dtype), requirements="A").reshape(shape)
 
 
 def _texts(where: str, data: memoryview, count: int) -> Array:
-    expected = f"{count:,} texts in UTF-8, each after its length in {_PREFIX} bytes"
-    # As many as can be there: an array of what was announced could be of any size.
+    expected = f"{count:,} strings in UTF-8, each after its length in {_PREFIX} bytes"
+    # Check the size first: allocating the announced number of strings could use any amount of memory.
     if count * _PREFIX > len(data):
         raise RequestError(where, f"has {len(data):,} bytes", expected=expected)
     texts, place = np.empty(count, object), 0
@@ -158,18 +157,18 @@ def _texts(where: str, data: memoryview, count: int) -> Array:
         begin = place + _PREFIX
         place = begin + int.from_bytes(data[place:begin], "little")
         if place > len(data):
-            raise RequestError(where, f"ends within text {number}", expected=expected)
+            raise RequestError(where, f"ends within string {number}", expected=expected)
         try:
             texts[number] = str(data[begin:place], "utf-8")
         except UnicodeDecodeError as error:
-            raise RequestError(where, f"text {number} is not UTF-8", expected=expected) from error
+            raise RequestError(where, f"string {number} is not UTF-8", expected=expected) from error
     if place != len(data):
-        raise RequestError(where, f"has {len(data) - place:,} bytes after its texts", expected=expected)
+        raise RequestError(where, f"has {len(data) - place:,} bytes after its strings", expected=expected)
     return texts
 
 
 def to_json(array: Array) -> orjson.Fragment:
-    """The elements in row-major order, for orjson. A number that is not finite is a word."""
+    """Encode the elements in row-major order for orjson. Non-finite numbers become strings."""
     flat, dtype = array.reshape(1, -1), _TYPES[array.dtype.kind]
     parts = [
         orjson.dumps(json_columns(dtype, flat[:, begin : begin + _AT_ONCE])[0], option=OPTIONS)[1:-1]
@@ -179,7 +178,7 @@ def to_json(array: Array) -> orjson.Fragment:
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """The inverse of `from_bytes`; of numbers it is their own memory."""
+    """The inverse of `from_bytes`. For numbers, return a view without a copy if possible."""
     if array.dtype != object:
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     texts = [str(text).encode() for text in array.ravel().tolist()]

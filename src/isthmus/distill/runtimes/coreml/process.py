@@ -21,7 +21,7 @@ from isthmus.distill.runtimes.libraries import libraries
 from isthmus.distill.runtimes.process import Description, Loaded, serve
 from isthmus.distill.types import Array
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Tensor
+from isthmus.package.manifest import TensorInfo
 
 LIBRARIES = libraries("Core ML", "coreml")
 MODEL, WEIGHTS = "com.apple.CoreML/model.mlmodel", "com.apple.CoreML/weights/weight.bin"
@@ -39,7 +39,7 @@ class CoreMLProgram(process.Program):
     libraries, package, module = LIBRARIES, "coremltools", "isthmus.distill.runtimes.coreml.process"
 
     def __init__(
-        self, model: bytes, tensors: Sequence[Tensor], outputs: Sequence[Tensor], max_sizes: Mapping[str, int]
+        self, model: bytes, tensors: Sequence[TensorInfo], outputs: Sequence[TensorInfo], max_sizes: Mapping[str, int]
     ) -> None:
         # Core ML has no 64-bit integers.
         narrow = [replace(tensor, element="int32") if tensor.element == "int64" else tensor for tensor in tensors]

@@ -17,7 +17,7 @@ from isthmus.distill.runtimes.network import quiet, unconvertible
 from isthmus.distill.runtimes.process import ProgramRejected
 from isthmus.features.errors import GateFailed
 from isthmus.package.generation.prompt import PAST, TOKENS
-from isthmus.package.manifest import Tensor
+from isthmus.package.manifest import TensorInfo
 
 FILE = "model.fp32.pte"
 
@@ -42,7 +42,7 @@ def converted(network: CachedModel) -> bytes:
 
 @contextmanager
 def running(
-    program: bytes, network: CachedModel, tensors: Sequence[Tensor], outputs: Sequence[Tensor]
+    program: bytes, network: CachedModel, tensors: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
 ) -> Iterator[Run]:
     try:
         with ExecuTorchProgram(program, tensors, outputs, max_sizes(network)) as opened:

@@ -42,7 +42,7 @@ from isthmus.orchestration.recording.provenance import Origins, key_values, pred
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.package.manifest import Package, open_package, read_contract
 from isthmus.serving.deployment.record import unapproved
-from isthmus.serving.predict.model import Model
+from isthmus.serving.predict.model import DeployedModel
 
 Pairs = Sequence[tuple[str, str]]
 """Stored features, as (view, feature)."""
@@ -209,8 +209,8 @@ def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) 
         return [own, own]
 
 
-def _opened(side: Side) -> Model:
-    return Model(unapproved(side.package, side.profile, 0, None))
+def _opened(side: Side) -> DeployedModel:
+    return DeployedModel(unapproved(side.package, side.profile, 0, None))
 
 
 def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
