@@ -203,16 +203,16 @@ def test_an_answer_that_cannot_be_explained(recorded: Path) -> None:
     table = RecordedAnswers(project.offline)
     numbers = table.read(ds.field("run") == waiting)
     first, identity, left = numbers["id"].slice(0, 3).to_pylist()
-    with pytest.raises(RequestError, match="is no id of an answer"):
+    with pytest.raises(RequestError, match="is not an answer id"):
         explain(project, "nothing")
-    with pytest.raises(RequestError, match="there is none in the table"):
+    with pytest.raises(RequestError, match="is not in the table"):
         explain(project, "0123456789ab-1")
     # A batch that was dropped, and answers that were kept long enough.
     write_deltalake(table.path, numbers.filter(pa.array([n != 1 for n in range(len(numbers))])), mode="overwrite")
-    with pytest.raises(RequestError, match=r"was dropped, .*: later answers of its server"):
+    with pytest.raises(RequestError, match=r"was dropped, .*: the table has later answers"):
         explain(project, identity)
     write_deltalake(table.path, numbers.slice(2), mode="overwrite")
-    with pytest.raises(RequestError, match=r"there is none .* is older than `keep_days`"):
+    with pytest.raises(RequestError, match=r"is not in the table.* older than `keep_days`"):
         explain(project, first)
     history = Path(project.offline) / machines.VIEW
     history.rename(history.with_name("away"))

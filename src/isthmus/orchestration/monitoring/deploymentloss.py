@@ -16,12 +16,13 @@ from isthmus.features.values.columns import Mask
 from isthmus.orchestration.models.release import undo
 from isthmus.orchestration.monitoring.answers import Answered
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.provenance import Origins
-from isthmus.orchestration.recording.rescore import asked
+from isthmus.orchestration.recording.predictions import read
+from isthmus.orchestration.recording.provenance import Origins, groups, predict_all
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import Model
 
+_PLACE = "place"
 CHANCE = 1e-4
 """How likely it may be, at one look, that a deployment is undone which loses no more than it may."""
 
@@ -60,7 +61,31 @@ def losses(
 def _asked(project: Project, ids: pa.ChunkedArray, before: Deployment) -> Array:
     """What the model of a deployment says to recorded predictions, row by row."""
     answers = RecordedAnswers.of(project).named(ids)
-    return asked(Origins(project), answers, Model(before))[:, 0]
+    return rescore(Origins(project), answers, Model(before))[:, 0]
+
+
+def rescore(origins: Origins, answers: pa.Table, model: Model) -> Array:
+    """Return the model's outputs for every row of recorded predictions, in order: float64 (n, width).
+
+    A row is NaN if it cannot be computed: its stored row is not in the history, its request cannot be read or lacks an
+    input of this model, or its contract is gone.
+    """
+    count = answers["rows"].to_numpy().astype(np.int64)
+    starts = np.cumsum(count) - count
+    outputs = np.full((int(count.sum()), 1), np.nan)
+    for group in groups(answers.append_column(_PLACE, pa.array(np.arange(len(answers))))):
+        try:
+            part = read(origins, group, model)
+        except IsthmusError:
+            continue
+        rows = part.requests.rows
+        scores = predict_all(model, part.inputs(part.served)).reshape(len(part.known), -1)
+        if outputs.shape[1] != scores.shape[1]:
+            outputs = np.full((len(outputs), scores.shape[1]), np.nan)
+        places = np.repeat(starts[group[_PLACE].to_numpy()], rows)
+        offset = np.arange(len(scores)) - np.repeat(np.cumsum(rows) - rows, rows)
+        outputs[places + offset] = np.where(part.known[:, None], scores, np.nan)
+    return outputs
 
 
 def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former: Array) -> Loss:

@@ -25,7 +25,7 @@ from isthmus.orchestration.monitoring.answers import Answered
 from isthmus.orchestration.monitoring.labels import EVENT
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.predictions import read
-from isthmus.orchestration.recording.provenance import Origins, groups, predicted
+from isthmus.orchestration.recording.provenance import Origins, groups, predict_all
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.package.inputs import ModelInput
 from isthmus.package.manifest import open_package
@@ -76,7 +76,7 @@ def served_drift(
     if SCORE not in inputs:
         inputs[SCORE] = Column(SCORE, Float64)
         now[SCORE] = pa.table({SCORE: _score(answered.outputs[np.isin(answered.answer, recent)])})
-        before[SCORE] = pa.table({SCORE: _score(predicted(model, learned))})
+        before[SCORE] = pa.table({SCORE: _score(predict_all(model, learned))})
     until, length = int(micros(examples[EVENT]).max()), max(int(moments.max() - moments.min()), DAY)
     return since, tuple(
         _drift(column, now[column.name], before[column.name].append_column(EVENT, examples[EVENT]), until, length)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints, Mask
-from isthmus.orchestration.recording.nearest import closest, identities, once
+from isthmus.orchestration.recording.nearest import closest, first_of_each, identities
 
 _NEVER = np.iinfo(np.int64).max
 EVENT, KNOWN = "event_timestamp", "known_at"
@@ -118,4 +118,4 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
 
 def nearest_answers(found: Found, at: Ints) -> Mask:
     """Of the answers of a model to the moment of one label, the nearest, and of several the first in time and place."""
-    return once(np.where(found.why < 0, found.row, -1), found.apart, at)
+    return first_of_each(np.where(found.why < 0, found.row, -1), found.apart, at)

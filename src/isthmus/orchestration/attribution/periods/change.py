@@ -38,7 +38,7 @@ from isthmus.orchestration.attribution.report import SCORE, Part
 from isthmus.orchestration.attribution.scores import REFUSED
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.provenance import Origins, key_values, predicted
+from isthmus.orchestration.recording.provenance import Origins, key_values, predict_all
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.package.manifest import Package, open_package, read_contract
 from isthmus.serving.deployment.record import unapproved
@@ -180,9 +180,9 @@ def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) 
         for model, parts in zip(models, tables, strict=True):
             case = id(model), id(parts)
             if case not in found:
-                found[case] = np.concatenate([predicted(model, columns(part, model.inputs)) for part in parts]).astype(
-                    np.float64
-                )
+                found[case] = np.concatenate(
+                    [predict_all(model, columns(part, model.inputs)) for part in parts]
+                ).astype(np.float64)
         return [found[id(model), id(parts)] for model, parts in zip(models, tables, strict=True)]
 
     lacking = [
