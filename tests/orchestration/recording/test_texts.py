@@ -127,7 +127,7 @@ def test_texts_are_the_same_and_what_is_not_has_a_cause(built: Shop, project: Op
     assert "tokenizers " in found[said][1]
     assert " tokens, and had " in found[fed][1]
     assert shown.count("regenerating texts") == 3
-    with pytest.raises(RequestError, match="is a text, which has no score"):
+    with pytest.raises(RequestError, match="is a text and has no score"):
         explain(opened, same)
 
     # Another package, instead of the one that answered.

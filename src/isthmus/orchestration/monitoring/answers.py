@@ -1,8 +1,9 @@
 """Recorded predictions of a model, one row per predicted row: keys, request fields, moment and outputs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from isthmus.features.values.columns import Ints, Mask, from_python
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.monitoring.labels import clock_went_back
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.requests import Keys
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.secret import known_secret
 from isthmus.package.manifest import open_package, read_package
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.deployment.history import DeploymentHistory
-from isthmus.serving.recorder.columns import hashes
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.messages import PredictRequest
 
@@ -138,9 +139,9 @@ def package_folder(project: Project, declared: Distillation, digest: str) -> Pat
 
 class _Reader:
     def __init__(self, project: Project, columns: Sequence[Column], keys: Callable[[str], Sequence[Any]]) -> None:
-        self._project, self._keys = project, keys
+        # The secret is read only if a request has private keys.
+        self._keys = lru_cache(None)(lambda: Keys(known_secret(project), keys))
         self._columns = {column.name: column for column in columns}
-        self._hashed: dict[str, Mapping[str, Any]] = {}
 
     def read(self, package: str, precision: str, part: pa.Table, twice: Mask) -> PackageAnswers:
         count = part["rows"].to_numpy().astype(np.int64)
@@ -174,17 +175,10 @@ class _Reader:
             if column is None:
                 continue
             if name in hashed:
-                known = self._known(column)
+                known = self._keys().by_hash(column)
                 values = [None if text is None else known.get(text) for text in _TEXTS.decode(raw)]
             else:
                 values = decode.field(raw, column)
             if len(values) != rows:
                 raise ValueError(f"{len(values)} values for {rows} rows")
             yield name, values
-
-    def _known(self, column: Column) -> Mapping[str, Any]:
-        if column.name not in self._hashed:
-            values = list(self._keys(column.name))
-            known = hashes(known_secret(self._project), column, values)
-            self._hashed[column.name] = dict(zip(known, values, strict=True))
-        return self._hashed[column.name]

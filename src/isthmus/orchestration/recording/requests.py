@@ -75,11 +75,12 @@ class Keys:
             for part in ("entities", "request"):
                 hashed = request.get(part, {}).get(column.name)
                 if hashed is not None:
-                    known = self._of(column)
+                    known = self.by_hash(column)
                     request[part][column.name] = [known[item] if item else None for item in hashed]
         return msgspec.json.encode(request)
 
-    def _of(self, column: Column) -> dict[str, Any]:
+    def by_hash(self, column: Column) -> dict[str, Any]:
+        """Return the known values of a join key by their hashes."""
         if column.name not in self._known:
             values = list(self._values(column.name))
             self._known[column.name] = dict(zip(hashes(self._secret, column, values), values, strict=True))
