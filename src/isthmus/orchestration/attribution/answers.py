@@ -1,4 +1,4 @@
-"""Scores of teacher, student and model files for rows with given features."""
+"""Scores of teacher, student and model files for rows with any features."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ class ModelFiles:
             self.distinct[model] = files[kind]
 
     def known(self, student: Numbers, answers: Mapping[int, Numbers]) -> dict[int, Numbers]:
-        """Return the scores of all models, given the scores of the student and of the files."""
+        """Complete the scores of all models from the scores of the student and of the files."""
         return {STUDENT: student, IN_PRECISION: student, AS_ANSWERED: answers[IN_RUNTIME], **answers}
 
 

@@ -62,7 +62,7 @@ def day_range(first: str | None, end: str | None) -> Days | None:
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Raise RequestError naming the given options, which cannot be combined with `beside`."""
+    """Raise RequestError naming the options that cannot be combined with `beside`."""
     if named := [name for name, value in options.items() if value not in (None, [])]:
         raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
 

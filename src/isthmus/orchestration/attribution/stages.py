@@ -1,7 +1,7 @@
 """The stages between an ideal and an actual answer, and scores of rows with any set of stages swapped.
 
-A coalition is the set of stages that are actual; the others are ideal. Four forms of the features and five models cover
-all coalitions. Only rows whose features differ are scored again.
+A coalition is the set of stages that are actual; all other stages are ideal. Four forms of the features and five models
+cover all coalitions. Only rows whose features differ are scored again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ NEEDS: Mapping[int, int] = dict.fromkeys(map(STAGES.index, (PRECISION, RUNTIME))
 
 
 class Cell(NamedTuple):
-    """What a coalition is computed from: a form of the features, a two-bit number, and a model."""
+    """The source of a coalition's value: a form of the features, a two-bit number, and a model."""
 
     features: int
     model: int

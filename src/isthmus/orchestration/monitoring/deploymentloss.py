@@ -14,7 +14,7 @@ from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.production import Loss
 from isthmus.features.values.columns import Mask
 from isthmus.orchestration.models.release import undo
-from isthmus.orchestration.monitoring.answers import Answered
+from isthmus.orchestration.monitoring.answers import PackageAnswers
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.predictions import read
 from isthmus.orchestration.recording.provenance import Origins, groups, predict_all
@@ -28,7 +28,7 @@ CHANCE = 1e-4
 
 
 def losses(
-    project: Project, declared: Distillation, deployment: Deployment | None, answers: Answered, labels: Array,
+    project: Project, declared: Distillation, deployment: Deployment | None, answers: PackageAnswers, labels: Array,
     chosen: Mask,
 ) -> tuple[Loss, ...]:  # fmt: skip
     """Compute what the current deployment loses of each bounded measure; empty if the answers are not its own.

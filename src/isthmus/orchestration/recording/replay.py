@@ -65,7 +65,7 @@ class ReplayDifference:
     id: str
     at: str
     cause: str
-    differences: str
+    found: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from isthmus.orchestration.tensors import Tensors
 
-# Where a join can run: in this process, or in the project's engine.
+# Places for a join: in this process, or in the project's engine.
 JOINS = ("embedded", "engine")
 
 
@@ -268,14 +268,14 @@ def require_join(join: str, *, as_served: bool) -> None:
 
 
 class FeatureSelection(NamedTuple):
-    """Stored features by view, including those that request transforms read, and computed fields by transform."""
+    """Stored features by view, including the inputs of request transforms, and computed fields by transform."""
 
     stored: dict[str, list[str]]
     computed: dict[str, list[str]]
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """Return the features of a service, or of a list or comma-separated text, in the given order.
+    """Return the features of a service, or of a list or comma-separated text, in its order.
 
     Raises:
         RequestError: a name is not in the contract, or is repeated.
@@ -315,7 +315,7 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
 
 
 class HashedSpine:
-    """Counts and hashes the rows of a spine as they are read, and writes them to `file` if given."""
+    """Counts and hashes the rows of a spine as they are read, and writes them to `file` if it is set."""
 
     def __init__(self, spine: SpineRows, file: Path | None = None) -> None:
         self._spine, self._file = spine, file

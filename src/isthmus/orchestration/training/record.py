@@ -22,7 +22,7 @@ from isthmus.orchestration.training.requestcolumns import RequestColumns, reques
 
 
 def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
-    """Write a training set again from the same table versions: the bytes are the same, whatever changed since.
+    """Write a training set again from the same table versions: the bytes are the same, even if tables changed.
 
     `record` is a folder, a record or an id. The training set is replaced unless `out` names another folder.
 
@@ -75,7 +75,7 @@ def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) ->
     """Return the rows of the spine from their file, or from beside the record."""
     if past.spine_file:
         types = column_types(project.definitions.contract, histories)
-        # A column of a CSV file keeps its recorded type, whatever is declared now.
+        # A column of a CSV file keeps its recorded type, even if the declaration has changed.
         with suppress(OSError, pa.ArrowException):
             then = pq.read_schema(past.path / DATA)
             types |= {field.name: TYPES[name] for field in then for name in TYPES if ARROW[name] == field.type}
@@ -93,7 +93,7 @@ def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHisto
     """Return the history of a view at the version that the training set was joined from.
 
     Raises:
-        DataError: that version is gone, or the table was rebuilt.
+        DataError: the version is gone, or the table was rebuilt.
     """
     view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
     where, remedy = f"training set {past.id}", "make a new training set: this one cannot be reproduced"

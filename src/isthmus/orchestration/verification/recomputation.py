@@ -1,7 +1,7 @@
 """Request transforms in the verdict: what the engine computed for a training set against what the graphs compute.
 
 The graphs run twice: here on the engine's inputs, and in a server that gets the training set's requests. Both also
-compute some rows alone. The bits of such a row must equal those from a batch, whatever tolerance the engine has.
+compute some rows alone. Such rows must have the same bits as in a batch; tolerances apply only to the engine.
 """
 
 from collections.abc import Mapping

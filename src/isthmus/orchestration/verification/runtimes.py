@@ -64,7 +64,7 @@ def compare_runtimes(
 ) -> ComparedPackage:
     """Run each of the package's files in every runtime available here, and compare the answers with the student's.
 
-    ONNX Runtime gets all rows of a full verdict; the other runtimes, each in its own process, get a sample unless
+    ONNX Runtime gets all rows of a full verdict; each other runtime, in its own process, get a sample unless
     `all_keys`. `device` has rows with stored features from a snapshot: onnxruntime-web then gets only these, through
     the reference client, whose answers `client` returns.
     """

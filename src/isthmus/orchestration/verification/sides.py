@@ -67,7 +67,7 @@ class ComparedPackage:
 
 @dataclass(frozen=True)
 class OnlineSide:
-    """What serving answers at the project's present, in microseconds: the rows in Redis, and a server over them."""
+    """The answers of serving at the project's present, in microseconds: the rows in Redis, and a server over them."""
 
     store: OnlineStore
     url: str

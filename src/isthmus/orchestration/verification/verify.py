@@ -63,7 +63,7 @@ def verify(
     Collects pushed rows first, and starts a server for the duration of the call.
 
     Args:
-        project: the project.
+        project: project to verify.
         name: distillation; optional if the project has at most one.
         all_keys: compare all keys, all rows of the training set and all content hashes instead of a sample.
         progress: called with a message and a fraction.

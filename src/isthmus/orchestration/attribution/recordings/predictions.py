@@ -33,7 +33,7 @@ def predictions(project: Project, declared: Distillation, days: Days | None = No
     """Return a model's predictions in a range, from the package and precision that answered last.
 
     Raises:
-        RequestError: the table has none.
+        RequestError: the table has no such prediction.
     """
     condition = ds.field("route") == PREDICT
     if days is not None:

@@ -69,7 +69,7 @@ class RecordedRows:
     left_out: dict[str, int]
 
     def keep(self, mask: Mask, why: str) -> "RecordedRows":
-        """Keep the rows in the mask and count the others under `why`."""
+        """Keep the rows in the mask and count the skipped rows under `why`."""
         if mask.all():
             return self
         places, left_out = np.flatnonzero(mask), dict(self.left_out)
