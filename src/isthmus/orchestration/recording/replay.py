@@ -144,9 +144,9 @@ class _Mismatches:
 
     causes: dict[int, tuple[Cause, str]] = field(default_factory=dict)
 
-    def add(self, places: Iterable[int], cause: Cause, differences: str) -> None:
+    def add(self, places: Iterable[int], cause: Cause, why: str) -> None:
         for place in places:
-            self.causes.setdefault(int(place), (cause, differences))
+            self.causes.setdefault(int(place), (cause, why))
 
 
 class _Replay:
