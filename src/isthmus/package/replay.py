@@ -85,8 +85,10 @@ def deviation(
     place = np.unravel_index(int(shares(distance, limits).argmax()), distance.shape)
     row, *rest = map(int, place or (0,))
     inside = f"[{', '.join(map(str, rest))}]" if rest else ""
-    said, wanted = (f"{x[place]:.9g}" if x.dtype.kind == "f" else str(x[place]) for x in (found, expected))
-    return Deviation(f"{row_name(row)}, output {name}{inside}", said, wanted, float(distance[place]), float(limits[place]))
+    actual, target = (f"{x[place]:.9g}" if x.dtype.kind == "f" else str(x[place]) for x in (found, expected))
+    return Deviation(
+        f"{row_name(row)}, output {name}{inside}", said, wanted, float(distance[place]), float(limits[place])
+    )
 
 
 def rounding(numbers: Array) -> Array:

@@ -189,7 +189,7 @@ def test_rows_that_are_fed_twice_or_not_at_all_are_left_out(served: Path) -> Non
         # The second to last row twice, and no last one.
         out.write(pa.concat_tables([table.slice(0, last), table.slice(last - 1, 1)]))
     found = attribute(Project(served), fed=file)
-    assert found.left_out == {f"not once in {file}": 2}
+    assert found.left_out == {f"not exactly once in {file}": 2}
     assert found.each[SKEW] > 0.1
 
 
@@ -200,10 +200,10 @@ def test_rows_that_are_fed_twice_or_not_at_all_are_left_out(served: Path) -> Non
             lambda table: table.drop_columns(["machine"]),
             "no column machine; expected machine, event_timestamp",
         ),
-        (lambda table: table.append_column("heat", table["speed"]), "heat, which is no input"),
+        (lambda table: table.append_column("heat", table["speed"]), "column heat, which is not an input"),
         (lambda table: table.select(["machine", "event_timestamp"]), "no input"),
         (lambda table: table.slice(0, 10), "none of its 10 rows is one of the"),
-        (lambda table: table.set_column(0, "machine", pa.array(["m"] * len(table))), "its keys have other types"),
+        (lambda table: table.set_column(0, "machine", pa.array(["m"] * len(table))), "its keys have the wrong types"),
         (lambda table: table.set_column(3, "speed", pa.array(["m"] * len(table))), "column speed"),
     ],
 )
@@ -224,7 +224,7 @@ def test_what_is_not_there(served: Path) -> None:
         attribute(project, days=day_range("2025-01-01", "2025-01-02"))
     with pytest.raises(RequestError, match="--to is missing"):
         day_range("2025-01-01", None)
-    with pytest.raises(RequestError, match="there is none of this name; expected one of coreml"):
+    with pytest.raises(RequestError, match="is not a known runtime; expected one of coreml"):
         attribute(project, runtime="java")
     with pytest.raises(RequestError, match="no fp32 model in pte format"):
         attribute(project, runtime="executorch")

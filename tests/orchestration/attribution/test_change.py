@@ -16,7 +16,7 @@ from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.periods.change import change, segments_of
 from isthmus.orchestration.attribution.periods.coalitions import CONTRACT, FEATURES, MODEL, PARTS, POPULATION
-from isthmus.orchestration.attribution.periods.page import Change
+from isthmus.orchestration.attribution.periods.page import PeriodChange
 from isthmus.orchestration.models.students import export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -31,13 +31,13 @@ BEFORE, AFTER = Days.parse("2024-01-10", "2024-01-30"), Days.parse("2024-01-30",
 LOAD = "machine_load__load"
 
 
-def _require_sums(result: Change) -> None:
+def _require_sums(result: PeriodChange) -> None:
     for measure in result.measures.values():
         assert abs(sum(part.value for part in measure.parts.values()) - measure.difference) <= 1e-12
         assert all(part.low - 1e-12 <= part.value <= part.high + 1e-12 for part in measure.parts.values())
 
 
-def _require_whole(result: Change, part: str, measure: str = "score") -> None:
+def _require_whole(result: PeriodChange, part: str, measure: str = "score") -> None:
     _require_sums(result)
     moved = {name: abs(own.value) for name, own in result.measures[measure].parts.items()}
     assert moved[part] >= 0.95 * sum(moved.values()) > 0.02
@@ -114,7 +114,7 @@ def test_another_package_and_nothing_else(unserved: Path) -> None:
         "attribute", "--from", "2024-01-30", "--to", "2024-02-19", "--against", "2024-01-10", "2024-01-30", cwd=unserved
     )
     assert "mean score: " in done.stdout
-    assert "40 segments by machine; 100.0% of the rows are in those of both periods." in done.stdout
+    assert "40 segments by machine; 100.0% of the rows are in segments of both periods." in done.stdout
 
 
 def _of_another_contract(root: Path, view: str) -> Path:
@@ -167,12 +167,12 @@ def test_what_is_asked_wrongly(unserved: Path) -> None:
     project = Project(unserved)
     with pytest.raises(RequestError, match="--from and --to are missing"):
         change(project, days=None, against=BEFORE)
-    with pytest.raises(RequestError, match="--by heat: is no column of the rows"):
+    with pytest.raises(RequestError, match="--by heat: is not a column of the rows"):
         change(project, days=AFTER, against=BEFORE, by=["heat"])
     with pytest.raises(RequestError, match="no row from 2025-01-01"):
         change(project, days=AFTER, against=Days.parse("2025-01-01", "2025-01-02"))
     done = run("attribute", "--by", "speed", cwd=unserved)
-    assert (done.returncode, "does not go with attribute without --against" in done.stderr) == (2, True)
+    assert (done.returncode, "cannot be combined with attribute without --against" in done.stderr) == (2, True)
 
 
 def test_two_days_of_recorded_predictions(recorded: Path) -> None:
@@ -187,7 +187,7 @@ def test_two_days_of_recorded_predictions(recorded: Path) -> None:
     assert found.measures["auc"].before < 0.75 < found.measures["auc"].after
     assert found.measures["auc"].parts[FEATURES].value > 0.1
     assert found.measures["auc"].parts[MODEL].value == 0
-    with pytest.raises(RequestError, match="does not go with --recorded"):
+    with pytest.raises(RequestError, match="cannot be combined with --recorded"):
         change(project, days=second, against=first, recorded=True, package=recorded)
 
 

@@ -123,12 +123,12 @@ def test_what_is_not_known_is_left_out_and_said(recorded: Path) -> None:
     result = attribute(project, recorded=True)
     assert result.rows == 2 * ASKED - 3
     assert result.left_out == {
-        "the row that Redis gave is not in the history: see `isthmus replay`": 1,
-        "the model was fed something else than is known: see `isthmus replay`": 2,
+        "the row that Redis returned is not in the history: see `isthmus replay`": 1,
+        "the model was fed different inputs: see `isthmus replay`": 2,
     }
-    with pytest.raises(RequestError, match="--fed: does not go with --recorded"):
+    with pytest.raises(RequestError, match="--fed: cannot be combined with --recorded"):
         attribute(project, recorded=True, fed=recorded / "fed.parquet")
-    with pytest.raises(RequestError, match="there is no prediction from 2024-01-01"):
+    with pytest.raises(RequestError, match="the table has no prediction from 2024-01-01"):
         attribute(project, recorded=True, days=day_range("2024-01-01", "2024-01-02"))
     shutil.rmtree(next((project.state / "deployments").glob("[0-9a-f]*")))
     with pytest.raises(RequestError, match="is gone"):
@@ -158,7 +158,7 @@ def test_an_answer_explained(recorded: Path) -> None:
     done = run("explain", worst[ID], cwd=recorded)
     assert f"Row 1, machine {worst['machine']}: " in done.stdout
     assert "machine_load__load" in done.stdout
-    assert "1 of 2 inputs were what they should have been." in done.stdout
+    assert "1 of 2 inputs were ideal." in done.stdout
     # One that was not stale: its parts are the student's alone.
     good = attribute(project, recorded=True, days=GOOD).table[ID][0].as_py()
     (row,) = explain(project, good).rows
@@ -203,20 +203,20 @@ def test_an_answer_that_cannot_be_explained(recorded: Path) -> None:
     table = RecordedAnswers(project.offline)
     numbers = table.read(ds.field("run") == waiting)
     first, identity, left = numbers["id"].slice(0, 3).to_pylist()
-    with pytest.raises(RequestError, match="is no id of an answer"):
+    with pytest.raises(RequestError, match="is not an answer id"):
         explain(project, "nothing")
-    with pytest.raises(RequestError, match="there is none in the table"):
+    with pytest.raises(RequestError, match="is not in the table"):
         explain(project, "0123456789ab-1")
     # A batch that was dropped, and answers that were kept long enough.
     write_deltalake(table.path, numbers.filter(pa.array([n != 1 for n in range(len(numbers))])), mode="overwrite")
-    with pytest.raises(RequestError, match=r"was dropped, .*: later answers of its server"):
+    with pytest.raises(RequestError, match=r"was dropped, .*: the table has later answers"):
         explain(project, identity)
     write_deltalake(table.path, numbers.slice(2), mode="overwrite")
-    with pytest.raises(RequestError, match=r"there is none .* is older than `keep_days`"):
+    with pytest.raises(RequestError, match=r"is not in the table.* older than `keep_days`"):
         explain(project, first)
     history = Path(project.offline) / machines.VIEW
     history.rename(history.with_name("away"))
-    with pytest.raises(DataError, match="1 rows were left out: offline table of machine_load: nothing at"):
+    with pytest.raises(DataError, match="1 rows were skipped: offline table of machine_load: nothing at"):
         explain(project, left)
     history.with_name("away").rename(history)
     shutil.rmtree(next((project.state / "deployments").glob("[0-9a-f]*")))
@@ -225,7 +225,7 @@ def test_an_answer_that_cannot_be_explained(recorded: Path) -> None:
     looked = numbers.slice(2, 1)
     looked = looked.set_column(looked.column_names.index("route"), "route", pa.array(["lookup"]))
     write_deltalake(table.path, looked, mode="overwrite")
-    with pytest.raises(RequestError, match="is a lookup, which has no score"):
+    with pytest.raises(RequestError, match="is a lookup and has no score"):
         explain(project, looked["id"][0].as_py())
 
 

@@ -77,5 +77,5 @@ def test_an_id_is_no_pattern(shop: Shop) -> None:
     folder = Project(shop.root).state / "training" / "late" / "a1"
     folder.mkdir(parents=True)
     (folder / "_record.json").write_text("{")
-    with pytest.raises(RequestError, match="there is none of this path or id"):
+    with pytest.raises(RequestError, match="no training set has this path or id"):
         repeat(Project(shop.root), "a[1]", None, join="embedded")

@@ -69,7 +69,7 @@ def test_labels_that_no_training_set_may_have_are_refused() -> None:
 
 @pytest.mark.parametrize("label", [Rank(within="query"), None])
 def test_what_has_no_measure_is_refused(label: Label | None) -> None:
-    with pytest.raises(RequestError, match="there is none of"):
+    with pytest.raises(RequestError, match="have no measure"):
         figures.metric(declared(label))
 
 

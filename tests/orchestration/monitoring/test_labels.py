@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.orchestration.monitoring.labels import CODES, Without, clock_went_back, find, nearest_answers
+from isthmus.orchestration.monitoring.labels import CODES, Without, clock_went_back, match_labels, nearest_answers
 
 TIME = pa.timestamp("us", tz="UTC")
 KEYS = st.sampled_from(["a", "b", None])
@@ -52,7 +52,7 @@ def test_the_label_of_an_answer_is_that_of_the_rule(
     table = spine(rows)
     asked = pa.table({"key": pa.array([key for key, _ in answers], pa.string())})
     at = np.array([moment for _, moment in answers], np.int64)
-    found = find(table, "late", asked, at, within=WITHIN, now=NOW)
+    found = match_labels(table, "late", asked, at, tolerance=WITHIN, now=NOW)
     codes = {code: why for why, code in CODES.items()}
     labels = table["late"].to_pylist()
     for place, (key, moment) in enumerate(answers):
@@ -63,7 +63,7 @@ def test_the_label_of_an_answer_is_that_of_the_rule(
 def test_of_answers_to_one_moment_the_nearest_counts_and_of_several_the_first() -> None:
     table = spine([("a", 5, 9, 1), ("a", 8, 9, 0)])
     at = np.array([3, 4, 6, 8])
-    found = find(table, "late", pa.table({"key": pa.array(["a"] * 4)}), at, within=WITHIN, now=NOW)
+    found = match_labels(table, "late", pa.table({"key": pa.array(["a"] * 4)}), at, tolerance=WITHIN, now=NOW)
     assert nearest_answers(found, at).tolist() == [False, True, False, True]
 
 

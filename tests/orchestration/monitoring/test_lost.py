@@ -13,7 +13,7 @@ from isthmus.features.errors import ConfigurationError, GateFailed
 from isthmus.orchestration.models.release import deploy, history
 from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.monitoring.bounds import KEEPS, problems, require_bounds
-from isthmus.orchestration.monitoring.deploymentloss import said
+from isthmus.orchestration.monitoring.deploymentloss import describe_loss
 from isthmus.orchestration.monitoring.monitor import monitor
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -86,7 +86,7 @@ def test_a_deployment_that_loses_more_than_it_may_is_undone(replaced: Path) -> N
     assert again.undone == "", "it is done"
     assert [each.package for each in again.packages] == [before.digest, deployed.digest], "what is deployed comes first"
     (loss,) = again.packages[0].lost
-    assert (loss.former, said(loss)[:11]) == ("", "no way back")
+    assert (loss.former, describe_loss(loss)[:11]) == ("", "no rollback")
 
 
 def test_what_the_package_before_says_is_what_it_said(replaced: Path) -> None:
@@ -121,7 +121,7 @@ def test_without_a_way_back_it_says_why(replaced: Path) -> None:
     shutil.rmtree(deployed.probation.before.package)
     result = monitor(project)
     assert result.packages[0].lost == ()
-    assert any("beside the package before it is not known" in why for why in result.packages[0].unknown)
+    assert any("the loss against the previous package is not known" in why for why in result.packages[0].unknown)
     assert in_force(project.deployment_file) == deployed
     shown = run("monitor", "failure", cwd=replaced)
     assert "is not known" in shown.stdout

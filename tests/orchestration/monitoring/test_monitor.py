@@ -200,7 +200,7 @@ def test_a_package_of_another_kind_of_label_has_no_measure(exported: Shop, proje
     exported.replace("    Int64,\n", "    Classes,\n    Int64,\n")
     (package,) = monitor(project(exported)).packages
     assert (package.answers, package.rows, dict(package.measures)) == (200, 0, {})
-    assert package.unknown[0] == "it answers without classes, and the label has them now"
+    assert package.unknown[0] == "it predicts no classes, but the label has classes now"
 
 
 def test_private_keys_are_found_by_their_hashes(exported: Shop, project: Open) -> None:

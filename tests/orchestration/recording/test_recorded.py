@@ -24,7 +24,7 @@ from isthmus.features.projectstatus import SpoolStatus
 from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording import collect as collecting
-from isthmus.orchestration.recording.collect import Collected, collect, damaged_folder, follow
+from isthmus.orchestration.recording.collect import CollectedAnswers, collect, damaged_folder, follow
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.collect import repeat
 from isthmus.orchestration.status import status
@@ -92,14 +92,14 @@ def test_answers_are_in_the_table_as_they_were_given(built: Shop, project: Open)
         while not collect(opened).answers:
             assert time.monotonic() < deadline, "the answer never came"
             time.sleep(0.1)
-        assert collect(opened) == Collected()
+        assert collect(opened) == CollectedAnswers()
     (row,) = RecordedAnswers(opened.offline).read(ds.field("id") == identity).to_pylist()
     assert row["views"] == ["customer_orders", "customer_facts"]
     assert (row["rows"], len(row["status"]), len(row["content"])) == (3, 6, 6)
     assert [bool(content) for content in row["content"]][2::3] == [False, False]
     assert row["contract"] == opened.applied().hash
     assert (opened.recorded / "contracts" / f"{row['contract']}.json").exists()
-    assert collect(opened) == Collected()
+    assert collect(opened) == CollectedAnswers()
     assert segments(opened.spool) == [], "the server has ended, and all of it is in the table"
 
 
@@ -123,7 +123,7 @@ def test_recorded_answers_are_for_their_owner_alone(opened: Project, earlier: bo
 
 def test_columns_of_several_views_are_put_together_by_answer(opened: Project) -> None:
     spooled(opened, [1]).close()
-    assert collect(opened) == Collected(answers=3)
+    assert collect(opened) == CollectedAnswers(answers=3)
     rows = RecordedAnswers(opened.offline).read(EVERYTHING).to_pylist()
     assert [row["request"] for row in rows] == ['{"n": 100}', '{"n": 101}', '{"n": 102}']
     assert [row["content"] for row in rows] == [[800 + n, 801 + n, 800 + n, 801 + n] for n in (0, 2, 4)]
@@ -133,12 +133,12 @@ def test_columns_of_several_views_are_put_together_by_answer(opened: Project) ->
 
 def test_a_segment_stays_as_long_as_its_server_writes_and_is_read_again(opened: Project) -> None:
     spool = spooled(opened, [1, 2])
-    assert collect(opened) == Collected(answers=6)
+    assert collect(opened) == CollectedAnswers(answers=6)
     assert len(segments(opened.spool)) == 1
     spool.write(encoded(batch(spool.run, 3)))
-    assert collect(opened) == Collected(answers=3)
+    assert collect(opened) == CollectedAnswers(answers=3)
     spool.close()
-    assert collect(opened) == Collected()
+    assert collect(opened) == CollectedAnswers()
     assert segments(opened.spool) == []
     assert len(set(_ids(opened))) == len(_ids(opened)) == 9
 
@@ -170,7 +170,7 @@ def test_what_waits_is_known_without_reading_it(shop: Shop, project: Open) -> No
 
 def test_dropped_batches_are_missing_and_counted(opened: Project) -> None:
     spooled(opened, [1, 2, 5, 9]).close()
-    assert collect(opened) == Collected(answers=12, missing=5)
+    assert collect(opened) == CollectedAnswers(answers=12, missing=5)
 
 
 def test_a_batch_cut_in_half_is_put_aside_after_those_before_it(opened: Project) -> None:
@@ -181,7 +181,7 @@ def test_a_batch_cut_in_half_is_put_aside_after_those_before_it(opened: Project)
     assert (counts.answers, len(counts.problems)) == (3, 1)
     assert "bytes into a batch of" in counts.problems[0]
     assert [path.name for path in damaged_folder(opened).iterdir()] == [segment.name]
-    assert collect(opened) == Collected()
+    assert collect(opened) == CollectedAnswers()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_batch_whose_columns_do_not_fit_is_put_aside(opened: Project, changes:
     assert (counts.answers, len(counts.problems)) == (3, 1)
     assert "whose length differs from the number of answers" in counts.problems[0]
     assert len([*damaged_folder(opened).iterdir()]) == 1
-    assert collect(opened) == Collected()
+    assert collect(opened) == CollectedAnswers()
 
 
 def test_the_batch_that_is_being_written_waits_for_the_next_run(opened: Project) -> None:
@@ -206,9 +206,9 @@ def test_the_batch_that_is_being_written_waits_for_the_next_run(opened: Project)
     (segment,) = segments(opened.spool)
     whole = segment.read_bytes()
     os.truncate(segment, len(whole) - 20)
-    assert collect(opened) == Collected(answers=3)
+    assert collect(opened) == CollectedAnswers(answers=3)
     segment.write_bytes(whole)
-    assert collect(opened) == Collected(answers=3)
+    assert collect(opened) == CollectedAnswers(answers=3)
     spool.close()
 
 
@@ -230,7 +230,7 @@ def test_answers_of_a_server_whose_clock_went_back_are_all_there(opened: Project
     for number, written in ((1, now()), (2, now() - 2 * DAY), (3, now() - DAY)):
         spool.write(encoded(batch(spool.run, number, written=written)))
     spool.close()
-    assert collect(opened) == Collected(answers=9)
+    assert collect(opened) == CollectedAnswers(answers=9)
     assert len(set(_ids(opened))) == 9
 
 
@@ -241,14 +241,14 @@ def test_answers_stay_as_long_as_the_settings_say(
     spooled(opened, [1]).close()
     shop.append("\n[server.record]\nkeep_days = 2\n", "isthmus.toml")
     kept = project(shop)
-    assert collect(kept) == Collected(answers=6)
+    assert collect(kept) == CollectedAnswers(answers=6)
     assert len(_ids(kept)) == 3
-    assert collect(kept) == Collected()
+    assert collect(kept) == CollectedAnswers()
     files = [*Path(RecordedAnswers(kept.offline).path).glob("day=*/*")]
     assert len(files) == 2, "whoever reads them now can go on"
     # A day later, whether anything is recorded meanwhile or not.
     monkeypatch.setattr("isthmus.orchestration.recording.table.HOURS", 0)
-    assert collect(kept) == Collected()
+    assert collect(kept) == CollectedAnswers()
     assert sum(file.exists() for file in files) == 1
 
 
@@ -256,7 +256,7 @@ def test_answers_stay_as_long_as_the_settings_say(
 def test_answers_may_stay_for_ever(opened: Project, shop: Shop, project: Open, days: str) -> None:
     spooled(opened, [1], written=now() - 5 * DAY).close()
     shop.append(f"\n[server.record]\nkeep_days = {days}\n", "isthmus.toml")
-    assert collect(project(shop)) == Collected(answers=3)
+    assert collect(project(shop)) == CollectedAnswers(answers=3)
     assert len(_ids(opened)) == 3
 
 
@@ -266,11 +266,11 @@ def test_days_with_many_files_are_joined(opened: Project, monkeypatch: pytest.Mo
     at = now()
     for number in range(1, 7):
         spool.write(encoded(batch(spool.run, number, written=at)))
-        assert collect(opened) == Collected(answers=3)
+        assert collect(opened) == CollectedAnswers(answers=3)
     spool.close()
     assert len(DeltaTable(RecordedAnswers(opened.offline).path).file_uris()) < 6
     assert len(set(_ids(opened))) == len(_ids(opened)) == 18
-    assert collect(opened) == Collected(), "the last batch of the server is known all the same"
+    assert collect(opened) == CollectedAnswers(), "the last batch of the server is known all the same"
 
 
 def test_no_file_of_a_folder_is_opened_by_python(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,17 +284,17 @@ def test_no_file_of_a_folder_is_opened_by_python(opened: Project, monkeypatch: p
 def test_a_commit_has_so_many_bytes(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     spooled(opened, [1, 2, 3]).close()
     monkeypatch.setattr(collecting, "BYTES", 1)
-    assert collect(opened) == Collected(answers=9)
+    assert collect(opened) == CollectedAnswers(answers=9)
     assert DeltaTable(RecordedAnswers(opened.offline).path).version() == 2
 
 
 def test_following_says_a_problem_once(opened: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped, said, turns = threading.Event(), list[str](), iter(range(3))
 
-    def collected(_: Project) -> Collected:
+    def collected(_: Project) -> CollectedAnswers:
         if next(turns) == 2:
             stopped.set()
-        return Collected(problems=("half a batch",))
+        return CollectedAnswers(problems=("half a batch",))
 
     monkeypatch.setattr(collecting, "collect", collected)
     waits: list[float] = []
@@ -384,11 +384,11 @@ def test_recorded_answers_are_an_asset_that_is_collected_every_hour(shop: Shop, 
         metadata = made.materialization.metadata
         shown = {name: metadata[name].value for name in ("dagster/row_count", "answers", "missing", "damaged")}
         assert shown == {"dagster/row_count": 9, "answers": 9, "missing": 1, "damaged": 1}
-        assert "what was whole is in the table" in str(metadata["problems"].value)
+        assert "complete batches are in the table" in str(metadata["problems"].value)
         before = asked(noon + timedelta(hours=1, minutes=10), before)
         assert before.get_num_requested(key) == 0
         assert asked(noon + timedelta(hours=2), before).get_num_requested(key) == 1
-    assert collect(opened) == Collected()
+    assert collect(opened) == CollectedAnswers()
 
 
 def test_a_batch_with_a_wrong_inside_keeps_no_other_waiting_and_can_be_put_back(opened: Project) -> None:
@@ -403,14 +403,14 @@ def test_a_batch_with_a_wrong_inside_keeps_no_other_waiting_and_can_be_put_back(
     counts = collect(opened)
     assert (counts.answers, counts.missing, len(counts.problems)) == (15, 1, 2)
     assert all("recorded/damaged" in problem for problem in counts.problems)
-    assert collect(opened) == Collected()
+    assert collect(opened) == CollectedAnswers()
     # Mended, and put back under the name that the problem has.
     (aside,) = damaged_folder(opened).iterdir()
     name = counts.problems[0].rpartition("recorded/spool as ")[2]
     aside.rename(opened.spool / name)
     (opened.spool / name).write_bytes(b"".join(encoded(batch(spool.run, number)) for number in range(1, 6)))
     spooled(opened, [1]).close()
-    assert collect(opened) == Collected(answers=6)
+    assert collect(opened) == CollectedAnswers(answers=6)
     assert len(set(_ids(opened))) == len(_ids(opened)) == 21
     assert RecordedAnswers(opened.offline).last([spool.run]) == {spool.run: 5}
     assert segments(opened.spool) == []
@@ -427,7 +427,7 @@ def test_a_batch_with_a_wrong_inside_is_not_forgotten_while_its_server_goes_on(o
     content = segments(opened.spool)[0].read_bytes()
     assert len(collect(opened).problems) == 1
     assert [path.read_bytes() for path in damaged_folder(opened).iterdir()] == [content]
-    assert collect(opened) == Collected()
+    assert collect(opened) == CollectedAnswers()
 
 
 @pytest.mark.accept
@@ -452,7 +452,7 @@ def test_killed_while_it_sets_a_segment_aside(opened: Project) -> None:
         found = [*segments(opened.spool), *damaged_folder(opened).iterdir()]
         assert [path.read_bytes() for path in found] == [content]
         assert len(set(_ids(opened))) == len(_ids(opened)) == 6
-    assert collect(opened) == Collected()
+    assert collect(opened) == CollectedAnswers()
 
 
 class _Stop(BaseException):

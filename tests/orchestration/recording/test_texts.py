@@ -123,18 +123,18 @@ def test_texts_are_the_same_and_what_is_not_has_a_cause(built: Shop, project: Op
     assert found[late][0] == Cause.LATE
     assert found[nobody][0] == Cause.KEY
     assert found[said][0] == found[fed][0] == Cause.ENGINE
-    assert "the model says other tokens in the 12 of its text: by isthmus " in found[said][1]
+    assert "the 12 tokens of its text differ: by isthmus " in found[said][1]
     assert "tokenizers " in found[said][1]
-    assert " tokens, " in found[fed][1]
-    assert shown.count("writing texts again") == 3
-    with pytest.raises(RequestError, match="is a text, which has no score"):
+    assert " tokens, and had " in found[fed][1]
+    assert shown.count("regenerating texts") == 3
+    with pytest.raises(RequestError, match="is a text and has no score"):
         explain(opened, same)
 
     # Another package, instead of the one that answered.
     home = tmp_path / "others"
     other = written(home, opened, initializer_range=0.1)
     assert replay(opened, same, package=package_of(opened)).same == 1
-    assert "writes another text" in only(replay(opened, same, package=other), Cause.PACKAGE)
+    assert "writes a different text" in only(replay(opened, same, package=other), Cause.PACKAGE)
     elsewhere = written(home, opened, "{customer_facts__member} {prompt}")
     assert "reads customer_facts, not customer_facts, customer_orders" in only(
         replay(opened, same, package=elsewhere), Cause.PACKAGE

@@ -286,13 +286,13 @@ def test_what_no_training_set_has_is_said_not_to_be_compared(shop: Shop, project
     materialize(project(shop))
     skipped = verify(project(shop)).skipped
     assert skipped["offer"].startswith("no service of late_order has it, so no training set has")
-    assert skipped["moment"] == "there is no training set in which an engine computed it"
+    assert skipped["moment"] == "no training set has its values yet"
     text = shop.definitions.read_text()
     shop.definitions.write_text(text[: text.index("late_order = Distillation(")])
     apply(project(shop))
     skipped = verify(project(shop)).skipped
     assert set(skipped) == {"offer", "extra", "moment"}
-    assert skipped["moment"].startswith("no distillation has it in a service")
+    assert skipped["moment"].startswith("no distillation uses it")
 
 
 def test_functions_may_import_what_lies_beside_the_definitions(shop: Shop, project: Open) -> None:

@@ -282,8 +282,8 @@ def test_a_bad_spine_is_one_clear_error_and_writes_nothing(
         ("nobody", "features, 'nobody': is not in the contract; expected one of late_order_device"),
         (["late_order_device"], "'late_order_device': is a service; expected features='late_order_device', without a"),
         ("customer_facts:height", "view customer_facts has no such feature; expected one of born, city"),
-        (["customer_facts", "customer_facts:city"], "customer_facts:city: is named twice"),
-        ([], "features: none are named"),
+        (["customer_facts", "customer_facts:city"], "customer_facts:city: is listed twice"),
+        ([], "features: the list is empty"),
     ],
 )
 def test_features_that_are_not_there(built: Shop, features: Any, message: str) -> None:
@@ -347,7 +347,7 @@ def test_what_cannot_be_made_again_says_why(built: Shop, project: Open, tmp_path
         assert (files(made.path), files(kept.path)) == before
 
     _written(_spine().slice(1), path)
-    refused(rf"training set {made.id}: its spine .*spine.parquet holds other rows now: 299 of them; expected the 300")
+    refused(rf"training set {made.id}: its spine .*spine.parquet now has 299 different rows; expected the 300")
     path.unlink()
     refused("the rows of its spine cannot be read .*not found")
     _written(_spine(), path)
@@ -361,8 +361,8 @@ def test_what_cannot_be_made_again_says_why(built: Shop, project: Open, tmp_path
     shutil.rmtree(built.state / "offline" / "customer_orders")
     refused("version 0 of the offline table of customer_orders is gone .*nothing at")
     build(project(built), ["customer_orders"])
-    refused("version 0 of the offline table of customer_orders holds other rows: the table was made anew")
-    with pytest.raises(RequestError, match="training set 'nowhere': there is none of this path or id"):
+    refused("version 0 of the offline table of customer_orders has different rows: the table was rebuilt")
+    with pytest.raises(RequestError, match="training set 'nowhere': no training set has this path or id"):
         repeat(project(built), "nowhere")
     (made.path / "_record.json").write_text("{}")
     with pytest.raises(DataError, match="its record cannot be read"):
@@ -372,7 +372,7 @@ def test_what_cannot_be_made_again_says_why(built: Shop, project: Open, tmp_path
 def test_a_folder_that_holds_something_else_stays(built: Shop, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(DataError, match="something else is there"):
+    with pytest.raises(DataError, match="the folder is not a training set"):
         isthmus.training_data(built.root, FEATURES, _spine()).write(tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
@@ -440,7 +440,7 @@ def test_the_command_line(built: Shop, tmp_path: Path) -> None:
     for wrong in (["--spine", SQL], ["--no-status"], ["--like", "x", "--features", "y"], ["--out", "x"]):
         refused = join(*wrong)
         assert refused.returncode == 2
-        assert "its options do not go together" in refused.stderr
+        assert "these options cannot be combined" in refused.stderr
     assert join("late_order", "--like", "x").returncode == 2
 
 

@@ -177,13 +177,13 @@ def test_what_cannot_be_compared_is_said(project: Project) -> None:
     read = read_snapshot(whole, views)
     header = msgspec.structs.replace(read.header, hash="0" * 64)
     place.add(signer(project).seal(SnapshotFile(header, read.rows)), views, 0, tables=latest.tables)
-    assert skipped().startswith(f"it is of contract 000000000000, and {SERVICE} has ")
+    assert skipped().startswith(f"it has contract 000000000000, and {SERVICE} has ")
     snapshot(project)
     assert skipped(6 * HOUR + MINUTE) == (
-        "it is 361 minutes old, and devices use one of at most 360: run `isthmus snapshot`"
+        "it is 361 minutes old, and devices accept at most 360: run `isthmus snapshot`"
     )
     shutil.rmtree(place.folder)
-    assert verify(project).skipped["the snapshot"] == skipped() == "none is written: run `isthmus snapshot`"
+    assert verify(project).skipped["the snapshot"] == skipped() == "none was written: run `isthmus snapshot`"
 
 
 def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, web: None) -> None:
@@ -223,7 +223,7 @@ def test_a_device_whose_every_row_is_refused_answers_nothing_and_the_verdict_say
     with parity(opened, declared, package) as beside:
         parts = compare_runtimes(beside, package, rows, all_keys=False)
         answered = compare_runtimes(beside, package, every, all_keys=False)
-    said = {"what a device answers": f"a request transform refuses each of {count:,} rows"}
+    said = {"what a device answers": f"a request transform refuses all {count:,} rows"}
     assert parts.skipped.items() - answered.skipped.items() == said.items()
 
 
@@ -266,7 +266,7 @@ def test_a_byte_of_an_owner_is_found_by_the_owner(of_owners: Shop) -> None:
     assert (files.compared, files.differing) == (60, 1)
     (example,) = files.examples
     assert example.key == owner
-    assert example.online == "it is not signed by the key of the project, or was changed after it was signed"
+    assert example.online == "it is not signed with the project's key, or was altered"
     assert _differing(verdict) == {f"snapshot {SERVICE}.files", "snapshot customer_orders.late_rate_7d"}
     with pytest.raises(GateFailed, match=r"files .1 of 60.*Run `isthmus snapshot`"):
         require_passed(verdict)
@@ -303,7 +303,7 @@ def test_what_is_wrong_with_an_owner_is_found_though_it_is_signed(of_owners: Sho
     assert differing(put({third: [(b"i", *whole[third][0])]}))[f"snapshot {SERVICE}.files"] == 1
     # Of an earlier declaration it is not compared.
     of_owners.replace('owner="customer"', "owner=None")
-    assert _compared(Project(of_owners.root)).skipped == "its `owner` was another: run `isthmus snapshot`"
+    assert _compared(Project(of_owners.root)).skipped == "its `owner` has changed: run `isthmus snapshot`"
 
 
 def test_a_file_of_owners_that_was_altered_or_is_gone_fails(of_owners: Shop) -> None:
@@ -325,7 +325,7 @@ def test_a_file_of_owners_that_was_altered_or_is_gone_fails(of_owners: Shop) -> 
     for part in (b"\xa8customer", b"\xacshelf_demand"):
         assert whole.count(part) == 1
         file.write_bytes(whole.replace(part, part[:-1] + b"?"))
-        assert refused() == "it is of other views, or of another owner"
+        assert refused() == "it has other views or another owner"
     file.write_bytes(whole[: len(whole) // 2])
     assert refused().startswith("it is damaged")
     # Of another service, or of another contract, in one byte alone: no device takes a file of it.

@@ -1,1 +1,1 @@
-"""What each stage between an ideal answer and the one that was given did to the score."""
+"""Attribute the gap between ideal and actual scores to the stages in between."""

@@ -1,4 +1,4 @@
-"""`attribute`: a change of score, from the ideal answer to the one that was given, in parts of what caused it."""
+"""Attribute the gap between ideal and actual scores to the stages that cause it (`isthmus attribute`)."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.attribution import inputs
-from isthmus.orchestration.attribution.inputs import TIME, Rows
+from isthmus.orchestration.attribution.inputs import TIME, TrainingRows
 from isthmus.orchestration.attribution.page import page
 from isthmus.orchestration.attribution.recordings.predictions import predictions
 from isthmus.orchestration.attribution.recordings.questions import ID, choose_recorded
 from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, Part, page_file, rows_file
-from isthmus.orchestration.attribution.scores import Choose, Chosen, compared
+from isthmus.orchestration.attribution.scores import Choose, ChosenRows, score_rows
 from isthmus.orchestration.attribution.shapley import Numbers, Shares, shapley
 from isthmus.orchestration.attribution.stages import (
     CELLS,
@@ -45,15 +45,15 @@ from isthmus.orchestration.runtimes.products import RUNTIMES, Product
 from isthmus.package.inputs import ModelInput
 from isthmus.package.manifest import Package, open_package
 
+# Rows farthest from the ideal that a report lists.
 LARGEST = 10
-"""Rows whose answer is farthest from the ideal, which a report has."""
 
 
 def day_range(first: str | None, end: str | None) -> Days | None:
-    """The days of the command line; None for the rows of the test part.
+    """Parse the command line's days; None means the rows of the test part.
 
     Raises:
-        RequestError: one of both is missing, is no day, or the range is empty.
+        RequestError: one end is missing or not a day, or the range is empty.
     """
     if (first is None) != (end is None):
         raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
@@ -62,9 +62,9 @@ def day_range(first: str | None, end: str | None) -> Days | None:
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Raises a RequestError with the options that are named and do not go with another."""
+    """Raise RequestError naming the options that cannot be combined with `beside`."""
     if named := [name for name, value in options.items() if value not in (None, [])]:
-        raise RequestError(", ".join(named), f"does not go with {beside}", remedy="leave it out")
+        raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
 
 
 def attribute(  # noqa: PLR0913 - the options of the command
@@ -78,46 +78,48 @@ def attribute(  # noqa: PLR0913 - the options of the command
     recorded: bool = False,
     progress: Progress = silent,
 ) -> Attribution:
-    """Splits the difference of the last package's answers from the ideal ones among the stages between them.
+    """Attribute the gap between the last package's answers and the ideal ones to the stages in between.
 
-    The ideal answer is the teacher's, to the features that could be known at the moment of a row. The rows are the test
-    part of the student's training set, or those of the last training set within `days`. `fed` is a file with what the
-    model was fed, of keys, event times and inputs; without it, that is what was served.
+    The ideal answer is the teacher's, from the features that could be known at the moment of a row. The rows are the
+    test part of the student's training set, or the rows of the latest training set within `days`. `fed` is a file with
+    the inputs that the model was fed, by keys and event time; without it, they are assumed to be the served ones.
 
-    With `recorded`, the rows are the recorded predictions of `days`, or all of them, of the package that answered last;
-    what was answered is what they say.
+    With `recorded`, the rows are the recorded predictions of `days`, or all of them, from the package that answered
+    last, and answers are the recorded ones.
+
+    Writes a page, and a table of all rows, beside the project's state.
 
     Raises:
-        RequestError: the answers are no numbers, no row is in the range, or there is no such file or runtime.
-        DataError: nothing was exported, or a student, a table or the file is gone or not what it must be.
-        ContractMismatch: the package cannot run under the contract in force.
+        RequestError: scores are not numbers, no row is in the range, or the file or runtime does not exist.
+        DataError: nothing was exported, or a student, a table or the file is gone or invalid.
+        ContractMismatch: the package cannot run under the current contract.
     """
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")
     if recorded:
         refuse({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--recorded")
         progress("reading recorded answers", 0.0)
-        answered = predictions(project, declared, days)
-        package, precision = answered.package, answered.precision
-        choose = choose_recorded(project, artifacts, answered)
+        answers = predictions(project, declared, days)
+        package, precision = answers.package, answers.precision
+        choose = choose_recorded(project, artifacts, answers)
     else:
         package = open_package(artifacts.last_package())
         precision = precision or serving_profile(project, package.files.folder).precision
         choose = _of_training_set(project, artifacts, package, days, fed)
-    found = compared(project, declared, package, precision, product, choose, progress)
-    rows, cells, unknown = found.rows, found.cells, found.chosen.unknown
+    scored = score_rows(project, declared, package, precision, product, choose, progress)
+    rows, cells, unknown = scored.rows, scored.cells, scored.chosen.unknown
     spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
     keys = [name for name in (ID, *spine, TIME) if name in rows.table.column_names]
     shares = shapley(coalitions(cells), NEEDS)
     known = [stage for stage in STAGES if stage not in unknown]
     table = _table(rows.table.select(list(dict.fromkeys(keys))), cells, shares, known)
-    of = measures_of(declared, found.labels)
+    of = measures_of(declared, scored.labels)
     far = np.argsort(-np.abs(cells[CELLS[-1]] - cells[CELLS[0]]), kind="stable")[:LARGEST]
     measures = {measure: _measure(cells, function, known) for measure, function in of.items()}
     each = {stage: float(np.abs(shares.value[STAGES.index(stage)]).mean()) for stage in known}
     result = Attribution(
-        declared.name, package.files.digest, found.precision, product.option, rows.examples.id, len(rows.places),
-        found.chosen.matched, found.chosen.left_out, unknown, measures, each, table.take(pa.array(far)).to_pylist(),
+        declared.name, package.files.digest, scored.precision, product.option, rows.examples.id, len(rows.places),
+        scored.chosen.matched, scored.chosen.left_out, unknown, measures, each, table.take(pa.array(far)).to_pylist(),
         _bounds(declared, measures, each), table, project.state / "attribution" / declared.name,
     )  # fmt: skip
     write(result)
@@ -126,7 +128,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
 
 
 def write(result: Attribution) -> None:
-    """Writes the page, and the table of all rows."""
+    """Write the page and the table of all rows."""
     buffer = io.BytesIO()
     pq.write_table(result.table, buffer)
     write_atomically(rows_file(result.folder), buffer.getvalue(), mode=0o600)
@@ -136,18 +138,18 @@ def write(result: Attribution) -> None:
 def _product(option: str) -> Product:
     known = {product.option: product for product in RUNTIMES.values()}
     if option not in known:
-        raise RequestError(f"runtime {option}", "there is none of this name", expected=one_of(known))
+        raise RequestError(f"runtime {option}", "is not a known runtime", expected=one_of(known))
     return known[option]
 
 
 def _of_training_set(
     project: Project, artifacts: Artifacts, package: Package, days: Days | None, fed: Path | None
 ) -> Choose:
-    def choose(scores: Scores, material: Material) -> Chosen:
+    def choose(scores: Scores, material: Material) -> ChosenRows:
         examples = artifacts.training_set(package.manifest.training_set)
-        rows = Rows(examples, material.table.take(pa.array(material.parts.test)), material.parts.test)
+        rows = TrainingRows(examples, material.table.take(pa.array(material.parts.test)), material.parts.test)
         if days is not None:
-            rows = inputs.within(artifacts.latest_training_set() or examples, days)
+            rows = inputs.rows_in(artifacts.latest_training_set() or examples, days)
         chosen = _features(project, artifacts.declared, rows, scores.student_inputs, fed)
         if rows.examples.id != examples.id:
             return chosen
@@ -158,13 +160,13 @@ def _of_training_set(
 
 
 def _features(
-    project: Project, declared: Distillation, rows: Rows, read: tuple[ModelInput, ...], file: Path | None
-) -> Chosen:
-    """The rows of which all is known."""
+    project: Project, declared: Distillation, rows: TrainingRows, read: tuple[ModelInput, ...], file: Path | None
+) -> ChosenRows:
+    """Return the rows whose inputs are all known, with their features."""
     left_out: dict[str, int] = {}
     unknown: dict[str, str] = {}
 
-    def keep(chosen: Rows, why: str) -> Rows:
+    def keep(chosen: TrainingRows, why: str) -> TrainingRows:
         if len(chosen.places) < len(rows.places):
             left_out[why] = len(rows.places) - len(chosen.places)
         return chosen
@@ -175,26 +177,26 @@ def _features(
         if since is None:
             unknown[STALENESS] = f"{view} was never materialized under this contract"
         elif not len(after):
-            unknown[STALENESS] = f"{view} was first served at {clock.moment(since).isoformat()}, after all of the rows"
+            unknown[STALENESS] = f"{view} was first served at {clock.moment(since).isoformat()}, after all rows"
         else:
             rows = keep(rows.take(after), "nothing was served yet")
     fed = None
     if file is None:
-        unknown[SKEW] = "what the model was fed is not known: it is taken for what was served"
+        unknown[SKEW] = "the inputs that the model was fed are not known: they are assumed to be the served ones"
     else:
         keys = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
-        fed = inputs.fed(file, rows.table, keys, [item.name for item in read])
-        rows = keep(rows.take(fed.rows), f"not once in {file}")
+        fed = inputs.read_fed(file, rows.table, keys, [item.name for item in read])
+        rows = keep(rows.take(fed.rows), f"not exactly once in {file}")
     ideal = columns(rows.table, read)
-    served = ideal if STALENESS in unknown else columns(inputs.served(project, declared, rows), read)
+    served = ideal if STALENESS in unknown else columns(inputs.served_features(project, declared, rows), read)
     inputs_fed = served
     if fed is not None:
         inputs_fed = {**served, **columns(fed.table, [item for item in read if item.name in fed.table.column_names])}
-    return Chosen(rows, Features.of(ideal, served, inputs_fed), left_out, unknown)
+    return ChosenRows(rows, Features.of(ideal, served, inputs_fed), left_out, unknown)
 
 
 def measures_of(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
-    """Of (n,) scores: their mean, and what labels say of them as far as they are known."""
+    """Return measures as functions of scores (n,): their mean, and label-based measures if labels are known."""
     known = np.flatnonzero(np.isfinite(labels))
     labels = labels[known]
     of: dict[str, Callable[[Numbers], float]] = {SCORE: lambda scores: float(scores.mean())}
@@ -229,7 +231,6 @@ def _part(shares: Shares, stage: str) -> Part:
 
 
 def _table(rows: pa.Table, cells: Numbers, shares: Shares, known: list[str]) -> pa.Table:
-    """The rows, with what they were answered and the part of each stage in it."""
     added = {"ideal": cells[CELLS[0]], "answer": cells[CELLS[-1]]}
     added |= {stage: shares.value[STAGES.index(stage)] for stage in known}
     for name, values in added.items():

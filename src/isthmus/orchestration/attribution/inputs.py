@@ -1,4 +1,4 @@
-"""The features of each row as they could be known, as they were served, and as the model was fed them."""
+"""Features of each row in three forms: as they could be known, as served, and as fed to the model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,23 +29,22 @@ TIME = "event_timestamp"
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Rows(NamedTuple):
-    """Rows of a training set: a table with the ideal features, and their places in the training set."""
+class TrainingRows(NamedTuple):
+    """Rows of a training set: a table with the ideal features, and the places of the rows in the training set."""
 
     examples: TrainingSet
     table: pa.Table
     places: Index
 
-    def take(self, rows: Index) -> "Rows":
-        """Some of them, by their places among these."""
+    def take(self, rows: Index) -> "TrainingRows":
         return self._replace(table=self.table.take(pa.array(rows)), places=self.places[rows])
 
 
-def within(examples: TrainingSet, days: Days) -> Rows:
-    """The rows of a training set whose event times are in a range of days.
+def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
+    """Return the rows of a training set whose event times are in a range of days.
 
     Raises:
-        RequestError: there are none.
+        RequestError: no row is in the range.
     """
     table = examples.table()
     times = micros(table[TIME])
@@ -56,11 +55,13 @@ def within(examples: TrainingSet, days: Days) -> Rows:
             f"training set {examples.id}", f"no row from {days}", expected=f"days from {first} to {last}",
             remedy="run `isthmus training-set` for newer rows",
         )  # fmt: skip
-    return Rows(examples, table.take(pa.array(places)), places)
+    return TrainingRows(examples, table.take(pa.array(places)), places)
 
 
 def served_since(project: Project, declared: Distillation) -> tuple[int | None, str]:
-    """The moment from which all views of a student were served, and the view that came last; None if it never did.
+    """Return the moment from which all views of a student were served, and the last view to become so.
+
+    The moment is None if a view was never served.
 
     Raises:
         DataError: the log is damaged.
@@ -75,13 +76,13 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
     return max(began)
 
 
-def served(project: Project, declared: Distillation, rows: Rows) -> pa.Table:
-    """The rows with the student's stored features as they were served, in the names of the training set.
+def served_features(project: Project, declared: Distillation, rows: TrainingRows) -> pa.Table:
+    """Return the rows with the student's stored features as they were served, named as in the training set.
 
-    A student of a device gets them from the oldest snapshot that it may use.
+    For a student on a device, features come from the oldest snapshot that it may use.
 
     Raises:
-        DataError: a table is not any more what was served, or what the training set was joined from.
+        DataError: a table no longer has what was served, or what the training set was joined from.
     """
     contract, service = project.applied(), declared.student.name
     offline = project.offline_store()
@@ -91,8 +92,8 @@ def served(project: Project, declared: Distillation, rows: Rows) -> pa.Table:
     features: dict[str, list[str]] = {}
     for view, feature in contract.read(service):
         features.setdefault(view, []).append(feature)
-    made = tuple(f"{name}{SEPARATOR}" for name in (*rows.examples.features, *rows.examples.computed))
-    spine = rows.table.select([name for name in rows.table.column_names if not name.startswith(made)])
+    feature_prefixes = tuple(f"{name}{SEPARATOR}" for name in (*rows.examples.features, *rows.examples.computed))
+    spine = rows.table.select([name for name in rows.table.column_names if not name.startswith(feature_prefixes)])
     join = ServedJoin(
         spine.schema, offline, [history_of(offline, rows.examples, view) for view in features], features=features,
         status=False, threads=project.settings.profiles.training.threads,
@@ -100,50 +101,53 @@ def served(project: Project, declared: Distillation, rows: Rows) -> pa.Table:
     return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
 
 
-class Fed(NamedTuple):
-    """What the model was fed: the rows that are known, by their places, and their columns."""
+class FedInputs(NamedTuple):
+    """Recorded model inputs: the indices of the rows they belong to, and their columns."""
 
     rows: Index
     table: pa.Table
 
 
-def fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> Fed:
-    """The inputs in a file of Parquet or Arrow, found by join keys and event time.
+def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> FedInputs:
+    """Read model inputs from a Parquet or Arrow file, matched by join keys and event time.
 
-    The file may have some of the inputs and some of the rows. Rows of the same keys and time are not used.
+    The file may have a subset of inputs and rows. Rows with duplicate keys and time are ignored.
 
     Raises:
-        DataError: it cannot be read, lacks a key or all inputs, has a column that is no input, or no row of these.
+        DataError: the file cannot be read, lacks a key or all inputs, has a column that is not an input, or matches no
+            row.
     """
-    table, where, named = _read(file), f"inputs {file}", [*keys, TIME]
-    allowed = dict.fromkeys([*named, *inputs])
-    problems = [f"no column {name}" for name in named if name not in table.column_names]
-    problems += [f"{name}, which is no input" for name in table.column_names if name not in allowed]
-    if not problems and not set(table.column_names) - set(named):
+    table, source, key_columns = _read(file), f"inputs {file}", [*keys, TIME]
+    allowed = dict.fromkeys([*key_columns, *inputs])
+    problems = [f"no column {name}" for name in key_columns if name not in table.column_names]
+    problems += [f"column {name}, which is not an input" for name in table.column_names if name not in allowed]
+    if not problems and not set(table.column_names) - set(key_columns):
         problems = ["no input"]
     if len(table.column_names) != len(set(table.column_names)):
-        problems.append("a column twice")
+        problems.append("a duplicate column")
     if problems:
-        expected = f"{', '.join(named)}, and any of {', '.join(name for name in inputs if name not in named)}"
-        raise DataError(where, "; ".join(problems), expected=expected)
+        expected = (
+            f"{', '.join(key_columns)}, and any of {', '.join(name for name in inputs if name not in key_columns)}"
+        )
+        raise DataError(source, "; ".join(problems), expected=expected)
     try:
-        names = table.select(named).cast(pa.schema([rows.schema.field(name) for name in named]))
+        names = table.select(key_columns).cast(pa.schema([rows.schema.field(name) for name in key_columns]))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        types = {name: str(rows.schema.field(name).type) for name in named}
-        raise DataError(where, f"its keys have other types ({error})", expected=str(types)) from error
-    once = _unique(names)
-    places = matches(names.take(pa.array(once)), rows.select(named))
-    known = np.flatnonzero(places >= 0)
-    if not len(known):
-        found = f"none of its {len(table):,} rows is one of the {len(rows):,} rows"
-        expected, remedy = f"the same {', '.join(named)}", "name their range with --from and --to"
-        raise DataError(where, found, expected=expected, remedy=remedy)
-    columns = [name for name in table.column_names if name in inputs and name not in named]
-    return Fed(known, table.select(columns).take(pa.array(once[places[known]])))
+        types = {name: str(rows.schema.field(name).type) for name in key_columns}
+        raise DataError(source, f"its keys have the wrong types ({error})", expected=str(types)) from error
+    unique = _unique(names)
+    places = matches(names.take(pa.array(unique)), rows.select(key_columns))
+    matched = np.flatnonzero(places >= 0)
+    if not len(matched):
+        problem = f"none of its {len(table):,} rows is one of the {len(rows):,} rows"
+        expected, remedy = f"the same {', '.join(key_columns)}", "select their range with --from and --to"
+        raise DataError(source, problem, expected=expected, remedy=remedy)
+    columns = [name for name in table.column_names if name in inputs and name not in key_columns]
+    return FedInputs(matched, table.select(columns).take(pa.array(unique[places[matched]])))
 
 
 def _unique(names: pa.Table) -> Index:
-    """The rows whose keys no other row has: of several, none says which input is whose."""
+    """Return the rows whose keys are unique."""
     distinct = names.group_by(names.column_names).aggregate([])
     groups = matches(distinct, names)
     counts = np.bincount(groups[groups >= 0], minlength=len(distinct))
@@ -157,12 +161,12 @@ def _read(file: Path) -> pa.Table:
                 return pa.ipc.open_file(source).read_all()
         return pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"inputs {file}", f"cannot be read ({error})", expected="a file of Parquet, or Arrow's .arrow",
-                        remedy="name a file that is there") from error  # fmt: skip
+        raise DataError(f"inputs {file}", f"cannot be read ({error})", expected="a Parquet or .arrow file",
+                        remedy="check the path") from error  # fmt: skip
 
 
 def labels(table: pa.Table, label: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The labels of rows, NaN where none is known yet."""
+    """Return labels as numbers, NaN if not known yet."""
     values: np.ndarray[Any, np.dtype[np.float64]] = pc.cast(table[label], pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

@@ -1,4 +1,4 @@
-"""An attribution on the terminal, as one HTML page, and as images."""
+"""An attribution on the terminal, as an HTML page, and as images."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -24,17 +24,17 @@ from isthmus.features.document.html import image, to_html
 from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, page_file, rows_file
 from isthmus.orchestration.attribution.stages import MEANINGS
 
+# Parts with a wider range interact with other parts.
 MIXED = 1e-9
-"""Parts whose least and most are farther apart interact with others."""
+# Sign of an improvement; a mean score has none.
 _BETTER = {"auc": 1, "log_loss": -1, "rmse": -1, "mae": -1}
-"""Whether more of a measure is better; a mean score is neither."""
 NUMBERS = ("part", "lowest", "highest", "of the difference")
+# Relative size below which a part is a rounding error.
 _NONE = 1e-6
-"""A part that is smaller, beside what it is a part of, is rounding."""
 _READING = """\
-Ideal is what the teacher says of the features that could be known at the moment of a row. Each part is a Shapley
-value: what a stage changes, on average over all orders in which stages could be swapped. Lowest and highest are what
-it changes in one of these orders."""
+Ideal is the teacher's answer to the features that could be known at the moment of a row. Each part is a Shapley value:
+the effect of a stage, averaged over all orders of swapping the stages. Lowest and highest are its effects in a single
+order."""
 STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg .better { fill: var(--good) } svg .worse { fill: var(--mark) } svg .moved { fill: var(--soft) }
@@ -46,9 +46,8 @@ _ROW, _LEFT, _WIDTH, _RIGHT = 24, 86, 420, 78
 
 
 def page(result: Attribution) -> str:
-    """A self-contained HTML page."""
     blocks: list[Block] = [
-        Heading(f"{result.name}: from the ideal answer to the one that was given", 1),
+        Heading(f"{result.name}: from the ideal answer to the actual answer", 1),
         Paragraph(_origin(result)),
         Paragraph(_READING),
         *_bounds(result),
@@ -57,7 +56,7 @@ def page(result: Attribution) -> str:
     ]
     for name, measure in result.measures.items():
         blocks += [Heading(_title(name, measure), 2), parts_table(measure)]
-    blocks += [Heading("Rows"), _each(result), Heading("Farthest from the ideal", 3), _largest(result)]
+    blocks += [Heading("Rows"), _each(result), Heading("Rows farthest from the ideal", 3), _largest(result)]
     blocks += [Heading("Stages"), Bullets([(strong(stage), f": {MEANINGS[stage]}") for stage in MEANINGS])]
     return to_html(f"Attribution of {result.name}", blocks, STYLE)
 
@@ -70,7 +69,7 @@ def _origin(result: Attribution) -> Text:
 
 
 def screen(result: Attribution) -> Iterator[Block]:
-    """What the terminal shows."""
+    """Return what the terminal shows."""
     for name, measure in result.measures.items():
         yield Heading(_title(name, measure))
         yield parts_table(measure)
@@ -82,12 +81,12 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 
 def images(result: Attribution) -> dict[str, str]:
-    """A waterfall of each measure, as the address of an image."""
+    """Return a waterfall per measure as an image URL."""
     return {measure_name(name): image(waterfall(name, measure), STYLE) for name, measure in result.measures.items()}
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
-    """From the ideal, part by part, to the answer; a line is the range over the orders where parts interact."""
+    """Draw the steps from ideal to answer; a line shows a part's range over all orders if parts interact."""
     at, bars = measure.ideal, []
     for stage, part in measure.parts.items():
         bars.append((stage, at, at + part.value, at + part.low, at + part.high))
@@ -129,7 +128,6 @@ def _change(value: float, measure: Measure) -> str:
 
 
 def measure_name(measure: str) -> str:
-    """In words."""
     return "mean score" if measure == SCORE else measure.replace("_", " ")
 
 
@@ -139,7 +137,7 @@ def _title(name: str, measure: Measure) -> str:
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
-    """Each part with its range, if parts interact, and its share."""
+    """List each part with its share, and with its range if parts interact."""
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED
@@ -181,6 +179,6 @@ def _notes(result: Attribution) -> Iterator[Block]:
     for stage, why in result.unknown.items():
         yield Paragraph((strong(stage), f" has no part: {why}."))
     for why, count in result.left_out.items():
-        yield Paragraph(f"{count:,} rows were left out: {why}.")
+        yield Paragraph(f"{count:,} rows were skipped: {why}.")
     if result.matched is not None:
-        yield Paragraph(f"{result.matched:,} rows are in the training set, too: labels and skew are of these alone.")
+        yield Paragraph(f"Labels and skew are known for {result.matched:,} rows, which the training set also has.")

@@ -1,4 +1,4 @@
-"""What an attribution found: the parts of each measure and of each row."""
+"""The result of an attribution: the parts of each measure and of each row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,13 +11,13 @@ import pyarrow as pa
 from isthmus.distill.gates import GateResult
 from isthmus.features.errors import GateFailed
 
-_APART = ("table", "folder", "bounds")
+_OMITTED = ("table", "folder", "bounds")
+# The mean of all scores.
 SCORE = "score"
-"""The measure that is the mean of all scores."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What a stage did to a measure: its Shapley value, and the least and the most that it does in any order."""
+    """Effect of a stage on a measure: its Shapley value, and its smallest and largest effect in any order."""
 
     value: float
     low: float
@@ -25,10 +25,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A measure of the ideal answers and of those that were given, and the part of each stage in the difference.
-
-    A stage of which nothing is known has no part.
-    """
+    """A measure of the ideal and the actual answers, and the part of each known stage in the difference."""
 
     ideal: float
     answer: float
@@ -36,26 +33,26 @@ class Measure(msgspec.Struct, frozen=True):
 
     @property
     def difference(self) -> float:
-        """What the parts sum to."""
         return self.answer - self.ideal
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """An attribution of the rows of a distillation.
+    """Attribution of a distillation's scores.
 
     Attributes:
-        package: the digest of the package that answers.
-        precision: of its file, likewise `runtime`.
-        rows: how many were compared.
-        matched: of recorded answers, the rows that the training set has, too; None for rows of a training set.
-        left_out: why rows were left out, and how many.
-        unknown: stages of which nothing is known, and why.
-        measures: the mean score, and what is measured by labels.
-        each: of a stage, the mean over the rows of how far it moves the score of a row.
-        largest: the rows whose answer is farthest from the ideal.
-        bounds: those of the distillation.
-        table: a line for each row: keys, time, ideal, answer, and the part of each stage.
+        package: digest of the package that answers.
+        precision: precision of its model file.
+        runtime: runtime of its model file.
+        rows: number of compared rows.
+        matched: number of recorded rows that the training set has as well; None for rows of a training set.
+        left_out: number of skipped rows by reason.
+        unknown: stages without a part, with the reason.
+        measures: mean score and label-based measures, by name.
+        each: mean absolute effect on a row's score, by stage.
+        largest: rows whose answer is farthest from the ideal.
+        bounds: results of the distillation's bounds.
+        table: one line per row: keys, time, ideal, answer and the part of each stage.
     """
 
     name: str
@@ -76,12 +73,11 @@ class Attribution:
 
     @property
     def passed(self) -> bool:
-        """Whether all bounds hold."""
         return all(bound.holds for bound in self.bounds)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data, without the table of all rows, which is in a file."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _APART}
+        """Return plain data; the table of rows is left out, since a file has it."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _OMITTED}
         built: dict[str, Any] = msgspec.to_builtins(plain, enc_hook=str)
         for name, measure in self.measures.items():
             built["measures"][name]["difference"] = measure.difference
@@ -91,20 +87,18 @@ class Attribution:
 
 
 def require_bounds(result: Attribution) -> None:
-    """Raises a GateFailed with every bound that does not hold; a stage of which nothing is known keeps none."""
+    """Raise GateFailed if a bound is broken; bounds on unknown stages count as broken."""
     if failed := [bound for bound in result.bounds if not bound.holds]:
         raise GateFailed(
             f"attribution of {result.name}", "; ".join(map(str, failed)),
             expected="; ".join(bound.expected for bound in failed),
-            remedy=f"look at {page_file(result.folder)}, or change the bounds in the definitions",
+            remedy=f"open {page_file(result.folder)}, or change the bounds in the definitions",
         )  # fmt: skip
 
 
 def page_file(folder: Path) -> Path:
-    """The page of an attribution."""
     return folder / "attribution.html"
 
 
 def rows_file(folder: Path) -> Path:
-    """The parts of each row."""
     return folder / "rows.parquet"

@@ -1,4 +1,4 @@
-"""Rows with the scores of all that a coalition of stages comes down to: what is split among the stages."""
+"""Score rows for every coalition of stages: the input of an attribution."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from isthmus.distill.tasks.task import Material
 from isthmus.features.errors import ContractMismatch, DataError
 from isthmus.features.progress import Progress
 from isthmus.orchestration.artifacts import outdated
-from isthmus.orchestration.attribution.answers import Files, PackageModels
-from isthmus.orchestration.attribution.inputs import Index, Rows, labels
+from isthmus.orchestration.attribution.answers import ModelFiles, PackageModels
+from isthmus.orchestration.attribution.inputs import Index, TrainingRows, labels
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import (
     AS_ANSWERED,
@@ -24,7 +24,7 @@ from isthmus.orchestration.attribution.stages import (
     IN_PRECISION,
     IN_RUNTIME,
     Features,
-    scored,
+    score_cells,
 )
 from isthmus.orchestration.models.students import packaged
 from isthmus.orchestration.project import Project
@@ -35,21 +35,21 @@ from isthmus.package.manifest import Package
 REFUSED = "a request transform refuses them"
 
 
-class Chosen(NamedTuple):
-    """The rows that are compared.
+class ChosenRows(NamedTuple):
+    """The rows to compare.
 
     Attributes:
-        rows: with the inputs of the teacher, which are ideal.
-        features: the inputs of the student in their four forms.
-        left_out: why rows were left out, and how many.
-        unknown: stages of which nothing is known, and why.
-        outputs: of the teacher, kept, by the places of `rows`; None where it is asked anew.
-        recorded: what was answered; None where the runtime is asked.
-        matched: of recorded rows, those that the training set has.
-        keys: the columns of the rows that say what they are about.
+        rows: rows with the teacher's ideal inputs.
+        features: student inputs in four forms.
+        left_out: number of skipped rows by reason.
+        unknown: stages without a part, with the reason.
+        outputs: cached teacher outputs by the places of `rows`; None if the teacher must run.
+        recorded: recorded scores; None if the runtime must run.
+        matched: number of recorded rows that the training set has.
+        keys: columns that identify the rows.
     """
 
-    rows: Rows
+    rows: TrainingRows
     features: Features
     left_out: dict[str, int]
     unknown: dict[str, str]
@@ -59,18 +59,18 @@ class Chosen(NamedTuple):
     keys: Sequence[str] = ()
 
 
-Choose = Callable[[Scores, Material], Chosen]
+Choose = Callable[[Scores, Material], ChosenRows]
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Rows, the scores of each cell, float64 (4, 5, n), and the labels, NaN where none is known.
+class ScoredRows:
+    """Rows with the score of each cell, float64 (4, 5, n), and labels, NaN if unknown.
 
-    `places` are those of the rows among the chosen ones, and `inputs` those of the student's graph.
+    `places` are the indices of the rows among the chosen rows; `inputs` are the inputs of the student's graph.
     """
 
-    chosen: Chosen
-    rows: Rows
+    chosen: ChosenRows
+    rows: TrainingRows
     cells: Numbers
     places: Index
     labels: Numbers
@@ -78,20 +78,20 @@ class Compared:
     inputs: Sequence[ModelInput]
 
 
-def compared(  # noqa: PLR0913 - what answers, and to what
+def score_rows(  # noqa: PLR0913 - the models and their rows
     project: Project, declared: Distillation, package: Package, precision: str,
     product: Product, choose: Choose,
     progress: Progress,
-) -> Compared:  # fmt: skip
-    """Asks the models of a package for the scores of rows, which are chosen once its student is open.
+) -> ScoredRows:  # fmt: skip
+    """Open the student, choose rows, and score them with all models of a package.
 
     Raises:
-        RequestError: the answers are no numbers, or there is no such file.
+        RequestError: scores are not numbers, or the package has no such file.
         DataError: a student or a table is gone, or a request transform refuses every row.
-        ContractMismatch: the package cannot run under the contract in force.
+        ContractMismatch: the package cannot run under the current contract.
     """
     _require_current(project, package)
-    files = Files(package, precision, product.formats[-1])
+    files = ModelFiles(package, precision, product.formats[-1])
     progress("opening the student", 0.0)
     with packaged(project, declared, package) as trained:
         scores = Scores(trained.task, trained.student)
@@ -99,32 +99,32 @@ def compared(  # noqa: PLR0913 - what answers, and to what
         progress("joining what was served", 0.2)
         chosen = choose(scores, material)
         rows = chosen.rows
-        kept = None if chosen.outputs is None else (chosen.outputs, rows.places)
+        cached = None if chosen.outputs is None else (chosen.outputs, rows.places)
         models = PackageModels(
             scores, package, files, {IN_PRECISION: RUNTIMES["ONNX Runtime"], IN_RUNTIME: product, AS_ANSWERED: product},
-            rows.table, material.teacher_inputs, RequestInputs.of(project.applied(), declared.teacher.name), kept,
+            rows.table, material.teacher_inputs, RequestInputs.of(project.applied(), declared.teacher.name), cached,
         )  # fmt: skip
-        cells = scored(chosen.features, models, lambda model: progress(f"asking {model}", 0.4))
+        cells = score_cells(chosen.features, models, lambda model: progress(f"running {model}", 0.4))
     if chosen.recorded is not None:
-        answered_as(cells, chosen.recorded, probabilities=isinstance(declared.label, Binary))
+        use_recorded(cells, chosen.recorded, probabilities=isinstance(declared.label, Binary))
     progress("splitting the difference", 0.9)
-    answered = np.flatnonzero(np.isfinite(_needed(cells)).all(0))
-    if len(answered) < len(rows.places):
-        chosen.left_out[REFUSED] = chosen.left_out.get(REFUSED, 0) + len(rows.places) - len(answered)
-        rows, cells = rows.take(answered), cells[..., answered]
-    if not len(answered):
+    finite = np.flatnonzero(np.isfinite(_used(cells)).all(0))
+    if len(finite) < len(rows.places):
+        chosen.left_out[REFUSED] = chosen.left_out.get(REFUSED, 0) + len(rows.places) - len(finite)
+        rows, cells = rows.take(finite), cells[..., finite]
+    if not len(finite):
         raise DataError(f"attribution of {declared.name}", "a request transform refuses every row",
-                        expected="a row that has an answer")  # fmt: skip
-    return Compared(
-        chosen, rows, cells, answered, labels(rows.table, material.label), files.precision, scores.student_inputs
+                        expected="at least one row that it accepts")  # fmt: skip
+    return ScoredRows(
+        chosen, rows, cells, finite, labels(rows.table, material.label), files.precision, scores.student_inputs
     )
 
 
-def answered_as(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Has the runtime that answered say what it said; what it would have said of other features is as far away.
+def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
+    """Replace the scores of the runtime that answered with the recorded scores.
 
-    So what it said differently than the runtime here is the part of the runtime alone, but where a probability would
-    leave 0 to 1.
+    Its scores for other features move by the same distance, so that the deviation from this machine's runtime counts as
+    the runtime's part, except where a probability would leave 0 to 1.
     """
     moved = recorded - cells[CELLS[-1]]
     for model in (IN_RUNTIME, AS_ANSWERED):
@@ -143,8 +143,8 @@ def _require_current(project: Project, package: Package) -> None:
         )  # fmt: skip
 
 
-def _needed(cells: Numbers) -> Numbers:
-    """The cells of coalitions, (cells, n)."""
+def _used(cells: Numbers) -> Numbers:
+    """Return the cells that coalitions use, shape (cells, n)."""
     forms, models = zip(*dict.fromkeys(CELLS), strict=True)
-    needed: Numbers = cells[list(forms), list(models)]
-    return needed
+    used: Numbers = cells[list(forms), list(models)]
+    return used

@@ -1,7 +1,7 @@
-"""Exact Shapley values over all coalitions of a few players, some of which may need others (Faigle and Kern, 1992).
+"""Exact Shapley values over all coalitions of a few players, some of which depend on others (Faigle and Kern, 1992).
 
-A precision without a student is nothing: if all orders counted, half of what it does would be the student's. Of the
-orders only those count in which nobody comes before a player that it needs (doi:10.1007/BF01258278).
+A precision needs a student: if all orders counted, the student would get half of the precision's effect. Only orders
+count in which no player comes before one that it needs (doi:10.1007/BF01258278).
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,10 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Shares(NamedTuple):
-    """The share of each player, (players, ...), and the least and the most that it adds in any order of the players.
+    """Share of each player, shape (players, ...), and the smallest and largest effect it has in any order.
 
-    Shares sum to the value of all players less that of none. Least and most differ where players interact.
+    Shares sum to the value of all players minus the value of none. The smallest and largest effect differ if players
+    interact.
     """
 
     value: Numbers
@@ -24,10 +25,11 @@ class Shares(NamedTuple):
 
 
 def shapley(values: Numbers, needs: Mapping[int, int] | None = None) -> Shares:
-    """The shares of n players from the values of their coalitions, float64 (2**n, ...).
+    """Compute the shares of n players from the values of their coalitions, float64 (2**n, ...).
 
-    Player i is in a coalition if bit i of its number is set; `needs` has of a player those that come before it, as
-    such a number. What i adds to a coalition counts by the share of the orders in which just these come before it.
+    Bit i of a coalition's number means that player i is in it. `needs` maps a player to the coalition that must come
+    before it. Each effect of player i on a coalition is weighted by the fraction of orders in which exactly that
+    coalition comes before i.
     """
     needs, everyone = needs or {}, len(values) - 1
     players = range(everyone.bit_length())
@@ -36,7 +38,7 @@ def shapley(values: Numbers, needs: Mapping[int, int] | None = None) -> Shares:
         needed = needs.get(player, 0)
         return not coalition >> player & 1 and coalition & needed == needed
 
-    # Orders that lead to a coalition, and from there to all players. A larger coalition has a larger number.
+    # Number of orders that lead to a coalition, and from there to all players. Supersets have larger numbers.
     before, after = [1, *[0] * everyone], [*[0] * everyone, 1]
     for coalition in range(everyone + 1):
         for player in players:

@@ -1,7 +1,7 @@
-"""The stages between an ideal answer and the one that was given, and the scores of each row with any of them swapped.
+"""The stages between an ideal and an actual answer, and scores of rows with any set of stages swapped.
 
-A coalition is a set of stages that are as they were; the others are ideal. Four forms of the features and five models
-are all that coalitions need, and only rows whose features differ are asked again.
+A coalition is the set of stages that are actual; all other stages are ideal. Four forms of the features and five models
+cover all coalitions. Only rows whose features differ are scored again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,42 +15,42 @@ from isthmus.orchestration.attribution.shapley import Numbers
 
 STALENESS, SKEW, DISTILLATION, PRECISION, RUNTIME = STAGES
 MEANINGS: Mapping[str, str] = {
-    STALENESS: "from the features that could be known to those that were served",
-    SKEW: "from the features that were served to those that the model was fed",
+    STALENESS: "from the features that could be known to the served features",
+    SKEW: "from the served features to the features that the model was fed",
     DISTILLATION: "from the teacher to the student, in torch",
-    PRECISION: "from the student in floats to the precision of its file",
-    RUNTIME: "from the runtime in which that was measured to the one that answered",
+    PRECISION: "from the student in fp32 to the precision of its file",
+    RUNTIME: "from the runtime of that measurement to the runtime that answered",
 }
+# Models: teacher, student in torch, with the file's precision only, with its runtime only, with both.
 TEACHER, STUDENT, IN_PRECISION, IN_RUNTIME, AS_ANSWERED = range(5)
-"""The models: a teacher; its student in torch; in the precision alone; in the runtime alone; in both."""
 
 Columns = Mapping[str, Values]
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Models(Protocol):
-    """What answers rows: each model that `cells` needs. `rows` are the places of the rows among all."""
+class StageModels(Protocol):
+    """The models that score rows. `rows` are the indices of the rows among all rows."""
 
     def teacher(self, rows: Index, features: Columns | None) -> Numbers:
-        """Scores (n,) of the teacher; of the ideal features if there are none."""
+        """Return the teacher's scores, shape (n,); without `features`, for the ideal ones."""
 
     def students(self, features: Sequence[Columns]) -> Sequence[Mapping[int, Numbers]]:
-        """Scores (n,) of the student and its files by model, for several tables of features."""
+        """Return scores (n,) of the student and its files by model, for each table of features."""
 
 
+# The teacher has no model file, so precision and runtime need the student.
 NEEDS: Mapping[int, int] = dict.fromkeys(map(STAGES.index, (PRECISION, RUNTIME)), 1 << STAGES.index(DISTILLATION))
-"""No file has the teacher: it has no other precision, and no other runtime."""
 
 
 class Cell(NamedTuple):
-    """What a coalition comes down to: a form of the features, as a number of two bits, and a model."""
+    """The source of a coalition's value: a form of the features, a two-bit number, and a model."""
 
     features: int
     model: int
 
 
 def cell(coalition: int) -> Cell:
-    """That of a coalition, in which bit i is stage i of `STAGES`."""
+    """Return the cell for a coalition; bit i means that stage i of `STAGES` is actual."""
     swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}
     features = (STALENESS in swapped) | (SKEW in swapped) << 1
     if DISTILLATION not in swapped:
@@ -58,15 +58,15 @@ def cell(coalition: int) -> Cell:
     return Cell(features, STUDENT + (PRECISION in swapped) + 2 * (RUNTIME in swapped))
 
 
+# The cell of each coalition.
 CELLS = tuple(map(cell, range(1 << len(STAGES))))
-"""Of each coalition."""
 
 
 class Features(NamedTuple):
-    """The inputs of a model of n rows in four forms, and the rows of each form that differ from the ideal.
+    """Model inputs of n rows in four forms, and masks of rows that differ from the ideal form.
 
-    In the order of `Cell.features`: ideal; as served; as served where that was fed, and as fed where not; the ideal
-    but for what was fed differently than served.
+    Forms in the order of `Cell.features`: ideal; served; ideal with the skew applied, that is with fed values where
+    these differ from the served ones; fed.
     """
 
     forms: tuple[Columns, Columns, Columns, Columns]
@@ -74,7 +74,7 @@ class Features(NamedTuple):
 
     @classmethod
     def of(cls, ideal: Columns, served: Columns, fed: Columns) -> "Features":
-        """From the three that are known; each has the same columns."""
+        """Build the four forms from three tables with the same columns."""
         skewed = {}
         for name, values in ideal.items():
             other = ~same(served[name], fed[name])
@@ -87,7 +87,7 @@ class Features(NamedTuple):
 
 
 def same(left: Values, right: Values) -> Mask:
-    """The rows in which two columns hold the same; a null is the same as another, and so is a NaN."""
+    """Mark the rows in which two columns are equal; nulls are equal, and so are NaNs."""
     if left is right:
         return np.ones(len(left.data), bool)
     both: Mask = left.valid & right.valid
@@ -105,7 +105,6 @@ def same(left: Values, right: Values) -> Mask:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Of arrays, of which a null is none."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
     return bool(left == right) if type(left) is type(right) else False
@@ -117,8 +116,8 @@ def _differing(ideal: Columns, form: Columns) -> Mask:
     return result
 
 
-def scored(features: Features, models: Models, note: Callable[[str], None]) -> Numbers:
-    """The scores of each cell, float64 (4, 5, n): forms of the features by models."""
+def score_cells(features: Features, models: StageModels, note: Callable[[str], None]) -> Numbers:
+    """Return the scores of each cell, float64 (4, 5, n): feature forms by models."""
     count = len(features.differing[0])
     scores = np.empty((4, 5, count))
     every = np.arange(count)
@@ -129,9 +128,9 @@ def scored(features: Features, models: Models, note: Callable[[str], None]) -> N
         if form and len(rows):
             scores[form, TEACHER, rows] = models.teacher(rows, _take(features.forms[form], rows))
     note("the student and its files")
-    asked = [form for form, rows in enumerate(places) if form == 0 or len(rows)]
-    tables = [_take(features.forms[form], places[form]) for form in asked]
-    for form, answers in zip(asked, models.students(tables), strict=True):
+    forms_scored = [form for form, rows in enumerate(places) if form == 0 or len(rows)]
+    tables = [_take(features.forms[form], places[form]) for form in forms_scored]
+    for form, answers in zip(forms_scored, models.students(tables), strict=True):
         for model, answer in answers.items():
             if form == 0:
                 scores[:, model] = answer
@@ -145,7 +144,7 @@ def _take(columns: Columns, rows: Index) -> dict[str, Values]:
 
 
 def coalitions(cells: Numbers) -> Numbers:
-    """The values of all coalitions, (32, ...), from those of the cells, (4, 5, ...); for `shapley` with `NEEDS`."""
+    """Return the values of all coalitions, (32, ...), from the values of the cells, (4, 5, ...)."""
     forms, models = zip(*CELLS, strict=True)
     values: Numbers = cells[list(forms), list(models)]
     return values

@@ -1,1 +1,1 @@
-"""What labels that become known later say of recorded answers, and how far what is served has drifted."""
+"""Quality of recorded answers, measured by labels that became known later, and drift of what is served."""

@@ -1,8 +1,9 @@
-"""The recorded answers of a model, a row each: who was asked for what, when, and what was said."""
+"""Recorded predictions of a model, one row per predicted row: keys, request fields, moment and outputs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from isthmus.features.values.columns import Ints, Mask, from_python
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.monitoring.labels import clock_went_back
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.requests import Keys
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.secret import known_secret
 from isthmus.package.manifest import open_package, read_package
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.deployment.history import DeploymentHistory
-from isthmus.serving.recorder.columns import hashes
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.messages import PredictRequest
 
@@ -38,18 +39,18 @@ _READ = [
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What a package in a precision answered to n rows, in the order of its processes.
+class PackageAnswers:
+    """Answers of a package in one precision, as n rows sorted by server process.
 
     Attributes:
-        part: the answers, as the table of recorded answers has them.
-        answer: of each row the place of its answer, shape (n,).
-        at: its moment, microseconds since 1970 UTC; likewise `run`, the number of the process.
-        outputs: float64 (n, width); NaN where the model had no answer.
-        columns: join keys and request fields, null where a request has none.
-        had: which of the columns its request has, shape (n, columns).
-        twice: whether the clock of its server has had its moment twice.
-        unread: whether its request cannot be read any more.
+        part: the answers as the table of recorded answers has them.
+        answer: index of each row's answer, shape (n,).
+        at: moment of each row in microseconds since 1970 UTC, shape (n,).
+        outputs: float64 (n, width); NaN if the model had no answer.
+        columns: join keys and request fields, null if a request lacks them.
+        had: whether the request has the column, shape (n, columns).
+        twice: whether the server's clock passed the moment twice, shape (n,).
+        unread: whether the request cannot be read, shape (n,).
     """
 
     package: str
@@ -64,43 +65,48 @@ class Answered:
     unread: Mask
 
 
-def answered(
+def read_answers(
     project: Project, declared: Distillation, columns: Sequence[Column], keys: Callable[[str], Sequence[Any]]
-) -> list[Answered]:
-    """All recorded answers of a distillation's packages, those of the package that answered last first.
+) -> list[PackageAnswers]:
+    """Read all recorded answers of a distillation's packages; the package that answered last comes first.
 
-    `columns` are what to read of requests. Of private join keys, whose values are hashes, `keys` has all that are known
-    of a column; it is asked only for those. Answers to callers whom `[monitor] callers` does not name are left out.
+    `columns` are the columns to read from requests. `keys` returns all known values of a join key; it is called only
+    for private keys, which are recorded as hashes. Answers to callers outside `[monitor] callers` are skipped.
 
     Raises:
         DataError: the table cannot be read.
     """
-    wanted, callers = ds.field("route") == "predict", project.settings.monitor.callers
+    condition, callers = ds.field("route") == "predict", project.settings.monitor.callers
     if callers is not None:
-        wanted &= ds.field("caller").isin([*callers])
-    rows = RecordedAnswers.of(project).read(wanted, _READ)
+        condition &= ds.field("caller").isin([*callers])
+    rows = RecordedAnswers.of(project).read(condition, _READ)
     models = _models(project)
-    only = next(iter(project.definitions.distillations)) if len(project.definitions.distillations) == 1 else None
-    own = [digest for digest in pc.unique(rows["package"]).to_pylist() if (models(digest) or only) == declared.name]
-    rows = rows.filter(pc.is_in(rows["package"], pa.array(own, pa.string()))).combine_chunks()
+    only_model = next(iter(project.definitions.distillations)) if len(project.definitions.distillations) == 1 else None
+    digests = [
+        digest for digest in pc.unique(rows["package"]).to_pylist() if (models(digest) or only_model) == declared.name
+    ]
+    rows = rows.filter(pc.is_in(rows["package"], pa.array(digests, pa.string()))).combine_chunks()
     run = pc.dictionary_encode(rows["run"]).combine_chunks()
     number = np.asarray(run.indices if isinstance(run, pa.DictionaryArray) else [], np.int64)
     twice = clock_went_back(number, rows["sequence"].to_numpy(), micros(rows["at"]))
     precision = pc.list_element(pc.split_pattern(rows["variant"], "/"), 0)
     kinds = pc.binary_join_element_wise(rows["package"], precision, "\n")
     reader = _Reader(project, columns, keys)
-    found = []
+    packages = []
     for kind in pc.unique(kinds).to_pylist():
         chosen = pc.equal(kinds, kind)
         package, _, name = kind.partition("\n")
         part = rows.filter(chosen).combine_chunks()
-        found.append(reader.read(package, name, part, twice[chosen.to_numpy()]))
-    # Where the clock of a project stands still, that of its machine decides.
-    return sorted(found, key=lambda each: (int(each.at.max()), pc.max(each.part["written"]).as_py()), reverse=True)
+        packages.append(reader.read(package, name, part, twice[chosen.to_numpy()]))
+    # If the clock of the project is frozen, the clock of the machine decides.
+    return sorted(packages, key=lambda each: (int(each.at.max()), pc.max(each.part["written"]).as_py()), reverse=True)
 
 
 def _models(project: Project) -> Callable[[str], str | None]:
-    """Digest to the name of its model: by the history of deployments, else by the package; None if both are gone."""
+    """Return a function from package digest to model name.
+
+    It looks in the deployment history, then in the package, and returns None if both are gone.
+    """
     events = DeploymentHistory(project.deployment_file).read()
     deployed = {event.deployment.digest: event.deployment.model for event in events}
 
@@ -117,7 +123,7 @@ def _models(project: Project) -> Callable[[str], str | None]:
 
 
 def package_folder(project: Project, declared: Distillation, digest: str) -> Path | None:
-    """The folder of a package, as deployed or as exported last; None if it is gone."""
+    """Return the folder of a package, as deployed or as last exported, or None if it is gone."""
     folders = [folder_of(project.deployment_file) / digest]
     artifacts = Artifacts(project, declared)
     with suppress(IsthmusError):
@@ -132,14 +138,12 @@ def package_folder(project: Project, declared: Distillation, digest: str) -> Pat
 
 
 class _Reader:
-    """Reads requests."""
-
     def __init__(self, project: Project, columns: Sequence[Column], keys: Callable[[str], Sequence[Any]]) -> None:
-        self._project, self._keys = project, keys
+        # The secret is read only if a request has private keys.
+        self._keys = lru_cache(None)(lambda: Keys(known_secret(project), keys))
         self._columns = {column.name: column for column in columns}
-        self._hashed: dict[str, Mapping[str, Any]] = {}
 
-    def read(self, package: str, precision: str, part: pa.Table, twice: Mask) -> Answered:
+    def read(self, package: str, precision: str, part: pa.Table, twice: Mask) -> PackageAnswers:
         count = part["rows"].to_numpy().astype(np.int64)
         answer = np.repeat(np.arange(len(part)), count)
         values: dict[str, list[Any]] = {name: [] for name in self._columns}
@@ -148,12 +152,12 @@ class _Reader:
         bodies = zip(part["request"].to_pylist(), part["hashed"].to_pylist(), count.tolist(), strict=True)
         for place, (body, hashed, rows) in enumerate(bodies):
             try:
-                given = dict(self._request(body, hashed or (), rows))
+                fields = dict(self._request(body, hashed or (), rows))
             except (IsthmusError, msgspec.MsgspecError, ValueError):
-                given, unread[place] = {}, True
+                fields, unread[place] = {}, True
             for n, (name, column) in enumerate(values.items()):
-                column.extend(given.get(name) or [None] * rows)
-                had[start : start + rows, n] = name in given
+                column.extend(fields.get(name) or [None] * rows)
+                had[start : start + rows, n] = name in fields
             start += rows
         table = pa.table(
             {name: to_arrow(from_python(values[name], column.dtype), column.dtype)
@@ -162,7 +166,7 @@ class _Reader:
         flat = pc.list_flatten(part["outputs"]).combine_chunks().to_numpy(zero_copy_only=False).astype(np.float64)
         outputs = flat.reshape(len(answer), -1) if len(answer) else flat.reshape(0, 1)
         at = micros(part["at"])[answer]
-        return Answered(package, precision, part, answer, at, outputs, table, had, twice[answer], unread[answer])
+        return PackageAnswers(package, precision, part, answer, at, outputs, table, had, twice[answer], unread[answer])
 
     def _request(self, body: str, hashed: Sequence[str], rows: int) -> Iterator[tuple[str, list[Any]]]:
         message = _PREDICT.decode(body)
@@ -171,17 +175,10 @@ class _Reader:
             if column is None:
                 continue
             if name in hashed:
-                known = self._known(column)
+                known = self._keys().by_hash(column)
                 values = [None if text is None else known.get(text) for text in _TEXTS.decode(raw)]
             else:
                 values = decode.field(raw, column)
             if len(values) != rows:
                 raise ValueError(f"{len(values)} values for {rows} rows")
             yield name, values
-
-    def _known(self, column: Column) -> Mapping[str, Any]:
-        if column.name not in self._hashed:
-            values = list(self._keys(column.name))
-            known = hashes(known_secret(self._project), column, values)
-            self._hashed[column.name] = dict(zip(known, values, strict=True))
-        return self._hashed[column.name]

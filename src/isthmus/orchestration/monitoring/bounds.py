@@ -1,4 +1,4 @@
-"""Bounds on production quality, which chance alone does not break."""
+"""Bounds on production quality; chance alone does not break them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,30 +11,31 @@ from isthmus.distill.evaluation.interval import LEVEL
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Bound, MeasuredValue, PackageQuality, Production, SliceQuality
 
+# Names of the checks.
 KEEPS, LIKE = "keeps_its_quality_in_production", "is_served_what_it_learned_from"
-"""The checks."""
 
 
 def bounds(declared: Distillation) -> Sequence[Gate]:
-    """Those on production quality."""
+    """Return the bounds that a distillation sets on production quality."""
     return [bound for bound in declared.bounds if bound.metric.startswith(f"{PRODUCTION}.")]
 
 
 def require_bounds(result: Production, page: Path) -> None:
-    """Raises a GateFailed with every bound that is broken, or if the deployment has lost more than it may."""
+    """Raise GateFailed if a bound is broken or the deployment lost more quality than allowed."""
     if broken := [bound for bound in result.bounds if bound.broken]:
         raise GateFailed(
-            f"production of {result.model}", "; ".join(map(said, broken)), expected="; ".join(map(wanted, broken)),
-            remedy=f"look at {page}; `isthmus rollback` puts the package before it in force",
+            f"production of {result.model}", "; ".join(map(describe, broken)),
+            expected="; ".join(map(requirement, broken)),
+            remedy=f"open {page}; `isthmus rollback` restores the previous package",
         )  # fmt: skip
     if result.undone:
-        raise GateFailed(f"production of {result.model}", result.undone, expected="a deployment that loses no more",
-                         remedy=f"look at {page}")  # fmt: skip
+        raise GateFailed(f"production of {result.model}", result.undone, expected="a loss within its bound",
+                         remedy=f"open {page}")  # fmt: skip
 
 
 def problems(result: Production) -> Mapping[str, list[str]]:
-    """By check, what is wrong, in sentences: the bounds that are broken, and what has drifted of the last package."""
-    broken = [f"{said(bound)}, expected {wanted(bound)}" for bound in result.bounds if bound.broken]
+    """Return problems by check: broken bounds, and drifted inputs of the first package."""
+    broken = [f"{describe(bound)}, expected {requirement(bound)}" for bound in result.bounds if bound.broken]
     drifted = [
         f"{found.name} has drifted: {', '.join(found.exceeded)}; psi {found.psi:.3g}"
         for package in result.packages[:1]
@@ -45,8 +46,8 @@ def problems(result: Production) -> Mapping[str, list[str]]:
     return {KEEPS: broken, LIKE: drifted}
 
 
-def said(bound: Bound) -> str:
-    """What was found."""
+def describe(bound: Bound) -> str:
+    """Describe the measured value of a bound."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
     found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""
@@ -54,22 +55,22 @@ def said(bound: Bound) -> str:
     return f"{bound.measure}{of} is {found.value:.4g}{ends}"
 
 
-def wanted(bound: Bound) -> str:
-    """The bound, in words."""
+def requirement(bound: Bound) -> str:
+    """Describe the required value of a bound."""
     least = [] if bound.at_least is None else [f"at least {bound.at_least:g}"]
     most = [] if bound.at_most is None else [f"at most {bound.at_most:g}"]
     return f"{bound.measure} {' and '.join(least + most)}"
 
 
-def judged(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
-    """Whether a bound holds of all answers of a package, and of its newest week with such a measure; or of its slices.
+def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
+    """Check a bound against a package's whole quality and its newest measured week, or against slices.
 
-    `slices` are all that were looked at, not the worst alone.
+    `slices` must have all measured slices, not only the worst: their number widens the intervals.
     """
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)
     if measure.startswith(SLICES):
-        return _judged_by_slices(bound, result, slices)
+        return _judge_slices(bound, result, slices)
     if package is None or measure not in package.measures:
         return result
     week = next((week for week in reversed(package.weeks) if measure in week.measures), None)
@@ -82,11 +83,11 @@ def judged(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQu
     return msgspec.structs.replace(result, found=package.measures[measure])
 
 
-def _judged_by_slices(bound: Gate, result: Bound, slices: Sequence[SliceQuality]) -> Bound:
+def _judge_slices(bound: Gate, result: Bound, slices: Sequence[SliceQuality]) -> Bound:
     measure = result.measure.removeprefix(SLICES)
     found = [part for part in slices if measure in part.measures]
     sign = -1 if bound.at_least is None else 1
-    # The worst that breaks it, else the worst: that of few rows may be the worst by chance.
+    # Broken bounds first: the worst value may come from few rows, by chance.
     ranked = sorted(
         found,
         key=lambda part: (
@@ -102,10 +103,10 @@ def _judged_by_slices(bound: Gate, result: Bound, slices: Sequence[SliceQuality]
 
 
 def _beyond(bound: Gate, found: MeasuredValue, looks: int = 1) -> bool:
-    """Whether the whole interval is beyond a bound; a figure of so few rows that it has none breaks nothing.
+    """Return whether the whole interval violates a bound; a figure without an interval violates none.
 
-    Of several `looks` any may be off by chance: each interval is as much wider as keeps 95 % for all of them together
-    (Bonferroni), by a normal distribution.
+    With several `looks`, intervals are widened so that 95 % holds for all of them together (Bonferroni, normal
+    distribution).
     """
     if found.low is None or found.high is None:
         return False

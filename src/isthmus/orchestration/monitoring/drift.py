@@ -1,4 +1,4 @@
-"""How far what a package was asked for lately, and what it said, are from its training set."""
+"""Drift of a package's recent inputs and scores from its training set."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,33 +21,34 @@ from isthmus.features.types import Float64
 from isthmus.features.values.arrow import micros, to_arrow
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.monitoring.answers import Answered
+from isthmus.orchestration.monitoring.answers import PackageAnswers
 from isthmus.orchestration.monitoring.labels import EVENT
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.predictions import read
-from isthmus.orchestration.recording.provenance import Origins, groups, predicted
+from isthmus.orchestration.recording.provenance import Origins, groups, predict_all
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.package.inputs import ModelInput
 from isthmus.package.manifest import open_package
 
+# Compared answers: the last week that has any.
 WINDOW = 7 * DAY
-"""The answers that are compared: those of the last week that has any."""
 SCORE = "score"
 
 
 def served_drift(
-    project: Project, declared: Distillation, folder: Path, answered: Answered
+    project: Project, declared: Distillation, folder: Path, answered: PackageAnswers
 ) -> tuple[int, tuple[InputDrift, ...]]:
-    """The moment from which answers were compared, and the drift of each raw input of the model and of its scores.
+    """Return the start of the compared answers, and the drift of each raw input and of the scores.
 
-    Stored inputs are those of the rows that Redis gave. All are compared with the training set of the package, and with
-    parts of it as long as the answers span.
+    Stored inputs come from the rows that Redis returned. Answers are compared with the whole training set and with
+    windows of it as long as the answers span.
 
     Raises:
-        DataError: the training set, the contract or a table is gone, or no row that Redis gave is in the history.
+        DataError: the training set, the contract or a table is gone, or the history has none of the rows that Redis
+            returned.
     """
     at = micros(answered.part["at"])
-    at = np.where(at <= project.now(), at, 0)  # of a clock that is ahead
+    at = np.where(at <= project.now(), at, 0)  # its clock is ahead
     since = int(at.max()) - WINDOW
     recent = np.flatnonzero(at >= since)
     contracts = answered.part["contract"].take(pa.array(recent))
@@ -66,7 +67,7 @@ def served_drift(
     fed = [(part, _arrow(model.inputs, part.inputs(part.served))) for part in read_again]
     served = pa.concat_tables([table.filter(pa.array(part.known)) for part, table in fed])
     if not len(served):
-        raise DataError("the rows that Redis gave", "are not in the history", expected="one that is")
+        raise DataError("the rows that Redis gave", "are not in the history", expected="at least one that is")
     examples = Artifacts(project, declared).training_set(open_package(folder).manifest.training_set).table()
     examples = examples.take(pa.array(_spread(np.arange(len(examples)))))
     learned = columns(examples, model.inputs)
@@ -76,21 +77,21 @@ def served_drift(
     if SCORE not in inputs:
         inputs[SCORE] = Column(SCORE, Float64)
         now[SCORE] = pa.table({SCORE: _score(answered.outputs[np.isin(answered.answer, recent)])})
-        before[SCORE] = pa.table({SCORE: _score(predicted(model, learned))})
-    until, length = int(micros(examples[EVENT]).max()), max(int(moments.max() - moments.min()), DAY)
+        before[SCORE] = pa.table({SCORE: _score(predict_all(model, learned))})
+    end, length = int(micros(examples[EVENT]).max()), max(int(moments.max() - moments.min()), DAY)
     return since, tuple(
-        _drift(column, now[column.name], before[column.name].append_column(EVENT, examples[EVENT]), until, length)
+        _drift(column, now[column.name], before[column.name].append_column(EVENT, examples[EVENT]), end, length)
         for column in inputs.values()
     )
 
 
-def _drift(column: Column, now: pa.Table, before: pa.Table, until: int, length: int) -> InputDrift:
+def _drift(column: Column, now: pa.Table, before: pa.Table, end: int, length: int) -> InputDrift:
     sides = [_measured(column, table) for table in (before, now)]
-    usual = windows([column], before, until, length)[column.name]
-    found = drift(sides[0], sides[1], None, usual)
+    usual = windows([column], before, end, length)[column.name]
+    result = drift(sides[0], sides[1], None, usual)
     return InputDrift(
-        name=column.name, rows=found.rows, psi=found.psi, ks=found.ks, wasserstein=found.wasserstein,
-        exceeded=found.exceeded,
+        name=column.name, rows=result.rows, psi=result.psi, ks=result.ks, wasserstein=result.wasserstein,
+        exceeded=result.exceeded,
     )  # fmt: skip
 
 
@@ -103,14 +104,14 @@ def _arrow(inputs: Sequence[ModelInput], values: Mapping[str, Values]) -> pa.Tab
 
 
 def _score(outputs: Array) -> Array:
-    """The number of a row; of classes the probability of the likeliest."""
+    """Return one number per row; for classes, the highest probability."""
     flat = outputs.reshape(len(outputs), -1).astype(np.float64)
     best: Array = flat[:, 0] if flat.shape[1] == 1 else flat.max(1)
     return best
 
 
 def _spread(places: Any) -> Any:
-    """At most `SAMPLE` of them, evenly over all."""
+    """Return at most `SAMPLE` of the places, evenly spaced."""
     if len(places) <= SAMPLE:
         return places
     return places[np.linspace(0, len(places) - 1, SAMPLE).astype(np.int64)]

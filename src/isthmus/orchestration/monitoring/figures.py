@@ -1,4 +1,4 @@
-"""The figures of answers with known labels: of all, of each week, of each slice."""
+"""Quality measures of labeled answers: overall, by week and by slice."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,24 +19,24 @@ from isthmus.features.errors import DataError, RequestError
 from isthmus.features.production import MeasuredValue, Quality, SliceQuality, Week
 from isthmus.features.values.columns import Ints, Mask
 
+# Labeled answers that a slice needs: small slices would be the worst by chance.
 FEWEST = 100
-"""Answers with labels of a slice, at least: the figures of a few would be the worst by chance."""
+# Worst slices that a report lists.
 SLICES = 10
-"""The worst slices, which a report names."""
 _DAY = timedelta(days=1) // clock.MICROSECOND
+# 1970-01-01 was a Thursday: the first Monday came four days later.
 _MONDAY = 4 * _DAY
-"""1970-01-01 was a Thursday: the first Monday came four days later."""
 _CLIP = 1e-7
 Measures = Mapping[str, MeasuredValue]
+# From (n,) labels and (n, width) outputs.
 Measuring = Callable[[Array, Array], Measures]
-"""Of (n,) labels and (n, width) outputs."""
 
 
 def metric(declared: Distillation) -> tuple[str, bool]:
-    """The measure that decides, and whether more of it is better.
+    """Return the deciding measure, and whether higher is better.
 
     Raises:
-        RequestError: answers of such a model have no measure by labels.
+        RequestError: labels of this kind have no production measure.
     """
     label = declared.label
     if isinstance(label, Binary):
@@ -46,23 +46,23 @@ def metric(declared: Distillation) -> tuple[str, bool]:
     if isinstance(label, Number):
         return ("rmse" if label.loss == "squared" else "mae"), False
     raise RequestError(
-        f"production of {declared.name}", f"there is none of {label or declared.kind}",
-        expected="a Tabular whose label is Binary, Classes or a Number",
+        f"production of {declared.name}", f"labels of {label or declared.kind} have no measure",
+        expected="a Tabular with a Binary, Classes or Number label",
     )  # fmt: skip
 
 
 def measuring(declared: Distillation) -> Measuring:
-    """The measures of a label."""
+    """Return the function that measures this kind of label."""
     if isinstance(declared.label, Binary):
         return _binary
     return _classes if isinstance(declared.label, Classes) else _number
 
 
 def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
-    """The label of each row as a number, NaN for null.
+    """Return labels as numbers, NaN for null.
 
     Raises:
-        DataError: a label is none that a training set may have.
+        DataError: a label is not valid in a training set.
     """
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     binary = isinstance(declared.label, Binary)
@@ -71,26 +71,26 @@ def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
     if len(wrong):
         raise DataError(
             f"label {declared.spine.label.name}", f"{len(wrong):,} values such as {wrong[0]:g}",
-            expected="0 or 1" if binary else "finite numbers", remedy="leave these rows out of the spine",
+            expected="0 or 1" if binary else "finite numbers", remedy="remove these rows from the spine",
         )  # fmt: skip
     return values
 
 
 def class_places(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
-    """The place of each label among the classes of a package, which are texts; -1 of one that it has not."""
+    """Return each label's index in the classes of a package, -1 for other labels."""
     if not pa.types.is_string(column.type):
         column = column.cast(pa.int64())  # truth values, too
     return pc.fill_null(pc.index_in(column.cast(pa.string()), value_set=pa.array(classes, pa.string())), -1)
 
 
 def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) -> Quality:
-    """Of answers, those with a label being `chosen`."""
+    """Measure answers; `chosen` marks the rows whose label counts."""
     labels, outputs = labels[chosen], outputs[chosen]
     return Quality(answers=len(chosen), rows=len(labels), measures=measured(labels, outputs) if len(labels) else {})
 
 
 def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: Ints) -> tuple[Week, ...]:
-    """By ISO weeks in UTC, in their order."""
+    """Measure by ISO week in UTC, in order."""
     number = (at - _MONDAY) // (7 * _DAY)
     found = []
     for week in np.unique(number).tolist():
@@ -106,7 +106,7 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """The slices of at least `FEWEST` labels, cut as those of a report; the worst comes first."""
+    """Measure the slices with at least `FEWEST` labels, worst first; cut like the slices of a report."""
     name, more = decides
     found = []
     for column in columns.column_names:
@@ -137,11 +137,11 @@ def _binary(labels: Array, outputs: Array) -> Measures:
 
 
 def _number(labels: Array, outputs: Array) -> Measures:
-    apart = outputs[:, 0] - labels
+    error = outputs[:, 0] - labels
     return _plain(
         {
-            "rmse": confidence.root_mean(np.square(apart)),
-            "mae": _loss(np.abs(apart)),
+            "rmse": confidence.root_mean(np.square(error)),
+            "mae": _loss(np.abs(error)),
             "score": confidence.mean(outputs[:, 0]),
             "label": confidence.mean(labels),
         }
@@ -163,7 +163,7 @@ def _classes(labels: Array, outputs: Array) -> Measures:
 
 
 def _loss(values: Array) -> Interval:
-    """The mean of what is never negative: neither is the truth."""
+    """Return the mean of values that are never negative, with its interval cut at 0."""
     found = confidence.mean(values)
     return found if found.low is None else found._replace(low=max(found.low, 0.0))
 

@@ -1,4 +1,4 @@
-"""Which row of a spine each answer was about, and which label of it counts by now."""
+"""Match answers with rows of a spine, and select the labels that count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints, Mask
-from isthmus.orchestration.recording.nearest import closest, identities, once
+from isthmus.orchestration.recording.nearest import closest, first_of_each, identities
 
 _NEVER = np.iinfo(np.int64).max
 EVENT, KNOWN = "event_timestamp", "known_at"
 
 
 class Without(StrEnum):
-    """Why an answer has no label that counts, in the order in which it is asked."""
+    """Why an answer has no label that counts. The first reason that applies is reported."""
 
     FUTURE = "its moment is still to come"
     CLOCK = "the clock of its server went back"
@@ -31,44 +31,44 @@ class Without(StrEnum):
 
 
 @dataclass(frozen=True)
-class Found:
-    """For each of n answers, shape (n,) each.
+class LabelMatches:
+    """Matches of n answers, shape (n,) each.
 
     Attributes:
-        row: of the spine, whose label counts; -1 without one.
-        apart: microseconds between the nearest moment and the answer.
-        why: there is no row, as the place of a `Without`; -1 where there is one.
+        row: row of the spine whose label counts, -1 without one.
+        distance: distance to the nearest moment in microseconds.
+        why: code of the `Without` reason, -1 if there is a row.
     """
 
     row: Ints
-    apart: Ints
+    distance: Ints
     why: Ints
 
 
 CODES: Mapping[Without, int] = {why: code for code, why in enumerate(Without)}
 
 
-def find(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, within: int, now: int) -> Found:
-    """The labels of answers: of the spine's rows with the same columns as `answers`, and by its moments.
+def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, tolerance: int, now: int) -> LabelMatches:
+    """Match answers with the spine's rows that have the same columns, by moment.
 
-    The moment of a row that is nearest to that of the answer counts, of two as near the earlier. Of several rows of it,
-    the one that became known last by `now`; if that is several, none. A label of which any row was known by the moment
-    of the answer is no label of it: the answer may have rested on it.
+    The row nearest in time counts, at most `tolerance` microseconds away; ties go to the earlier moment. Among several
+    rows for a moment, the one that became known last by `now` counts; a tie has no label. Labels that were already
+    known when the answer was given are skipped: the answer may have used them.
     """
     rows = _distinct(spine.select(list(dict.fromkeys([*answers.column_names, EVENT, KNOWN, label]))))
     event = micros(rows[EVENT])
     known = np.where(pc.is_valid(rows[label]).to_numpy(), micros(rows[KNOWN]), _NEVER)
     number = identities(rows.select(answers.column_names), answers)
-    own, wanted = number[: len(rows)], number[len(rows) :]
+    own, query = number[: len(rows)], number[len(rows) :]
     order = np.lexsort((known, event, own))
     own, event, known = own[order], event[order], known[order]
     first = np.flatnonzero(np.append(True, (np.diff(own) != 0) | (np.diff(event) != 0))[: len(own)])
-    moment, apart = closest(own[first], event[first], wanted, at)
-    near = (moment >= 0) & (apart <= within)
+    moment, distance = closest(own[first], event[first], query, at)
+    near = (moment >= 0) & (distance <= tolerance)
     moment = np.where(near, moment, -1)
     if not len(first):
         none = np.full(len(at), -1)
-        return Found(none, apart, np.full(len(at), CODES[Without.UNMATCHED]))
+        return LabelMatches(none, distance, np.full(len(at), CODES[Without.UNMATCHED]))
     begin, end = first[moment], np.append(first, len(own))[moment + 1]
     counts = np.append(0, np.cumsum(known <= now))
     last = begin + (counts[end] - counts[begin]) - 1
@@ -82,7 +82,7 @@ def find(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, within: in
     ):  # fmt: skip
         why[holds] = CODES[code]
     places = _places(spine, rows)[order[last]] if len(rows) < len(spine) else order[last]
-    return Found(np.where(why < 0, places, -1), apart, why)
+    return LabelMatches(np.where(why < 0, places, -1), distance, why)
 
 
 def _distinct(rows: pa.Table) -> pa.Table:
@@ -92,16 +92,16 @@ def _distinct(rows: pa.Table) -> pa.Table:
 
 
 def _places(spine: pa.Table, rows: pa.Table) -> Ints:
-    """Of each of the distinct rows the place of the first like it in the spine."""
+    """Return, for each distinct row, the index of its first occurrence in the spine."""
     number = identities(spine.select(rows.column_names))
     return np.sort(np.unique(number, return_index=True)[1])
 
 
 def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000) -> Mask:
-    """Answers of a moment that their server's clock has had twice: which of both was right nobody can tell.
+    """Mark answers at moments that their server's clock passed twice, which makes the moment ambiguous.
 
-    `run` are the numbers of processes, within which answers have a `sequence`. A slow request is of an earlier moment
-    than what was answered meanwhile, so steps of less than `slack` microseconds are not seen.
+    Answers have a `sequence` within each process `run`. Steps below `slack` microseconds are ignored, since a slow
+    request ends after faster ones that began later.
     """
     twice = np.zeros(len(at), bool)
     order = np.lexsort((sequence, run))
@@ -116,6 +116,6 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
     return twice
 
 
-def nearest_answers(found: Found, at: Ints) -> Mask:
-    """Of the answers of a model to the moment of one label, the nearest, and of several the first in time and place."""
-    return once(np.where(found.why < 0, found.row, -1), found.apart, at)
+def nearest_answers(matches: LabelMatches, at: Ints) -> Mask:
+    """Mark the answer nearest to each label's moment; ties go to the earliest, then to the first."""
+    return first_of_each(np.where(matches.why < 0, matches.row, -1), matches.distance, at)

@@ -1,4 +1,4 @@
-"""`monitor`: recorded answers meet the labels that became known since, and their inputs what the model learned from."""
+"""Measure recorded answers by the labels known since, and their drift from training (`isthmus monitor`)."""
 
 import math
 from collections import Counter
@@ -31,11 +31,11 @@ from isthmus.features.production import (
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.monitoring import figures
-from isthmus.orchestration.monitoring.answers import Answered, answered, package_folder
-from isthmus.orchestration.monitoring.bounds import bounds, judged, said, wanted
+from isthmus.orchestration.monitoring.answers import PackageAnswers, package_folder, read_answers
+from isthmus.orchestration.monitoring.bounds import bounds, describe, judge, requirement
 from isthmus.orchestration.monitoring.deploymentloss import losses, take_back
 from isthmus.orchestration.monitoring.drift import served_drift
-from isthmus.orchestration.monitoring.labels import CODES, Found, Without, find, nearest_answers
+from isthmus.orchestration.monitoring.labels import CODES, LabelMatches, Without, match_labels, nearest_answers
 from isthmus.orchestration.monitoring.page import page, page_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -45,20 +45,20 @@ from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout.releases import in_force
 from isthmus.transforms.views.compute import compute_spine
 
+# Between two turns of `follow`: each computes the spine.
 SECONDS = 3600.0
-"""Between two turns of who follows: a turn computes the spine."""
 _SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
 
 
 def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
-    """Measures the recorded answers of a distillation's packages by the labels that are known by now.
+    """Measure the recorded answers of a distillation's packages by the labels known by now.
 
-    What servers have recorded is collected first, and the spine is computed anew. The result is written to
-    `production_file`, with a page beside it.
+    Collects recorded answers, computes the spine again, and writes `production_file` and a page beside it. Rolls the
+    deployment back if it loses more quality than its bounds allow.
 
     Raises:
-        RequestError: such answers have no measure by labels.
-        DataError: the table of answers or the spine cannot be read, or has labels that no training set may have.
+        RequestError: this kind of label has no production measure.
+        DataError: the answers or the spine cannot be read, or a label is not valid in a training set.
     """
     declared = project.distillation(name)
     decides = figures.metric(declared)
@@ -77,7 +77,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
             return compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
 
     def keys(column: str) -> Sequence[Any]:
-        # Times as whole microseconds, as keys are hashed.
+        # Times as microseconds, the form in which keys are hashed.
         values = pc.unique(spine()[column].drop_null())
         plain: list[Any] = (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
         return plain
@@ -85,15 +85,15 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     collect(project, progress=progress)
     progress("reading recorded answers", 0.0)
     deployment = in_force(project.deployment_file)
-    found = answered(project, declared, columns, keys)
+    measured = read_answers(project, declared, columns, keys)
     if deployment is not None:
-        # What is deployed comes first, though a candidate, or what was rolled back, has answered since.
+        # The deployed package comes first, even if a candidate or a rolled-back package answered later.
         kind = deployment.digest, deployment.precision
-        found.sort(key=lambda each: ((each.package, each.precision) != kind, each.package != kind[0]))
+        measured.sort(key=lambda each: ((each.package, each.precision) != kind, each.package != kind[0]))
     left_out: Counter[Without] = Counter()
     packages: list[PackageQuality] = []
     all_slices: Sequence[SliceQuality] = ()
-    for each in found:
+    for each in measured:
         progress(f"measuring package {each.package[:12]}", 0.5)
         work = _Work(project, declared, columns, decides, deployment)
         package, slices = _package(work, each, spine(), left_out)
@@ -103,7 +103,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     result = Production(
         model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
         left_out={why.value: left_out[why] for why in Without if left_out[why]}, packages=tuple(packages),
-        bounds=tuple(judged(bound, packages[0] if packages else None, all_slices) for bound in bounds(declared)),
+        bounds=tuple(judge(bound, packages[0] if packages else None, all_slices) for bound in bounds(declared)),
         undone="" if deployment is None else take_back(project, deployment, lost),
     )  # fmt: skip
     file = production_file(project.state, declared.name)
@@ -114,7 +114,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 
 
 def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Monitors every hour until it is stopped; without a name, all distillations that can be."""
+    """Monitor every hour until stopped: the named distillation, or all that have a production measure."""
     names = [name] if name is not None else list(project.definitions.distillations)
 
     def turn() -> str:
@@ -122,12 +122,12 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
         for each in names:
             try:
                 result = monitor(project, each)
-            except Exception as error:  # noqa: BLE001 - what one lacks is no reason to leave out the next
-                # Some of several may have no measure, ranks for example.
+            except Exception as error:  # noqa: BLE001 - one failure must not stop the next
+                # Without a name, skip distillations that have no measure, such as rankings.
                 problems += [] if isinstance(error, RequestError) and name is None else [f"{each}: {sentence(error)}"]
                 continue
             for bound in (bound for bound in result.bounds if bound.broken):
-                say(f"{each}: {said(bound)}, expected {wanted(bound)}")
+                say(f"{each}: {describe(bound)}, expected {requirement(bound)}")
             if result.undone:
                 say(f"{each}: {result.undone}")
         return "\n".join(problems)
@@ -136,7 +136,7 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
 
 
 def plain(project: Project, result: Production) -> dict[str, Any]:
-    """As plain data, with the files."""
+    """Return the result as plain data, with the paths of its files."""
     built: dict[str, Any] = msgspec.to_builtins(result)
     file = production_file(project.state, result.model)
     return {**built, "file": str(file), "page": str(page_file(file))}
@@ -151,27 +151,27 @@ class _Work(NamedTuple):
 
 
 def _package(
-    work: _Work, answers: Answered, spine: pa.Table, left_out: Counter[Without]
+    work: _Work, answers: PackageAnswers, spine: pa.Table, left_out: Counter[Without]
 ) -> tuple[PackageQuality, Sequence[SliceQuality]]:
-    """The quality of a package with its worst slices; and all slices."""
+    """Measure a package; returns its quality with the worst slices, and all slices."""
     project, declared = work.project, work.declared
     folder, unknown = package_folder(project, declared, answers.package), []
     if folder is None:
-        unknown.append("its package is gone: what it was fed is not known")
-    found = _found(work, answers, spine)
-    chosen = nearest_answers(found, answers.at)
-    codes = np.where((found.why < 0) & ~chosen, CODES[Without.AGAIN], found.why)
+        unknown.append("its package is gone, so its inputs are not known")
+    matches = _matched_labels(work, answers, spine)
+    chosen = nearest_answers(matches, answers.at)
+    codes = np.where((matches.why < 0) & ~chosen, CODES[Without.AGAIN], matches.why)
     for code, why in enumerate(Without):
         left_out[why] += int((codes == code).sum())
     labels = _labels(declared, spine, folder, answers.outputs.shape[1])
     if isinstance(labels, str):
         unknown.append(labels)
         labels, chosen = np.zeros(len(spine)), np.zeros(len(chosen), bool)
-    of = np.where(found.row >= 0, labels[found.row] if len(labels) else math.nan, math.nan)
-    measured = figures.measuring(declared)
-    whole = figures.quality(measured, of, answers.outputs, chosen)
+    row_labels = np.where(matches.row >= 0, labels[matches.row] if len(labels) else math.nan, math.nan)
+    measure = figures.measuring(declared)
+    whole = figures.quality(measure, row_labels, answers.outputs, chosen)
     slices = figures.slices(
-        measured, of, answers.outputs, chosen, answers.columns.select(_sliced(work)), work.decides
+        measure, row_labels, answers.outputs, chosen, answers.columns.select(_slice_columns(work)), work.decides
     )  # fmt: skip
     drifted: tuple[InputDrift, ...] = ()
     since = None
@@ -182,22 +182,22 @@ def _package(
             unknown.append(f"drift is not known: {error}")
     lost: tuple[QualityLoss, ...] = ()
     try:
-        lost = losses(project, declared, work.deployment, answers, of, chosen)
+        lost = losses(project, declared, work.deployment, answers, row_labels, chosen)
     except IsthmusError as error:
-        unknown.append(f"what it loses beside the package before it is not known: {error}")
+        unknown.append(f"the loss against the previous package is not known: {error}")
     quality = PackageQuality(
         package=answers.package, precision=answers.precision, first=int(answers.at.min()), last=int(answers.at.max()),
         answers=whole.answers, rows=whole.rows, measures=whole.measures,
-        weeks=figures.weeks(measured, of, answers.outputs, chosen, answers.at),
+        weeks=figures.weeks(measure, row_labels, answers.outputs, chosen, answers.at),
         slices=slices[: figures.SLICES], drift=drifted, drift_since=since, lost=lost, unknown=tuple(unknown),
     )  # fmt: skip
     return quality, slices
 
 
-def _sliced(work: _Work) -> list[str]:
-    """The columns that answers are sliced by: those that are named, or all but private join keys.
+def _slice_columns(work: _Work) -> list[str]:
+    """Return the columns to slice by: the declared ones, or all but private join keys.
 
-    A slice has its value in words, in files and in gauges.
+    Slice values appear in clear text in files and metrics.
     """
     chosen, record = work.declared.monitor.slices, work.project.settings.server.record
     views = work.project.applied().views
@@ -209,25 +209,25 @@ def _sliced(work: _Work) -> list[str]:
     ]
 
 
-def _found(work: _Work, answers: Answered, spine: pa.Table) -> Found:
-    """The labels of answers, of those that have the same columns together."""
+def _matched_labels(work: _Work, answers: PackageAnswers, spine: pa.Table) -> LabelMatches:
+    """Match answers with labels, in groups of answers that have the same columns."""
     declared, count = work.declared, len(answers.at)
     names = list(answers.columns.column_names)
     match = names if declared.monitor.match is None else list(declared.monitor.match)
-    wanted = np.isin(names, match)
-    row, apart = np.full(count, -1), np.zeros(count, np.int64)
+    requirement = np.isin(names, match)
+    row, distance = np.full(count, -1), np.zeros(count, np.int64)
     why = np.full(count, CODES[Without.UNMATCHED])
-    patterns, of = np.unique(answers.had & wanted, axis=0, return_inverse=True)
+    patterns, of = np.unique(answers.had & requirement, axis=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
-        if not pattern.any() or (declared.monitor.match is not None and not pattern[wanted].all()):
+        if not pattern.any() or (declared.monitor.match is not None and not pattern[requirement].all()):
             continue
         own = of.reshape(-1) == number
         columns = answers.columns.select([name for name, there in zip(names, pattern, strict=True) if there])
-        found = find(
+        matches = match_labels(
             spine, declared.spine.label.name, columns.filter(pa.array(own)), answers.at[own],
-            within=declared.monitor.within // MICROSECOND, now=work.project.now(),
+            tolerance=declared.monitor.within // MICROSECOND, now=work.project.now(),
         )  # fmt: skip
-        row[own], apart[own], why[own] = found.row, found.apart, found.why
+        row[own], distance[own], why[own] = matches.row, matches.distance, matches.why
     for reason, holds in (
         (Without.UNREAD, answers.unread),
         (Without.SCORE, ~np.isfinite(answers.outputs).all(axis=1)),
@@ -235,22 +235,22 @@ def _found(work: _Work, answers: Answered, spine: pa.Table) -> Found:
         (Without.FUTURE, answers.at > work.project.now()),
     ):
         why[holds] = CODES[reason]
-    return Found(np.where(why < 0, row, -1), apart, why)
+    return LabelMatches(np.where(why < 0, row, -1), distance, why)
 
 
 def _labels(declared: Distillation, spine: pa.Table, folder: Path | None, width: int) -> Array | str:
-    """The label of each row of the spine as a number; of classes their place, -1 of one that the package has not.
+    """Return the spine's labels as numbers (for classes, indices; -1 if the package lacks the class).
 
-    Else why they say nothing of a package with so many numbers in a row of its answers.
+    Returns a sentence instead if the labels do not fit the package, whose outputs have `width` numbers per row.
     """
     column = spine[declared.spine.label.name]
     if isinstance(declared.label, Classes):
         if folder is None:
-            return "its package is gone: which of its classes is which is not known"
+            return "its package is gone, so the order of its classes is not known"
         if not (classes := read_package(folder).classes):
-            return "it answers without classes, and the label has them now"
+            return "it predicts no classes, but the label has classes now"
         places: Array = figures.class_places(column, classes).to_numpy().astype(np.float64)
         return places
     if width > 1:
-        return "it answers with classes, and the label has none now"
+        return "it predicts classes, but the label has no classes now"
     return figures.numbers(declared, column)

@@ -1,4 +1,4 @@
-"""Production quality on the terminal and as one HTML page."""
+"""Production quality on the terminal and as an HTML page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -25,8 +25,8 @@ from isthmus.features.document.blocks import (
 )
 from isthmus.features.document.html import image, to_html
 from isthmus.features.production import MeasuredValue, PackageQuality, Production, Quality
-from isthmus.orchestration.monitoring.bounds import said, wanted
-from isthmus.orchestration.monitoring.deploymentloss import said as said_loss
+from isthmus.orchestration.monitoring.bounds import describe, requirement
+from isthmus.orchestration.monitoring.deploymentloss import describe_loss
 
 _STYLE = """\
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
@@ -36,23 +36,21 @@ svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
 """
 _READING = """\
-Each figure has its 95 % interval, which takes rows as independent. A label is that of the moment that the answer was
-about, as it is known by now. Each label counts once for a package."""
+Each figure has its 95 % interval, which assumes independent rows. Each answer is matched with the label of its moment,
+as known by now. Each label counts once per package."""
 _WIDTH, _HEIGHT, _LEFT, _FOOT = 420, 170, 46, 24
+# Week names below a plot.
 _MOST = 3
-"""Names of weeks below a plot."""
 
 
 def page_file(file: Path) -> Path:
-    """The page beside the file of production quality."""
     return file.with_suffix(".html")
 
 
 def page(result: Production) -> str:
-    """A self-contained HTML page."""
     blocks: list[Block] = [
         Heading(f"{result.model}: production quality", 1),
-        Paragraph(f"Labels that were known by {_moment(result.at)}."),
+        Paragraph(f"Labels known by {_moment(result.at)}."),
         Paragraph(_READING),
         *_blocks(result),
         BlockGroup("plots", list(plots(result).values())),
@@ -70,7 +68,7 @@ def page(result: Production) -> str:
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
-    """What the terminal shows: there is room for the interval of the measure that decides."""
+    """Return what the terminal shows: only the deciding measure with its interval, to save width."""
     yield from _blocks(result, narrow=True)
     if result.packages:
         newest = result.packages[0]
@@ -81,13 +79,13 @@ def screen(result: Production, file: Path) -> Iterator[Block]:
 
 
 def headline(result: Production) -> dict[str, str]:
-    """The measures of the first package, in words."""
+    """Return the measures of the first package as text."""
     measures = result.packages[0].measures if result.packages else {}
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
 
 def worst(result: Production) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Titles and rows of a table of the worst slices of the first package; no rows without any."""
+    """Return titles and rows of the first package's worst slices; no rows if it has none."""
     slices = result.packages[0].slices if result.packages else ()
     measures = list(dict.fromkeys(name for part in slices for name in part.measures))
     rows = [
@@ -103,12 +101,12 @@ def worst(result: Production) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
 
 
 def images(result: Production) -> dict[str, str]:
-    """The plots by week, as addresses of images."""
+    """Return the weekly plots as image URLs."""
     return {name: image(figure, _STYLE) for name, figure in plots(result).items()}
 
 
 def plots(result: Production) -> Mapping[str, Figure]:
-    """Each measure by week: a dot and its interval, the first package in another color."""
+    """Plot each measure by week with its interval; the first package has its own color."""
     names = dict.fromkeys(name for package in result.packages for week in package.weeks for name in week.measures)
     return {name: _plot(result, name) for name in names}
 
@@ -151,9 +149,9 @@ def _plot(result: Production, name: str) -> Figure:
 
 def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
     if not result.packages:
-        yield Paragraph("No answer of this model is in the table of recorded answers. To record answers, add")
+        yield Paragraph("The table of recorded answers has no answer of this model. To record answers, add")
         yield Code("[server.record]", "isthmus.toml")
-        yield Paragraph("and restart the server; later `isthmus recorded` collects what it has recorded.")
+        yield Paragraph("and restart the server. Then run `isthmus recorded` to collect the answers.")
     else:
         named: list[tuple[Text, Quality]] = [
             ((code(package.package[:12]), f" {package.precision}"), package) for package in result.packages
@@ -163,26 +161,28 @@ def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
         rows: list[Sequence[Text]] = []
         for bound in result.bounds:
             known = bound.found is not None
-            rows.append([wanted(bound), bad("broken") if bound.broken else good("holds") if known else "", said(bound)])
+            rows.append(
+                [requirement(bound), bad("broken") if bound.broken else good("holds") if known else "", describe(bound)]
+            )
         yield TableBlock(["bound", "", "found"], rows)
     found = [loss for package in result.packages for loss in package.lost]
     if found:
-        yield TableBlock(["may be lost", "", "found"], [
+        yield TableBlock(["allowed loss", "", "found"], [
             [
                 f"{loss.measure}: at most {loss.at_most:g}",
                 bad("beyond") if loss.beyond else "" if loss.value is None else good("holds"),
-                said_loss(loss),
+                describe_loss(loss),
             ]
             for loss in found
         ])  # fmt: skip
     if result.undone:
         yield Paragraph(result.undone)
     for why, count in result.left_out.items():
-        yield Paragraph(f"{count:,} rows are in no figure: {why}.")
+        yield Paragraph(f"{count:,} rows are not counted: {why}.")
 
 
 def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None = None) -> TableBlock:
-    """A row for each part; `only` is the measure with its interval, if not all have theirs."""
+    """Build a table with a row per part; with `only`, other measures have no interval."""
     measures = list(dict.fromkeys(name for _, part in named for name in part.measures))
     rows = [
         [
@@ -199,7 +199,6 @@ def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None =
 
 
 def _parts(found: MeasuredValue | None, interval: bool) -> tuple[Text, ...]:
-    """The figure and, if it has room, its interval."""
     if found is None:
         return (cell(None),)
     if not interval or found.low is None or found.high is None:
@@ -210,7 +209,7 @@ def _parts(found: MeasuredValue | None, interval: bool) -> tuple[Text, ...]:
 def _drift(package: PackageQuality) -> Iterator[Block]:
     if not package.drift:
         return
-    yield Heading(f"What was served since {_moment(package.drift_since or package.first)}, and the training set", 3)
+    yield Heading(f"Drift from the training set since {_moment(package.drift_since or package.first)}", 3)
     rows: list[Sequence[Text]] = []
     for found in sorted(package.drift, key=lambda each: -each.psi):
         drifted = bad(", ".join(found.exceeded)) if found.exceeded else ""

@@ -1,1 +1,1 @@
-"""What the values of the tables look like, and how far they are from those that models learned from."""
+"""Statistics of the tables, their expectations, and drift from the data that models learned from."""

@@ -1,7 +1,7 @@
-"""Statistics beside a training set: of its rows, and of the tables it was joined from.
+"""Statistics stored with a training set: of its rows, and of the tables it was joined from.
 
-New rows of a table are compared with its own rows of that time, never with the training set: a training set repeats a
-row as often as its spine asks for it, and would differ though nothing has moved.
+New rows of a table are compared with the table's own earlier rows, not with the training set: a training set repeats
+rows as its spine asks for them, so it would differ without any drift.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ from isthmus.orchestration.project import Project
 
 
 class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training set, by its id, and its tables looked like.
+    """Statistics of a training set and of its tables.
 
-    `features` are the inputs of teacher and student by full name, in the training set; `views` the rows of each table
-    with event times up to `last`, the training set's latest moment, in microseconds.
+    `features` are the inputs of teacher and student by full name, in the training set. `views` covers the rows of each
+    table with event times up to `last`, the training set's latest moment in microseconds.
     """
 
     training_set: str
@@ -48,7 +48,7 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def write(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
-    """Measures columns of a training set, and the tables it was joined from, at the versions that were joined."""
+    """Measure columns of a training set and the tables it was joined from, and write both to its folder."""
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
     last = max((time for time in times if time is not None), default=0)
@@ -69,7 +69,7 @@ def write(
 
 
 def readable(training_set: TrainingSet) -> bool:
-    """Whether its statistics are there and whole."""
+    """Return whether the statistics of a training set exist and can be read."""
     try:
         _read(training_set.path)
     except (OSError, ValueError, msgspec.MsgspecError):
@@ -82,7 +82,7 @@ def _read(folder: Path) -> TrainingStatistics:
 
 
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
-    """The rows of a view in the last training set of each distillation that was joined from it under this contract.
+    """Return a view's rows in the latest training set of each distillation that joined it under this contract.
 
     Raises:
         DataError: statistics are damaged.

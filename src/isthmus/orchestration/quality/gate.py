@@ -1,4 +1,4 @@
-"""The gate before both stores: rows that break what their view promises are written to neither."""
+"""The gate before both stores: rows that break their view's expectations are not written."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,23 +16,23 @@ from isthmus.orchestration.quality.baseline import references
 
 
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
-    """Refuses rows before they are written if they break what their views promise.
+    """Raise GateFailed with every broken expectation.
 
-    `part` is the days of the rows if earlier days may have been written. GateFailed has every broken expectation.
+    `part` has the days of the rows if earlier days may already be written.
     """
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
-        remedy = f"correct the transform, its sources or the expectation; {scope}nothing was written"
+        remedy = f"fix the transform, its sources or the expectation; {scope}nothing was written"
         raise failure("build", broken, remedy)
 
 
 def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory]) -> None:
-    """Refuses tables before they are served if they break what their views promise.
+    """Check the expectations of tables before they are served.
 
-    A build of a range sees only its days, and rows that were fresh when they were written may be old today.
+    A build of a range checks only its own days, and rows that were fresh when written may be too old today.
 
     Raises:
-        GateFailed: with every broken expectation.
+        GateFailed: an expectation is broken; the message has all of them.
         DataError: a table is damaged.
     """
     broken: list[str] = []
@@ -40,12 +40,12 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
         with offline.reading(history.view.table):
             broken += [str(finding) for finding in findings(project, name, history.data) if not finding.passed]
     if broken:
-        remedy = "see `isthmus quality`; correct what is in the table, or the expectation; nothing was written"
+        remedy = "run `isthmus quality`, then fix the rows or the expectation; nothing was written"
         raise failure("materialize", broken, remedy)
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
-    """Checks the expectations of a view on rows; on a part of its rows, only those of single rows."""
+    """Check a view's expectations; with `part`, only the expectations on single rows."""
     expectations = project.definitions.views[view].expectations
     if part:
         expectations = [expectation for expectation in expectations if isinstance(expectation, BY_ROW)]
@@ -56,8 +56,8 @@ def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *,
 
 
 def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
-    """A single error for everything that is wrong, a sentence each."""
+    """Build one error for all problems, one sentence each."""
     if len(wrong) == 1:
         return GateFailed(where, wrong[0], remedy=remedy)
-    problems = f"{len(wrong)} things do not hold" + "".join(f"\n  - {sentence}" for sentence in wrong)
+    problems = f"{len(wrong)} problems" + "".join(f"\n  - {sentence}" for sentence in wrong)
     return GateFailed(where, problems, remedy=remedy)

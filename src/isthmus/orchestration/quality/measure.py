@@ -1,4 +1,4 @@
-"""`quality`: statistics of the offline tables, what their views promise, and how far they have drifted."""
+"""Statistics of the offline tables, their expectations, and their drift (`isthmus quality`)."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,9 +20,9 @@ from isthmus.orchestration.quality.baseline import references
 
 
 class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """New rows of a view, in (after, until] by event time in microseconds, against a training set of a distillation.
+    """Drift of a view's new rows from a distillation's training set.
 
-    `features` is empty without new rows.
+    New rows have event times in (after, until], in microseconds. `features` is empty without new rows.
     """
 
     name: str
@@ -34,36 +34,30 @@ class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def judged(self) -> bool:
-        """Whether there are enough new rows to call a difference a drift."""
+        """Whether there are enough new rows to detect drift."""
         return self.rows >= LEAST
 
 
 class ViewQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """A view: statistics of all its rows, its expectations, and the drift from each training set."""
-
     statistics: ViewStatistics
     findings: list[Finding]
     drift: list[ViewDrift]
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The quality of views, and the thresholds of a drift."""
-
     views: dict[str, ViewQuality]
     thresholds: Thresholds
     format: int = FORMAT
 
     @property
     def passed(self) -> bool:
-        """Whether every expectation holds and no feature has drifted."""
         return not self.broken() and not self.drifted()
 
     def broken(self) -> list[Finding]:
-        """The expectations that do not hold."""
         return [finding for view in self.views.values() for finding in view.findings if not finding.passed]
 
     def drifted(self) -> list[str]:
-        """A sentence for each feature that has drifted."""
+        """Return a sentence for each drifted feature."""
         return [
             f"view {name}, feature {feature}: {_measures(drift)} of {drift.rows} rows after training set "
             f"{drifts.training_set} of {drifts.name}"
@@ -74,7 +68,6 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """The machine-readable form."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return {"passed": self.passed, **plain}
 
@@ -88,13 +81,13 @@ def quality(
     drift: bool = True,
     progress: Progress = silent,
 ) -> QualityReport:
-    """Measures the offline tables of views, by default all.
+    """Measure the offline tables of views, by default of all.
 
-    New rows, which are compared with the training set in use if `drift`, have event times after `since` up to `until`;
-    by default all after that training set. Times without a zone are UTC.
+    With `drift`, rows with event times after `since` up to `until` are compared with the latest training set; the
+    default is all rows after that training set. Times without a zone are UTC.
 
     Raises:
-        RequestError: the times are in the wrong order.
+        RequestError: `since` is not before `until`.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip
@@ -118,10 +111,10 @@ def quality(
 
 
 def require_quality(report: QualityReport) -> None:
-    """Raises GateFailed with every broken expectation and every drift."""
+    """Raise GateFailed with every broken expectation and every drift."""
     if wrong := [*map(str, report.broken()), *report.drifted()]:
-        raise gate.failure("quality", wrong, "look at the rows, then at their sources; if this is the world's "
-                           "doing, make a new training set")  # fmt: skip
+        raise gate.failure("quality", wrong, "check the rows and their sources; if the world has changed, run "
+                           "`isthmus training-set`")  # fmt: skip
 
 
 def _drift(history: ViewHistory, reference: ReferenceStatistics, after: int | None, until: int | None) -> ViewDrift:
@@ -133,7 +126,7 @@ def _drift(history: ViewHistory, reference: ReferenceStatistics, after: int | No
     }
     exceeded = [column for column in history.view.fields if column.name in compared and compared[column.name].exceeded]
     if exceeded and new.last is not None:
-        # Only where something stands out: this reads the history of the reference again.
+        # Only for exceeded features, since this reads the history of the reference again.
         usual = windows(exceeded, history.data, min(reference.last, begin), new.last - begin)
         for name, parts in usual.items():
             compared[name] = drift(before[name], new.features[name], windows=parts)

@@ -1,4 +1,4 @@
-"""A quality report as one HTML page, and on the terminal."""
+"""A quality report as an HTML page, and on the terminal."""
 
 from collections.abc import Iterator
 
@@ -26,9 +26,9 @@ from isthmus.orchestration.quality.measure import QualityReport, ViewDrift
 
 FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
 _MEASURES = {
-    "psi": "population stability index, how much the shares of its bins have changed",
+    "psi": "population stability index, change of the shares of its bins",
     "ks": "Kolmogorov-Smirnov statistic, the largest gap between the two cumulative distributions",
-    "wasserstein": "how far values have moved on average, in standard deviations of the training set",
+    "wasserstein": "average shift of the values, in standard deviations of the training set",
 }
 _BARS = 24
 _WIDTH, _HEIGHT = 144, 28
@@ -36,7 +36,6 @@ _STYLE = "svg rect { fill: #4a7ab5 }\n"
 
 
 def page(report: QualityReport) -> str:
-    """A self-contained HTML page."""
     verdict = good("passed") if report.passed else bad("failed")
     wrong = [bad(str(sentence)) for sentence in (*report.broken(), *report.drifted())]
     blocks = [Heading(("Feature quality: ", verdict), 1), *([Bullets(wrong)] if wrong else []), *quality_blocks(report)]
@@ -44,7 +43,7 @@ def page(report: QualityReport) -> str:
 
 
 def quality_blocks(report: QualityReport) -> Iterator[Block]:
-    """Of each view its statistics, expectations and drift, and what the measures of drift mean."""
+    """Return statistics, expectations and drift of each view, and the meaning of the drift measures."""
     for name, view in report.views.items():
         statistics = view.statistics
         hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
@@ -64,13 +63,15 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
         limits = {name: getattr(report.thresholds, name) for name in _MEASURES}
         yield Heading("Measures of drift")
         yield Bullets([
-            (strong(name), f": {about}; up to {limits[name]:g} is no drift") for name, about in _MEASURES.items()
+            (strong(name), f": {about}; drift above {limits[name]:g}") for name, about in _MEASURES.items()
         ])  # fmt: skip
-        yield Paragraph("More is drift where it also exceeds chance and the usual variation within the training set.")
+        yield Paragraph(
+            "Higher values are drift only if they also exceed chance and the usual variation in the training set."
+        )
 
 
 def feature_rows(statistics: ViewStatistics) -> list[list[str]]:
-    """The features of a view as rows of FEATURE_COLUMNS; the median of categories is the most frequent."""
+    """Return a view's features as rows of FEATURE_COLUMNS; the median of categories is the most frequent one."""
     rows = []
     for name, feature in statistics.features.items():
         nulls = f"{feature.nulls / feature.rows:.1%}" if feature.rows else "-"
@@ -89,7 +90,7 @@ def _drift(drift: ViewDrift) -> Iterator[Block]:
         return
     yield Heading(f"Drift of {drift.rows:,} rows {window}, against {against}", 3)
     if not drift.judged:
-        yield Paragraph("These are too few rows to judge: what they differ by may be chance.")
+        yield Paragraph("Too few rows to judge: differences may be chance.")
         return
     rows: list[list[Text]] = []
     for name, feature in drift.features.items():
@@ -102,13 +103,13 @@ def _drift(drift: ViewDrift) -> Iterator[Block]:
 
 
 def _plot(feature: FeatureStatistics) -> Figure:
-    """Bars of the most frequent categories, or of numbers between their 1st and 99th percentile."""
+    """Plot the most frequent categories, or numbers between their 1st and 99th percentile."""
     if feature.categorical:
         shares = list(feature.top.values())[:_BARS]
     else:
         values = np.array(feature.points)
         low, high = (feature.quantile(share) or 0.0 for share in (0.01, 0.99))
-        # Halves, because the range of two floats can be more than a float holds.
+        # Divided by 2 to avoid overflow of the range.
         inside = values[(values >= low) & (values <= high)] / 2
         shares = np.histogram(inside, _BARS, (low / 2, high / 2))[0].tolist() if low < high else [1.0]
     return Figure(bars(shares, _WIDTH, _HEIGHT), "distribution", width=_WIDTH, height=_HEIGHT)

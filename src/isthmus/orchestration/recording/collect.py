@@ -1,7 +1,7 @@
-"""`recorded`: brings what servers recorded of their answers from their spool into the table.
+"""Collect recorded answers from the servers' spool into the table (`isthmus recorded`).
 
-In this order, a lot at a time: the table gets the answers together with the number of each process' last batch, then
-the segments go that have their end. A run that was killed at any moment is finished by the next one.
+Each commit first appends answers together with the number of each process's last batch, then deletes the segments that
+are complete. The next run finishes whatever a killed run left.
 """
 
 import time
@@ -28,22 +28,22 @@ from isthmus.serving.recorder.batch import AnswerBatch, DamagedBatchError, Other
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import SUFFIX, ended, note_collected, segments
 
+# Answers per commit, approximately.
 LOT = 1 << 16
-"""Answers of a commit, about."""
+# Marks a segment that an operator repaired and put back.
 _AGAIN = ".again"
-"""Part of the name of a segment that was set aside and put back."""
+# Bytes per commit, approximately: one answer may have ten thousand rows.
 BYTES = 64 << 20
-"""Of the answers of a commit: one may have ten thousand rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """The counts of a run.
+class CollectedAnswers:
+    """Counts of one run.
 
     Attributes:
-        answers: that the table has more than before.
-        missing: batches that were dropped, or lost, between those that are in the table.
-        problems: what could not be collected, in sentences.
+        answers: number of answers added to the table.
+        missing: number of batches dropped or lost between those in the table.
+        problems: sentences about segments that could not be collected.
     """
 
     answers: int = 0
@@ -53,11 +53,11 @@ class Collected:
 
 @dataclass(slots=True)
 class _Lot:
-    """Batches of a commit, and the segments that go, or are put aside, once they are in the table."""
+    """Batches of one commit, and the segments to delete or set aside afterwards."""
 
     batches: list[AnswerBatch] = field(default_factory=list)
     parts: list[pa.Table] = field(default_factory=list)
-    over: list[Path] = field(default_factory=list)
+    finished: list[Path] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
     answers: int = 0
     size: int = 0
@@ -65,50 +65,52 @@ class _Lot:
 
 @dataclass(slots=True)
 class _Problems:
-    """What could not be read: sentences, and the segments they are about."""
-
     sentences: list[str] = field(default_factory=list)
     damaged: set[Path] = field(default_factory=set)
     other: set[Path] = field(default_factory=set)
 
-    def note(self, path: Path, problem: str, *, over: bool) -> None:
-        """Note that a part of a segment cannot be read, unless a server is still writing it."""
-        if over:
+    def note(self, path: Path, problem: str, *, finished: bool) -> None:
+        """Record that part of a segment cannot be read, unless a server is still writing it."""
+        if finished:
             self.damaged.add(path)
             back = f"{path.stem}{_AGAIN}{SUFFIX}"
             self.sentences.append(
-                f"{path.name} {problem}: what was whole is in the table, and the file is in recorded/damaged; once it "
-                f"is mended, put it back into recorded/spool as {back}"
+                f"{path.name} {problem}. Its complete batches are in the table and the file is in recorded/damaged. "
+                f"Repair it, then put it back into recorded/spool as {back}"
             )
 
 
-def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> Collected:
-    """Brings all answers that are in the spool by now into the table, each once.
+def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> CollectedAnswers:
+    """Append every answer in the spool to the table, exactly once.
+
+    Deletes collected segments, moves damaged ones to `damaged_folder`, and drops answers older than `keep_days`.
 
     Raises:
-        DataError: the table cannot be read or written. What was recorded stays in the spool.
+        DataError: the table cannot be read or written. The spool still has the answers.
     """
     table = RecordedAnswers.of(project)
     answers, missing, problems = 0, 0, _Problems()
     with project.locked("recorded"):
         began = time.time()
-        found = segments(project.spool)
-        last = table.last(list(dict.fromkeys(map(_run, found))))
+        paths = segments(project.spool)
+        last = table.last(list(dict.fromkeys(map(_run, paths))))
         waiting = _Lot()
-        for number, path in enumerate(found):
-            progress("collecting recorded answers", number / len(found))
-            # Before it is read: what comes behind that is for the next run.
-            over, again = ended(path), table.batches(_run(path)) if _AGAIN in path.name else None
-            for batch in _whole(path, problems, over=over):
+        for number, path in enumerate(paths):
+            progress("collecting recorded answers", number / len(paths))
+            # Checked before reading: batches written later are left to the next run.
+            finished, again = ended(path), table.batches(_run(path)) if _AGAIN in path.name else None
+            for batch in _whole(path, problems, finished=finished):
                 before = last[batch.run]
                 done = batch.number in again if again is not None else batch.number <= before
-                if done and not over:
+                if done and not finished:
                     continue
                 try:
                     # A run that skipped a batch since it was wrong may have gone on to later ones.
                     part = answers_of(batch)
                 except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-                    problems.note(path, f"has a batch that cannot be collected ({first_line(error)})", over=over)
+                    problems.note(
+                        path, f"has a batch that cannot be collected ({first_line(error)})", finished=finished
+                    )
                     continue
                 if done:
                     continue
@@ -123,19 +125,19 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
                     waiting = _Lot()
             if path in problems.damaged:
                 waiting.damaged.append(path)
-            elif over and path not in problems.other:
-                waiting.over.append(path)
+            elif finished and path not in problems.other:
+                waiting.finished.append(path)
         answers += _commit(project, table, waiting, last)
-        keep = (project.settings.server.record or Recording()).keep_days
-        if keep is not None:
-            table.keep(keep, clock.now())
+        keep_days = (project.settings.server.record or Recording()).keep_days
+        if keep_days is not None:
+            table.keep(keep_days, clock.now())
         note_collected(project.spool, began)
     progress("all recorded answers are in the table", 1.0)
-    return Collected(answers, missing, tuple(problems.sentences))
+    return CollectedAnswers(answers, missing, tuple(problems.sentences))
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collects every `history_seconds` until it is stopped."""
+    """Collect every `history_seconds` until `stopped` is set."""
     repeat(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
 
 
@@ -144,7 +146,7 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[s
     if lot.batches:
         keep_contracts(project, {group.contract for batch in lot.batches for group in batch.groups})
         added = table.append(lot.batches, lot.parts, last)
-    for path in lot.over:
+    for path in lot.finished:
         path.unlink(missing_ok=True)
     for path in lot.damaged:
         aside = damaged_folder(project)
@@ -155,32 +157,33 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[s
 
 
 def absence(project: Project, identity: str) -> RequestError:
-    """Why an answer is not in the table."""
+    """Return an error that explains why the table lacks an answer."""
     run, _, number = identity.rpartition("-")
     where = f"answer {identity}"
     try:
         place = int(number, 16)
     except ValueError:
         return RequestError(
-            where, "is no id of an answer", expected="that of `isthmus-answer`, such as 3f9a1c22b7d0-1a2b"
+            where, "is not an answer id", expected="the `isthmus-answer` header, such as 3f9a1c22b7d0-1a2b"
         )
     known = RecordedAnswers.of(project).read(ds.field("run") == run, ["run", "sequence"])["sequence"].to_numpy()
-    # What came before all that is left of its server may also be older than `keep_days`.
+    # Answers before the first remaining one of the server may also be older than `keep_days`.
     if run and len(known) and known.min() < place < known.max():
-        # A text has its id when it begins, and is recorded when it ends.
-        found = "was dropped, or is a text that had not ended: later answers of its server are in the table"
-        return RequestError(where, found, remedy="see `isthmus_dropped_answers_total`, and `memory_mb` and `spool_mb`")
+        # A text gets its id when generation starts, and is recorded when it ends.
+        problem = "was dropped, or its text had not ended: the table has later answers from its server"
+        remedy = "check the metric `isthmus_dropped_answers_total`, and raise `memory_mb` or `spool_mb`"
+        return RequestError(where, problem, remedy=remedy)
     if run and any(path.name.startswith(f"{run}-") for path in segments(project.spool)):
         return RequestError(where, "is not in the table yet", remedy="run `isthmus recorded`")
     return RequestError(
-        where, "there is none in the table",
-        remedy="it was not recorded, was dropped, was in the memory of a server that was killed, or is older than "
+        where, "is not in the table",
+        remedy="check that it was recorded; it may have been dropped, lost with a killed server, or be older than "
         "`keep_days`",
     )  # fmt: skip
 
 
 def damaged_folder(project: Project) -> Path:
-    """The segments of which only a part could be read."""
+    """Return the folder of segments that could only be read in part."""
     return project.recorded / "damaged"
 
 
@@ -188,30 +191,30 @@ def _run(path: Path) -> str:
     return path.name.partition("-")[0]
 
 
-def _whole(path: Path, problems: _Problems, *, over: bool) -> Iterator[AnswerBatch]:
-    """The whole batches of a segment; `over` is whether it has its end."""
+def _whole(path: Path, problems: _Problems, *, finished: bool) -> Iterator[AnswerBatch]:
+    """Yield the complete batches of a segment; `finished` says that its server has closed it."""
     try:
         for batch in batches(path.read_bytes()):
             if batch.run == _run(path):
                 yield batch
             else:
-                problems.note(path, f"has a batch of {batch.run!r:.20}", over=over)
+                problems.note(path, f"has a batch of another process, {batch.run!r:.20}", finished=finished)
     except FileNotFoundError:  # removed to make room
         return
     except OtherVersionError as error:
         problems.other.add(path)
         problems.sentences.append(f"{path.name} {error}: collect it with the version of Isthmus that wrote it")
     except (DamagedBatchError, OSError) as error:
-        problems.note(path, str(error), over=over)
+        problems.note(path, str(error), finished=finished)
 
 
 def contracts_folder(project: Project) -> Path:
-    """The contracts of recorded answers, by hash: they outlast those of the project."""
+    """Return the folder of recorded contracts, which stay after the project forgets them."""
     return project.recorded / "contracts"
 
 
 def keep_contracts(project: Project, hashes: set[str]) -> None:
-    """Keeps the contracts of answers, where the project or a deployed package still has them."""
+    """Save the contracts of answers that the project or a deployed package still has."""
     folder = contracts_folder(project)
     missing = {known for known in hashes if not (folder / f"{known}.json").exists()}
     if not missing:
@@ -231,11 +234,15 @@ def _known(project: Project) -> Iterator[Contract]:
 
 
 def contract_of(project: Project, known: str) -> Contract | None:
-    """The contract of recorded answers; None if nobody has it any more."""
+    """Return a recorded contract by its hash, or None if neither the project nor a package has it.
+
+    Raises:
+        DataError: the saved file is damaged.
+    """
     file = contracts_folder(project) / f"{known}.json"
     try:
         return Contract.loads(file.read_bytes(), str(file))
     except FileNotFoundError:
         return next((contract for contract in _known(project) if contract.hash == known), None)
     except IsthmusError as error:
-        raise DataError(str(file), "is no contract", remedy="remove it") from error
+        raise DataError(str(file), "is not a contract", remedy="remove the file") from error

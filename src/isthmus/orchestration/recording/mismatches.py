@@ -1,4 +1,4 @@
-"""Why a stored row behind a recorded answer is not the one that the history has for its moment."""
+"""Explain why a stored row behind a recorded answer differs from the history's row for that moment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from isthmus.serving.recorder.recorder import runtime
 
 
 class Cause(StrEnum):
-    """Why an answer differs, or cannot be computed again."""
+    """Why an answer differs or cannot be recomputed."""
 
     LATE = "a late row"
     PUSH = "a push not in the history"
@@ -45,14 +45,14 @@ class Recorded:
     """A group of answers as arrays over their rows.
 
     Attributes:
-        part: the answers.
-        rows: of each answer, 0 where its request cannot be read, shape (n,).
-        answer: of each row the place of its answer.
-        starts: of each answer its first row.
-        at: of each row its moment, microseconds since 1970 UTC.
-        views: view to its rows.
-        outputs: float32, of all rows.
-        digest: of all rows; empty if there is none.
+        part: the answers as a table.
+        rows: number of rows per answer, 0 if its request cannot be read, shape (n,).
+        answer: index of each row's answer.
+        starts: index of each answer's first row.
+        at: moment of each row in microseconds since 1970 UTC.
+        views: stored rows by view.
+        outputs: recorded outputs of all rows, float32.
+        digest: recorded digests of all rows; may be empty.
     """
 
     part: pa.Table
@@ -66,13 +66,12 @@ class Recorded:
 
     @property
     def package(self) -> str:
-        """The digest of the package that answered."""
         package: str = self.part["package"][0].as_py()
         return package
 
     @classmethod
     def of(cls, part: pa.Table, rows: Ints) -> "Recorded":
-        """The answers of which so many rows could be read."""
+        """Build the arrays; an answer whose number of rows differs from `rows` counts as unreadable."""
         part = part.combine_chunks()
         read = rows == part["rows"].to_numpy()
         whole = part.filter(pa.array(read)).combine_chunks()
@@ -98,25 +97,25 @@ def _flat(part: pa.Table, name: str) -> np.ndarray[Any, Any]:
 
 
 class Causes:
-    """The causes of differing rows, out of the history, its earlier versions, and the order of a server's answers."""
+    """Finds the causes of differing rows from the history, its earlier versions and the order of answers."""
 
     def __init__(self, project: Project, offline: OfflineStore) -> None:
         self._project, self._offline = project, offline
         self._runtime = runtime()
 
     def runtime(self, recorded: Recorded, place: int) -> str:
-        """What computed an answer, and what computes it now."""
+        """Describe the runtime that computed an answer and the current one."""
         return self.runtimes(recorded.part["runtime"][place].as_py())
 
     def runtimes(self, then: str) -> str:
-        """What computed an answer, as its batch says it, and what computes it now."""
+        """Describe the recorded runtime and the current one."""
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
-    def of(  # noqa: PLR0913 - both sides of a row, and where it stands
+    def of(  # noqa: PLR0913 - both sides of a row, and its context
         self, view: ViewContract, history: ViewHistory, keys: Mapping[str, Sequence[Any]], recorded: Recorded,
         rows: Ints, now: StoredRows, then: StoredRows,
     ) -> list[tuple[Cause, str]]:  # fmt: skip
-        """The cause of each differing row; `rows` are their places, and `keys` theirs."""
+        """Return cause and explanation of each differing row; `rows` has their indices, `keys` their keys."""
         at = recorded.at[rows]
         stored = _Contents(view, history, keys)
         served = _Served(self._offline, view, keys, at)
@@ -131,7 +130,7 @@ class Causes:
             causes.append((cause, f"view {view.name}, key {_shown(key)}: {why}"))
         return causes
 
-    def _cause(  # noqa: PLR0913 - both sides of a row, and what is known of it
+    def _cause(  # noqa: PLR0913 - both sides of a row, and its context
         self, at: int, later: int | None, was: "_Row", now: "_Row", stored: "Mapping[tuple[int, int], set[int]]",
         served: "_Served", place: int,
     ) -> tuple[Cause, str]:  # fmt: skip
@@ -140,55 +139,58 @@ class Causes:
         if was.status == Status.NOT_FOUND and max(was.event, was.known) > at:
             since = _at(max(was.event, was.known))
             return Cause.CLOCK, (
-                f"the answer is of {_at(at)}, and Redis had a row that is known since {since}: the clock of the server "
-                "was behind that of whoever wrote the row"
+                f"the answer was given at {_at(at)}, but Redis had a row known since {since}: the server's clock was "
+                "behind the clock of the process that wrote the row"
             )
         if later is not None and now.status != Status.NOT_FOUND and max(now.known, now.event) > later:
             return Cause.CLOCK, (
-                f"the answer is of {_at(at)}, and a later one of the same server of {_at(later)}: its clock went back, "
-                f"and the row known since {_at(now.known)} was not there yet"
+                f"the answer was given at {_at(at)}, and a later one from the same server at {_at(later)}: its clock "
+                f"went back, and the row known since {_at(now.known)} did not exist yet"
             )
         if was.status == Status.NOT_FOUND:
             if served.event(place) is not None:
                 return (
                     Cause.STORE,
-                    f"Redis had no row, though that of {_at(now.event)} had been written: it has lost it",
+                    f"Redis had no row, although the row of {_at(now.event)} had been written: Redis lost it",
                 )
             return (
                 Cause.LATE,
-                f"Redis had no row; one of {_at(now.event)}, known since {_at(now.known)}, came later",
+                f"Redis had no row; the row of {_at(now.event)}, known since {_at(now.known)}, came later",
             )
         known = stored.get((was.event, was.known))
         if known is not None and (was.status == Status.EXPIRED or was.content in known):
             return Cause.LATE, (
-                f"Redis had the row of {_at(was.event)}; the history has one of {_at(now.event)}, known since "
-                f"{_at(now.known)}, which came to Redis later"
+                f"Redis had the row of {_at(was.event)}; the history has the row of {_at(now.event)}, known since "
+                f"{_at(now.known)}, which reached Redis later"
             )
         if known is not None:
             return (
                 Cause.ENGINE,
-                f"the row of {_at(was.event)} has other values in the history now: it was computed again",
+                f"the row of {_at(was.event)} has different values in the history now: it was recomputed",
             )
         if served.problem:
             return Cause.HISTORY, f"the row of {_at(was.event)} is not in the history, and {served.problem}"
         if served.event(place) == was.event:
-            return Cause.HISTORY, f"the row of {_at(was.event)} was in the history then, and is no longer"
+            return Cause.HISTORY, f"the row of {_at(was.event)} was removed from the history"
         return Cause.PUSH, (
-            f"the row of {_at(was.event)}, known since {_at(was.known)}, is not in the history: it was written to "
-            "Redis alone, or waits for `isthmus collect`"
+            f"the row of {_at(was.event)}, known since {_at(was.known)}, is not in the history: it was written "
+            "only to Redis, or waits for `isthmus collect`"
         )
 
     def _ahead(self, recorded: Recorded) -> dict[int, int]:
-        """Of answers whose server has a later answer that was over before their moment: the earliest such end."""
+        """Map answers to the earliest end of a later answer from the same server that finished before their moment.
+
+        Such an answer shows that the server's clock went back.
+        """
         part = recorded.part
-        # A server may have answered for a month: as long as its clock was steady, these are the answers between.
+        # Reads only the answers between these, not a month of them: enough if the clock was steady.
         between = (ds.field("sequence") >= pc.min(part["sequence"])) & (ds.field("at") <= pc.max(part["at"]))
         table = RecordedAnswers.of(self._project)
         columns = ["run", "sequence", "at", "seconds"]
         whole = table.read(ds.field("run").isin(pc.unique(part["run"])) & between, columns)
         at = whole["at"].cast(pa.int64()).to_numpy()
-        # An answer is numbered when it is over, a text when it begins: one that took longer may be of an earlier moment
-        # by a steady clock.
+        # Answers are numbered when they end, texts when they begin, so a slow answer may have an earlier moment even by
+        # a steady clock. Hence the comparison of moments with ends.
         ends = at + np.ceil(whole["seconds"].to_numpy().astype(np.float64) * 1e6).astype(np.int64)
         runs = whole["run"].combine_chunks().dictionary_encode()
         earliest: dict[tuple[str, int], int] = {}
@@ -210,8 +212,6 @@ class _Row:
 
 
 class _Contents:
-    """The rows that the history has of some keys: their contents by their times."""
-
     def __init__(self, view: ViewContract, history: ViewHistory, keys: Mapping[str, Sequence[Any]]) -> None:
         names = [column.name for column in view.keys]
         condition = ds.scalar(True)
@@ -227,30 +227,30 @@ class _Contents:
             self._rows.setdefault(tuple(key), {}).setdefault((event, known), set()).add(content)
 
     def of(self, key: tuple[Any, ...]) -> Mapping[tuple[int, int], set[int]]:
-        """Event and known times of the rows of a key, to their contents."""
+        """Map event and known times of a key's rows to their content hashes."""
         return self._rows.get(key, {})
 
 
 class _Served:
-    """What materializations and collected pushes had made readable of some keys at their moments."""
+    """The rows that were readable online for some keys at their moments."""
 
     def __init__(self, offline: OfflineStore, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints) -> None:
-        self._asked = offline, view, keys, at
+        self._query = offline, view, keys, at
 
     @property
     def problem(self) -> str:
-        """Why that is not known; empty if it is."""
+        """Why these rows are unknown, or an empty text."""
         found = self._events
         return str(found) if isinstance(found, IsthmusError) else ""
 
     def event(self, place: int) -> int | None:
-        """The event time of the row that was readable; None if there was none, or it is not known."""
+        """Return the event time of the readable row, or None if there was no row or it is unknown."""
         found = self._events
         return None if isinstance(found, IsthmusError) else found[place]
 
     @cached_property
     def _events(self) -> list[int | None] | IsthmusError:
-        offline, view, keys, at = self._asked
+        offline, view, keys, at = self._query
         try:
             history = served_history(offline, view)
             rows = from_history(history, view, keys, at, times=(EVENT, EVENT))

@@ -1,4 +1,4 @@
-"""Rows that are about the same: with the same values, at nearly the same time."""
+"""Match rows with equal values at nearly the same time."""
 
 import numpy as np
 import pyarrow as pa
@@ -10,55 +10,56 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints, tolerance: int) -> Ints:
-    """Of each row of `left` the row of `right` of the same keys that is nearest in time, or -1; shape (n,).
+    """Return for each row of `left` the index of its match in `right`, or -1; shape (n,).
 
-    It is at most `tolerance` away; of two as near it is the earlier. Of rows with the same nearest row only that has it
-    which is nearest to it, the first of those. A null key is like no other.
+    The match has the same values and is nearest in time, at most `tolerance` away; ties go to the earlier row. A row of
+    `right` is matched once, by its nearest row of `left`; ties go to the first one. A null matches nothing, not even
+    another null.
     """
     number, count = identities(left, right), len(left)
     for name in left.column_names:
         number[np.concatenate([column.is_null().to_numpy() for column in (left[name], right[name])])] = -1
     order = np.lexsort((right_times, number[count:]))
-    place, apart = closest(number[count:][order], right_times[order], number[:count], left_times)
-    there = (place >= 0) & (apart <= tolerance) & (number[:count] >= 0)
-    found = np.full(count, -1)
-    found[there] = order[place[there]]
-    result: Ints = np.where(once(found, apart, np.zeros(count, np.int64)), found, -1)
+    place, distance = closest(number[count:][order], right_times[order], number[:count], left_times)
+    valid = (place >= 0) & (distance <= tolerance) & (number[:count] >= 0)
+    match = np.full(count, -1)
+    match[valid] = order[place[valid]]
+    result: Ints = np.where(first_of_each(match, distance, np.zeros(count, np.int64)), match, -1)
     return result
 
 
-def closest(own: Ints, event: Ints, wanted: Ints, at: Ints) -> tuple[Ints, Ints]:
-    """The place of the nearest moment with the same number, and how far it is; -1 if there is none.
+def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Ints]:
+    """Return the index of the nearest moment with the same number, and the distance; -1 if no moment has the number.
 
-    `own` are the numbers of the moments `event`, sorted by both; `wanted` and `at` are what is looked for. Of two as
-    near it is the earlier.
+    `number` and `event` describe the candidates, sorted by both; `query` and `at` what to look up. Ties go to the
+    earlier moment.
     """
     times = np.unique(event)
     width = len(times) + 1
-    moments = own * width + np.searchsorted(times, event)
-    after = np.searchsorted(moments, wanted * width + np.searchsorted(times, at))
-    best, apart = np.full(len(at), -1), np.full(len(at), _NEVER)
+    moments = number * width + np.searchsorted(times, event)
+    after = np.searchsorted(moments, query * width + np.searchsorted(times, at))
+    best, distance = np.full(len(at), -1), np.full(len(at), _NEVER)
     for place in (after - 1, after):
-        there = (place >= 0) & (place < len(own))
-        there[there] = own[place[there]] == wanted[there]
-        distance = np.full(len(at), _NEVER)
-        distance[there] = np.abs(event[place[there]] - at[there])
-        nearer = distance < apart
-        best, apart = np.where(nearer, place, best), np.where(nearer, distance, apart)
-    return best, apart
+        valid = (place >= 0) & (place < len(number))
+        valid[valid] = number[place[valid]] == query[valid]
+        gap = np.full(len(at), _NEVER)
+        gap[valid] = np.abs(event[place[valid]] - at[valid])
+        nearer = gap < distance
+        best, distance = np.where(nearer, place, best), np.where(nearer, gap, distance)
+    return best, distance
 
 
-def once(found: Ints, apart: Ints, at: Ints) -> Mask:
-    """Of rows that have found the same, the one that is nearest to it, and of several the first in time and place."""
-    rows = np.flatnonzero(found >= 0)
-    order = rows[np.lexsort((rows, at[rows], apart[rows], found[rows]))]
-    chosen = np.zeros(len(found), bool)
-    chosen[order[np.unique(found[order], return_index=True)[1]]] = True
+def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
+    """Mark, among rows with the same match, the nearest; ties go to the earliest, then to the first row."""
+    rows = np.flatnonzero(match >= 0)
+    order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
+    chosen = np.zeros(len(match), bool)
+    chosen[order[np.unique(match[order], return_index=True)[1]]] = True
     return chosen
 
 
 def identities(*tables: pa.Table) -> Ints:
-    """A number for each row of all tables: the same for rows with the same values, nulls included."""
+    """Number the rows of all tables: rows with equal values, nulls included, get the same number."""
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)
     for name in tables[0].column_names:

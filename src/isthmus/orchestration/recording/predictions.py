@@ -1,4 +1,4 @@
-"""Recorded predictions of one kind, read again: their requests, and the stored rows that Redis gave for them."""
+"""Read recorded predictions of one group: their requests and the stored rows that Redis returned."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from isthmus.serving.predict.predictor import Predictor
 
 @dataclass(frozen=True)
 class Predictions:
-    """Answers of one group, of which a model reads what was asked.
+    """Recorded answers of one group, with the requests as a model reads them.
 
     Attributes:
-        contract: that they were given under.
-        predictor: reads requests, and knows the inputs of the model.
-        bodies: the requests as they came.
-        requests: their rows.
-        recorded: what is on record of the rows.
-        now: by view what the history has at the moment of each row, and `served` what Redis gave.
-        known: which of `served` are in the history, shape (rows,).
+        contract: contract that the answers were computed under.
+        predictor: reader of the requests and of the model's inputs.
+        bodies: request bodies; an error if a private key could not be restored.
+        recorded: recorded values as arrays over the rows.
+        now: rows of the history at each answer's moment, by view.
+        served: rows that Redis returned, by view.
+        known: whether the history still has the row of `served`, shape (rows,).
     """
 
     contract: Contract
@@ -44,30 +44,29 @@ class Predictions:
     known: Mask
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> Mapping[str, Values]:
-        """What the model is fed with these stored rows: `now`, or `served`."""
+        """Return the model's inputs for these stored rows, either `now` or `served`."""
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
 def read(origins: Origins, group: pa.Table, model: DeployedModel | None = None) -> Predictions:
-    """Reads a group again, for the model that answered, or for another of the same service.
+    """Read a group of recorded predictions, for the model that answered or another one of the same service.
 
     Raises:
-        IsthmusError: the contract, the package or a history of these answers is gone, or none of their requests can be
-            read.
+        IsthmusError: the contract, the package or a history is gone, or no request can be read.
     """
-    one = group.slice(0, 1).to_pylist()[0]
-    contract = origins.contract(one["contract"])
+    first = group.slice(0, 1).to_pylist()[0]
+    contract = origins.contract(first["contract"])
     if contract is None:
-        raise DataError("their contract", f"{one['contract'][:12]} is gone")
+        raise DataError("their contract", f"{first['contract'][:12]} is gone")
     graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
-    predictor = Predictor(contract, model or origins.model(one["package"], one["variant"]), graphs)
+    predictor = Predictor(contract, model or origins.model(first["package"], first["variant"]), graphs)
     histories: dict[str, ViewHistory] = {}
-    for name in one["views"]:
+    for name in first["views"]:
         history = origins.history(contract.views[name])
         if not isinstance(history, ViewHistory):
             raise history.with_traceback(None)
         histories[name] = history
-    bodies = origins.bodies(group, contract, one["hashed"])
+    bodies = origins.bodies(group, contract, first["hashed"])
     requests = read_predictions(predictor, bodies)
     if not requests.rows.any():
         raise DataError("their requests", "cannot be read any more")

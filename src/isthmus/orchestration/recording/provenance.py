@@ -1,4 +1,4 @@
-"""What recorded answers came from: their contracts, the histories of their views, their requests and their models."""
+"""Everything that recorded answers depend on: contracts, view histories, requests and models."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import DataError, IsthmusError
@@ -26,12 +27,15 @@ from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.deployment.record import unapproved
 from isthmus.serving.predict.model import DeployedModel
 
+# Rows per call of a model.
 _ROWS = 1 << 14
-"""Rows that a model predicts at once."""
 
 
 class Origins:
-    """What the answers of a project came from, each opened once; a package, if it answers instead of theirs."""
+    """Opens contracts, histories and models of recorded answers, each once.
+
+    If `package` is set, it replaces the package that answered.
+    """
 
     def __init__(self, project: Project, package: Path | None = None) -> None:
         self._project, self._package = project, package
@@ -41,11 +45,11 @@ class Origins:
         self._models: dict[tuple[str, str], DeployedModel | IsthmusError] = {}
 
     def contract(self, known: str) -> Contract | None:
-        """The contract with this hash; None if nobody has it any more."""
+        """Return the contract with this hash, or None if neither the project nor a package has it."""
         return self._contract(known)
 
     def history(self, view: ViewContract) -> ViewHistory | IsthmusError:
-        """The history of a view, or why there is none."""
+        """Return the history of a view, or the error that prevents reading it."""
         if view.hash not in self._histories:
             try:
                 self._histories[view.hash] = self.offline.history(view)
@@ -54,7 +58,7 @@ class Origins:
         return self._histories[view.hash]
 
     def bodies(self, part: pa.Table, contract: Contract, hashed: Sequence[str]) -> list[bytes | LookupError]:
-        """The requests of answers, with private keys as they were; an error where the history has no such key."""
+        """Return the request bodies with private keys restored, or an error if the history lacks a key."""
         texts = part["request"].to_pylist()
         if not hashed:
             return [text.encode() for text in texts]
@@ -65,12 +69,8 @@ class Origins:
                 if name in [column.name for column in view.keys]:
                     history = self.history(view)
                     if isinstance(history, ViewHistory):
-                        column = (
-                            history.data.select([name])
-                            if isinstance(history.data, pa.Table)
-                            else history.data.to_table([name])
-                        )
-                        distinct.update(key_values(pc.unique(column[name])))
+                        data = ds.dataset(history.data) if isinstance(history.data, pa.Table) else history.data
+                        distinct.update(key_values(pc.unique(data.to_table([name])[name])))
             return distinct
 
         columns = {column.name: column for view in contract.views.values() for column in view.keys}
@@ -78,16 +78,16 @@ class Origins:
         bodies: list[bytes | LookupError] = []
         for text in texts:
             try:
-                bodies.append(keys.found(text, [columns[name] for name in hashed]))
+                bodies.append(keys.restore(text, [columns[name] for name in hashed]))
             except LookupError as error:
                 bodies.append(error)
         return bodies
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        """The model that answered.
+        """Return the model that answered.
 
         Raises:
-            DataError: its package is gone, or was changed.
+            DataError: its package is gone or was changed.
         """
         known = self._models.get((digest, variant))
         if known is None:
@@ -103,39 +103,37 @@ class Origins:
         return known
 
     def package(self, digest: str) -> Package:
-        """The package that answered.
+        """Return the package that answered.
 
         Raises:
-            DataError: it is gone, or was changed.
+            DataError: the package is gone or was changed.
         """
         folder = self._package or folder_of(self._project.deployment_file) / digest
         if self._package is None and not folder.is_dir():
             raise DataError(
                 f"package {digest[:12]}",
                 "is gone",
-                remedy="put it back into .isthmus/deployments, or name another with --package",
+                remedy="restore it in .isthmus/deployments, or pass another one with --package",
             )
         package = open_package(folder)
         if self._package is None and package.files.digest != digest:
-            raise DataError(
-                f"package {digest[:12]}", f"is another now, {package.files.digest[:12]}: its files were changed"
-            )
+            raise DataError(f"package {digest[:12]}", f"has changed: its digest is {package.files.digest[:12]} now")
         return package
 
 
 def groups(answers: pa.Table) -> Iterator[pa.Table]:
-    """Answers that are computed together: the order within each is that of the table."""
+    """Split answers into groups that can be computed together; each keeps the order of the table."""
     pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
-    asked = [features_of(text) if route == "lookup" else "" for route, text in pairs]
+    features = [features_of(text) if route == "lookup" else "" for route, text in pairs]
     parts = [answers[name] for name in ("route", "contract", "package", "variant")]
     parts += [pc.binary_join(answers[name], ",") for name in ("views", "hashes", "hashed")]
-    joined = pc.binary_join_element_wise(*parts, pa.array(asked, pa.string()), "\n")
+    joined = pc.binary_join_element_wise(*parts, pa.array(features, pa.string()), "\n")
     for group in pc.unique(joined):
         yield answers.filter(pc.equal(joined, group)).combine_chunks()
 
 
 def view_answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
-    """Stored rows as a lookup answers with them."""
+    """Convert stored rows to the form in which a lookup returns them."""
     answers: dict[str, ViewAnswer] = {}
     for name, rows in stored.items():
         columns: Any = rows.columns
@@ -143,8 +141,8 @@ def view_answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
     return answers
 
 
-def predicted(model: DeployedModel, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
-    """The outputs of a model for many rows, a part of them at a time."""
+def predict_all(model: DeployedModel, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
+    """Return a model's outputs for many rows, computed in batches of `_ROWS`."""
     rows = len(next(iter(inputs.values())).valid)
     parts = [
         model.predict({name: values.take(slice(start, start + _ROWS)) for name, values in inputs.items()})
@@ -154,7 +152,7 @@ def predicted(model: DeployedModel, inputs: Mapping[str, Values]) -> np.ndarray[
 
 
 def key_values(values: pa.Array) -> list[Any]:
-    """The values of a join key, times in microseconds."""
+    """Return the values of a join key; times are microseconds."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
     plain: list[Any] = values.to_pylist()

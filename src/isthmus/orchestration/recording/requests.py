@@ -1,4 +1,4 @@
-"""The requests of recorded answers, read again, with private join keys found by their hashes."""
+"""Read the requests of recorded answers again; private join keys are restored from their hashes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LIMITS = Limits(rows=_MOST, values=_MOST)
 
 
 class _Tensors(msgspec.Struct):
-    """What has both parts of a body that was not JSON alone."""
+    """A tensor request with a binary part: both parts as the server recorded them."""
 
     json: msgspec.Raw = msgspec.Raw()
     binary: bytes | None = None
@@ -42,13 +42,13 @@ _TENSORS = msgspec.json.Decoder(_Tensors)
 
 @dataclass(frozen=True)
 class Requests:
-    """The rows of several requests, one behind the other.
+    """The rows of several requests, concatenated.
 
     Attributes:
-        keys: join key to its values.
-        fields: request field to its values.
-        rows: of each request, shape (n,).
-        unread: places of requests that cannot be read any more, with why; they have no rows.
+        keys: values by join key.
+        fields: values by request field.
+        rows: number of rows per request, shape (n,); 0 if it cannot be read.
+        unread: reasons why requests cannot be read, by index.
     """
 
     keys: Mapping[str, list[Any]]
@@ -58,28 +58,29 @@ class Requests:
 
 
 class Keys:
-    """Private join keys by their hashes, out of what the history has."""
+    """Restores private join keys from their hashes, by hashing every value in the history."""
 
     def __init__(self, secret: bytes, values: Callable[[str], Iterable[Any]]) -> None:
         self._secret, self._values = secret, values
         self._known: dict[str, dict[str, Any]] = {}
 
-    def found(self, body: str, columns: Iterable[Column]) -> bytes:
-        """The body of a request with its keys.
+    def restore(self, body: str, columns: Iterable[Column]) -> bytes:
+        """Return the request body with its hashed keys replaced by their values.
 
         Raises:
-            LookupError: the history has no such key.
+            LookupError: the history has no key with that hash.
         """
         request = orjson.loads(body)
         for column in columns:
             for part in ("entities", "request"):
                 hashed = request.get(part, {}).get(column.name)
                 if hashed is not None:
-                    known = self._of(column)
+                    known = self.by_hash(column)
                     request[part][column.name] = [known[item] if item else None for item in hashed]
         return msgspec.json.encode(request)
 
-    def _of(self, column: Column) -> dict[str, Any]:
+    def by_hash(self, column: Column) -> dict[str, Any]:
+        """Return the known values of a join key by their hashes."""
         if column.name not in self._known:
             values = list(self._values(column.name))
             self._known[column.name] = dict(zip(hashes(self._secret, column, values), values, strict=True))
@@ -87,36 +88,36 @@ class Keys:
 
 
 def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
-    """The compiled lookup of a request.
+    """Compile the lookup of a request.
 
     Raises:
-        IsthmusError: the contract does not have what it asks for.
-        msgspec.MsgspecError: it cannot be read any more.
+        IsthmusError: the contract lacks a requested feature.
+        msgspec.MsgspecError: the request cannot be read.
     """
-    wanted = _LOOKUP.decode(body)
-    if wanted.feature_service is not None:
-        features = service_features(contract, wanted.feature_service)
+    message = _LOOKUP.decode(body)
+    if message.feature_service is not None:
+        features = service_features(contract, message.feature_service)
     else:
-        features = resolve(contract, wanted.features or ())
+        features = resolve(contract, message.features or ())
     return Lookup(contract, features, full_names=True, graphs=graphs)
 
 
 def features_of(body: str) -> str:
-    """What a lookup asks for, as a text that is the same for the same features; "?" if it cannot be read any more."""
+    """Return the service or features that a lookup requests as one comparable text, or "?" if unreadable."""
     try:
-        wanted = _LOOKUP.decode(body)
+        message = _LOOKUP.decode(body)
     except msgspec.MsgspecError:
         return "?"
-    return wanted.feature_service or ",".join(["", *(wanted.features or ())])
+    return message.feature_service or ",".join(["", *(message.features or ())])
 
 
 def read_lookups(lookup: Lookup, contract: Contract, bodies: Sequence[bytes | LookupError]) -> Requests:
-    """The rows of lookups for the same features."""
+    """Read lookups that all request the same features."""
     join_keys = {column.name: column for view in contract.views.values() for column in view.keys}
 
     def read(body: bytes) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]:
-        wanted = _LOOKUP.decode(body)
-        keys, fields = decode.entities(wanted.entities, join_keys, lookup.request, lookup.optional)
+        message = _LOOKUP.decode(body)
+        keys, fields = decode.entities(message.entities, join_keys, lookup.request, lookup.optional)
         inputs = LookupInputs.of(lookup, keys, fields, LIMITS)
         return inputs.keys, inputs.request, inputs.rows
 
@@ -124,13 +125,10 @@ def read_lookups(lookup: Lookup, contract: Contract, bodies: Sequence[bytes | Lo
 
 
 def read_predictions(predictor: Predictor, bodies: Sequence[bytes | LookupError]) -> Requests:
-    """The rows of requests for predictions of a model."""
     return _joined(bodies, lambda body: predictor.read(_PREDICT.decode(body), LIMITS), list(predictor.plan.keys))
 
 
 def read_prompts(prompt: Prompt, bodies: Sequence[bytes | LookupError]) -> Requests:
-    """The rows of requests for texts, one of each."""
-
     def read(body: bytes) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]:
         inputs = prompt.read(_GENERATE.decode(body), LIMITS)
         return inputs.keys, inputs.request, inputs.rows
@@ -139,13 +137,12 @@ def read_prompts(prompt: Prompt, bodies: Sequence[bytes | LookupError]) -> Reque
 
 
 def prompt_of(body: bytes | LookupError) -> str:
-    """What a user asked, of a request that has been read."""
-    assert isinstance(body, bytes)  # noqa: S101 - one without its key has no row
+    assert isinstance(body, bytes)  # noqa: S101 - requests without their key have no rows
     return _GENERATE.decode(body).prompt
 
 
 def read_tensors(body: bytes) -> TensorRequest:
-    """A request for tensors as `text_of` has written it."""
+    """Read a tensor request as `text_of` recorded it."""
     whole = _TENSORS.decode(body)
     if whole.binary is None:
         return TensorRequest(_INFER.decode(body), memoryview(b""))
@@ -153,7 +150,7 @@ def read_tensors(body: bytes) -> TensorRequest:
 
 
 def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:
-    """The values of a join key that a model does not read by, from requests with so many rows; None where it is not."""
+    """Return the values of a join key that the model does not use, one per row; None where the request has none."""
     values: list[Any] = []
     for body, count in zip(bodies, rows.tolist(), strict=True):
         raws = _PREDICT.decode(body).entities if count and isinstance(body, bytes) else {}
@@ -163,7 +160,6 @@ def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column)
 
 
 def unreadable(error: Exception) -> str:
-    """Why a request has no rows, in words."""
     return f"its request cannot be read any more: {error}"
 
 

@@ -1,4 +1,4 @@
-"""The stored rows behind recorded answers, and the same from the history."""
+"""Stored rows behind recorded answers, and the corresponding rows of the history."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,21 +20,20 @@ from isthmus.features.values.columns import Ints, Mask, Values, from_python
 
 _EVENT, _KNOWN = Column("event_timestamp", UnixTimestamp), Column("known_at", UnixTimestamp)
 _CONTENT = Column("content_hash", Int64)
-"""Columns of an offline table besides the features."""
 
 _TIME = ARROW[UnixTimestamp.name]
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """The rows of a view for n keys, each at its own moment; shape (n,) each.
+    """Rows of one view for n keys, each at its own moment. Arrays have shape (n,).
 
     Attributes:
-        event: microseconds since 1970 UTC, 0 where there is no row.
-        known: likewise.
-        content: the content hashes; 0 where there is no value.
+        event: event times in microseconds since 1970 UTC, 0 without a row.
+        known: known times in microseconds since 1970 UTC, 0 without a row.
+        content: content hashes, 0 without a value.
         status: codes of `Status`.
-        columns: the features; null where the status is not PRESENT.
+        columns: features by name, null unless the status is PRESENT.
     """
 
     event: Ints
@@ -44,17 +43,16 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Where both are the same row with the same status."""
+        """Mark rows that agree in status, times and content."""
         there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
         times = (self.event == other.event) & (self.known == other.known)
-        # A row that is not there may have times: it is not there yet.
+        # A missing row may have times: those of a row that is not readable yet.
         same: Mask = (self.status == other.status) & (
             np.where(there, times, True) & (np.where(self.status <= Status.NULL, self.content == other.content, True))
         )
         return same
 
     def take(self, rows: Ints) -> "StoredRows":
-        """Some of them."""
         columns = {name: values.take(rows) for name, values in self.columns.items()}
         return StoredRows(self.event[rows], self.known[rows], self.content[rows], self.status[rows], columns)
 
@@ -63,9 +61,9 @@ def from_history(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints, *,
     times: tuple[Column, Column] = (_EVENT, _KNOWN),
 ) -> StoredRows:  # fmt: skip
-    """What the history has for keys at moments, by the time rules of the view.
+    """Return the rows that the history has for these keys and moments, by the time rules of the view.
 
-    `times` are the columns with the event and known times of a row, if they are others than those it is ordered by.
+    `times` names the columns to report as event and known times, if they differ from the ones that order the rows.
     """
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
@@ -95,14 +93,14 @@ def from_history(
     )  # fmt: skip
 
 
-def of_record(
+def find_recorded(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
 ) -> tuple[dict[str, Values], Mask]:
-    """The features of the rows that were recorded, by their keys, times and contents, wherever they are in the history.
+    """Look up the features of recorded rows in the history by key, times and content.
 
     Returns:
-        Feature to its values, null where there was none, and whether they are known: a row that was written to Redis
-        alone is not in the history, nor one that was removed from it.
+        Values by feature, null if the row had none, and a mask of the rows that the history has. Rows that were written
+        to Redis only, or removed from the history, are not in it.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
@@ -110,34 +108,34 @@ def of_record(
     for column in view.keys:
         values = from_python([keys[column.name][row] for row in present.tolist()], column.dtype)
         columns[column.name] = to_arrow(values, column.dtype).cast(ARROW[column.dtype.name])
-    wanted = pa.table(columns)
+    lookup = pa.table(columns)
     data = ds.dataset(history.data) if isinstance(history.data, pa.Table) else history.data
-    names = [*wanted.column_names, *(column.name for column in view.fields)]
-    rows = data.to_table(names, filter=ds.field("content_hash").isin(pc.unique(wanted["content_hash"])))
+    names = [*lookup.column_names, *(column.name for column in view.fields)]
+    rows = data.to_table(names, filter=ds.field("content_hash").isin(pc.unique(lookup["content_hash"])))
     places = np.full(len(then.status), -1)
     if len(rows):
-        distinct = rows.select(wanted.column_names)
-        places[present] = matches(distinct.cast(wanted.schema), wanted)
+        distinct = rows.select(lookup.column_names)
+        places[present] = matches(distinct.cast(lookup.schema), lookup)
     known = (places >= 0) | (then.status != Status.PRESENT)
-    taken = rows.take(pa.array(places, mask=places < 0))
-    return {column.name: from_arrow(taken[column.name], column.dtype) for column in view.fields}, known
+    matched = rows.take(pa.array(places, mask=places < 0))
+    return {column.name: from_arrow(matched[column.name], column.dtype) for column in view.fields}, known
 
 
 def served_rows(
     history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
 ) -> tuple[StoredRows, Mask]:
-    """The rows that Redis gave with their values, and whether these are known."""
+    """Return the rows that Redis returned, with their values, and a mask of the rows whose values are known."""
     known = np.ones(len(now.status), bool)
     differing = np.flatnonzero(~now.same(then))
     if not len(differing):
         return now, known
     view = history.view
     own = {column.name: [keys[column.name][row] for row in differing.tolist()] for column in view.keys}
-    found, known[differing] = of_record(history, view, own, then.take(differing))
+    recorded, known[differing] = find_recorded(history, view, own, then.take(differing))
     changed = {}
     for name, values in now.columns.items():
         data, valid = values.data.copy(), values.valid.copy()
-        data[differing], valid[differing] = found[name].data, found[name].valid
+        data[differing], valid[differing] = recorded[name].data, recorded[name].valid
         changed[name] = Values(data, valid)
     return replace(then, columns=changed), known
 

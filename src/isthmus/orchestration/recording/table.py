@@ -1,4 +1,4 @@
-"""The table of recorded answers: Delta, by the day on which they were written, beside the offline tables."""
+"""The table of recorded answers: a Delta table partitioned by day of writing, beside the offline tables."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,16 +24,17 @@ from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.project import Project
 from isthmus.serving.recorder.batch import ANSWER, AnswerBatch, AnswerGroup
 
+# No view has this name: declared names begin with a letter.
 FOLDER = "_recorded"
-"""No view has this name: a declared name begins with a letter."""
+# Files per day before they are compacted.
 FILES = 64
-"""Files that a day may have before they are joined."""
+# Hours for which deleted files stay, for readers that still use them.
 HOURS = 24
-"""How long the files of days that are over their time stay readable for whoever reads them now."""
 
 _TIME = ARROW["UnixTimestamp"]
 _APPLICATION = "isthmus.recorded."
 
+# One row per answer. `content`, `event`, `known` and `status` have the rows of the first view, then of the next.
 SCHEMA = pa.schema(
     [
         pa.field("day", pa.date32(), nullable=False),
@@ -64,13 +65,12 @@ SCHEMA = pa.schema(
         pa.field("digest", pa.list_(pa.int64())),
     ]
 )
-"""An answer a row. `content`, `event`, `known` and `status` have the rows of the first view, then those of the next."""
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RecordedAnswers:
-    """The table in an offline store at `root`, a folder or a URL that `storage_options` reach."""
+    """The table under `root`, which is a folder or a URL accessed with `storage_options`."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.path = f"{root.rstrip('/')}/{FOLDER}"
@@ -78,11 +78,10 @@ class RecordedAnswers:
 
     @classmethod
     def of(cls, project: Project) -> "RecordedAnswers":
-        """That of a project."""
         return cls(project.offline, project.storage_options)
 
     def last(self, runs: Sequence[str]) -> dict[str, int]:
-        """Of each run the last batch that is here; 0 if there is none."""
+        """Return the number of each run's last batch in the table, 0 without one."""
         with self._reading():
             table = self._open()
             found = {run: None if table is None else table.transaction_version(_APPLICATION + run) for run in runs}
@@ -98,12 +97,13 @@ class RecordedAnswers:
         parts: Sequence[pa.Table] | None = None,
         known: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
-        """Adds the answers of batches, all or none, and notes the last batch of each run; returns their number.
+        """Append the answers of batches atomically, note each run's last batch, and return the number of answers.
 
-        `parts` are `answers_of` them, and `known` has a run's last batch, if one of these may be an earlier batch.
+        `parts` are the results of `answers_of` for the batches. `known` has the last batch of a run, for the case that
+        the appended batch is an earlier one.
 
         Raises:
-            DataError: the table cannot be written, or another process has written to it meanwhile.
+            DataError: the table cannot be written, or another process wrote to it at the same time.
         """
         rows = pa.concat_tables([SCHEMA.empty_table(), *(map(answers_of, batches) if parts is None else parts)])
         last = {batch.run: known.get(batch.run, 0) for batch in batches}
@@ -119,23 +119,23 @@ class RecordedAnswers:
         return len(rows)
 
     def keep(self, days: float, now: int) -> None:
-        """Drops the answers that are more than so many days old, and joins the files of days that have many."""
+        """Delete answers older than `days`, and compact days with many files."""
         with self._writing():
             table = self._open()
             if table is None:
                 return
-            # Before 1970 nothing was recorded, and a date has an end: so many days may be without one.
+            # Clipped to 1970: `days` may reach back further than a date can express.
             first = pa.scalar(int(max(now // DAY - days, 0)), pa.date32()).as_py()
             files = _days(table)
             if any(day < first for day in files):
                 table.delete(f"day < '{first}'")
             for day in (day for day, count in files.items() if count > FILES and day >= first):
                 table.optimize.compact(partition_filters=[("day", "=", str(day))])
-            # Also where nothing was dropped now: the files of what was dropped before may be due.
+            # Also if nothing was deleted now: files of earlier deletions may be due.
             table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
 
     def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
-        """The answers that meet a condition, in the order in which each process gave them."""
+        """Return the answers that meet a condition, sorted by process and sequence."""
         with self._reading():
             table = self._open()
             if table is None:
@@ -146,7 +146,7 @@ class RecordedAnswers:
         return rows.sort_by([("run", "ascending"), ("sequence", "ascending")])
 
     def size(self) -> tuple[int, int]:
-        """The number of answers, and the version of the table, which is -1 before the first."""
+        """Return the number of answers and the version of the table, -1 before the first commit."""
         with self._reading():
             table = self._open()
             if table is None:
@@ -154,7 +154,7 @@ class RecordedAnswers:
             return sum(pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()), table.version()
 
     def named(self, ids: pa.ChunkedArray) -> pa.Table:
-        """The answers with these ids, in their order, without those that are not here any more."""
+        """Return the answers with these ids, in this order; ids that the table lacks are skipped."""
         rows = self.read(ds.field("id").isin(ids))
         return rows.take(pc.index_in(ids, value_set=rows["id"]).drop_null())
 
@@ -173,30 +173,30 @@ class RecordedAnswers:
                 raise refusal from error
             raise DataError(
                 "recorded answers", f"{self.path} cannot be read ({first_line(error)})",
-                remedy="it is damaged: restore that folder, or remove it, and what was recorded is not known any more",
+                remedy="the table is damaged: restore that folder, or remove it and lose the recorded answers",
             ) from error  # fmt: skip
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             if self._options is None:
-                # What callers asked and were told is for the owner of the server alone, as in the spool.
+                # Requests and answers are private to the server's owner, as in the spool.
                 private_folder(Path(self.path))
             yield
         except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
             if isinstance(error, CommitFailedError):
-                raise DataError("recorded answers", "another process wrote to them at the same moment",
+                raise DataError("recorded answers", "another process wrote to them at the same time",
                                 remedy="nothing is lost: run `isthmus recorded` again") from error  # fmt: skip
             if refusal := unavailable("recorded answers", self.path, error):
                 raise refusal from error
             raise DataError(
                 "recorded answers", f"{self.path} cannot be written ({first_line(error)})",
-                remedy="they are as they were, and new ones wait: mend that, then run `isthmus recorded`",
+                remedy="nothing is lost: fix the cause, then run `isthmus recorded` again",
             ) from error  # fmt: skip
 
 
 def _days(table: DeltaTable) -> Counter[date]:
-    """The days, and how many files each has."""
+    """Count the files of each day."""
     return Counter(file["day"] for file in pa.table(table.get_add_actions())["partition"].to_pylist())
 
 
@@ -209,10 +209,10 @@ def answers_of(batch: AnswerBatch) -> pa.Table:
 
 
 def answers(batch: AnswerBatch, group: AnswerGroup) -> pa.Table:
-    """The answers of a group, a row each.
+    """Return a row for each answer of a group.
 
     Raises:
-        ValueError: its columns do not fit together.
+        ValueError: the columns have different lengths.
     """
     found = np.frombuffer(group.answers, ANSWER)
     count, rows, length = len(found), found["rows"].astype(np.int64), found["length"].astype(np.int64)
@@ -276,7 +276,7 @@ def _lists(values: Any, sizes: Ints) -> pa.ListArray:
 
 
 def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
-    """Columns of views, each with the rows of all answers, as one: of each answer the rows of all views in turn."""
+    """Interleave the columns of views: for each answer the rows of the first view, then of the next."""
     if not columns:
         return np.empty(0, np.int64)
     joined = np.empty(len(columns) * int(rows.sum()), columns[0].dtype)
@@ -286,12 +286,12 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """The columns of each view, from those of answers with so many rows; see `SCHEMA`."""
+    """Split interleaved rows into a column per view; the inverse of `_by_answer`."""
     return [joined[places] for places in _places(rows, views)]
 
 
 def _places(rows: Ints, views: int) -> Iterator[Ints]:
     starts = np.cumsum(rows) - rows
-    within = np.arange(rows.sum()) - np.repeat(starts, rows)
+    offset = np.arange(rows.sum()) - np.repeat(starts, rows)
     for number in range(views):
-        yield np.repeat(views * starts + number * rows, rows) + within
+        yield np.repeat(views * starts + number * rows, rows) + offset

@@ -1,4 +1,4 @@
-"""Recorded answers of models of tensors, computed again: requests for tensors one at a time, texts token by token."""
+"""Recompute recorded answers of tensor models: tensor requests one at a time, texts token by token."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -27,9 +27,9 @@ from isthmus.serving.recorder.digest import tensors_digest, text_digest
 def differing(
     answers: pa.Table, predictor: TensorPredictor, causes: Causes, *, another: bool
 ) -> Iterator[tuple[int, Cause, str]]:
-    """The places of answers that are not as they were recorded, each with its cause.
+    """Yield the index, cause and explanation of each answer that differs from its record.
 
-    `another` is whether the predictor has a package that is asked instead of the one that answered.
+    `another` says that the predictor runs a different package than the one that answered.
     """
     columns = [answers[name].to_pylist() for name in ("request", "digest", "package", "runtime")]
     for place, (text, (then,), package, runtime) in enumerate(zip(*columns, strict=True)):
@@ -37,23 +37,25 @@ def differing(
             _, inputs, _ = predictor.read(read_tensors(text.encode()), LIMITS)
             now = tensors_digest(predictor.model.run(inputs.feeds, inputs.outputs))
         except (IsthmusError, msgspec.MsgspecError) as error:
-            yield place, Cause.PACKAGE, f"package {predictor.model.deployment.digest[:12]} does not answer: {error}"
+            yield place, Cause.PACKAGE, f"package {predictor.model.deployment.digest[:12]} cannot answer: {error}"
             continue
         if now == then % (1 << 64):
             continue
         if another:
             digest = predictor.model.deployment.digest
-            yield place, Cause.PACKAGE, f"package {digest[:12]} says other tensors than {package[:12]} said"
+            yield place, Cause.PACKAGE, f"package {digest[:12]} returns other tensors than {package[:12]} did"
         else:
-            yield place, Cause.ENGINE, f"the model says other tensors: {causes.runtimes(runtime)}"
+            yield place, Cause.ENGINE, f"the model returns other tensors: {causes.runtimes(runtime)}"
 
 
-class Writer:
-    """What writes texts with a model, for a contract; `another` is whether it is asked instead of the one that did.
+class TextWriter:
+    """Generates texts with a model under a contract.
+
+    `another` says that its package differs from the one that answered.
 
     Raises:
-        PackageError: the model generates no text.
-        ContractMismatch: what its service reads has changed since its package was exported.
+        PackageError: the model does not generate text.
+        ContractMismatch: the features of its service changed since its package was exported.
     """
 
     def __init__(
@@ -67,14 +69,13 @@ class Writer:
 
     @property
     def plan(self) -> LookupPlan:
-        """What its prompt reads."""
         return self.prompt.plan
 
     def differing(
         self, bodies: Sequence[bytes | LookupError], requests: Requests, stored: Mapping[str, StoredRows],
         recorded: Recorded, causes: Causes, places: Sequence[int],
     ) -> Iterator[tuple[int, Cause, str] | None]:  # fmt: skip
-        """For each of some places of answers what differs, and why; None where nothing does."""
+        """Yield, for each index in `places`, the index, cause and explanation, or None if the text is the same."""
         digest = self.model.deployment.digest
         cause = Cause.PACKAGE if self.another else Cause.ENGINE
         for place in places:
@@ -84,23 +85,23 @@ class Writer:
             before, count = recorded.outputs.reshape(-1, 2)[row[0]].astype(int).tolist()
             try:
                 features = self.prompt.features(fields, rows)
-                tokens, said = self._text(prompt_of(bodies[place]), features, count)
+                tokens, generated = self._text(prompt_of(bodies[place]), features, count)
             except IsthmusError as error:
-                yield place, cause, f"package {digest[:12]} does not write it: {error}"
+                yield place, cause, f"package {digest[:12]} cannot write the text: {error}"
                 continue
-            if text_digest(tokens, said) == int(recorded.digest[row[0]]) % (1 << 64):
+            if text_digest(tokens, generated) == int(recorded.digest[row[0]]) % (1 << 64):
                 yield None
             elif self.another:
-                yield place, cause, f"package {digest[:12]} writes another text than {recorded.package[:12]} wrote"
+                yield place, cause, f"package {digest[:12]} writes a different text than {recorded.package[:12]} did"
             else:
                 what = (
-                    f"its prompt has {len(tokens):,} tokens, {before:,} then" if len(tokens) != before
-                    else f"the model says other tokens in the {count:,} of its text"
+                    f"its prompt has {len(tokens):,} tokens, and had {before:,}" if len(tokens) != before
+                    else f"the {count:,} tokens of its text differ"
                 )  # fmt: skip
                 yield place, cause, f"{what}: {causes.runtime(recorded, place)}"
 
     def _text(self, prompt: str, features: Mapping[str, str], count: int) -> tuple[list[int], list[int]]:
-        """The tokens of a prompt, and so many behind it."""
+        """Return the tokens of the prompt, and the `count` tokens generated after it."""
         assert self.model.text is not None  # noqa: S101 - its manifest says how it generates text
         tokenizer, decoder = self.model.text
         tokens = tokenizer.encode(self.generation.parts(prompt, features))

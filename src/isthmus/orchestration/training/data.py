@@ -1,4 +1,4 @@
-"""Training data for any spine and any features: to look at in a notebook, or to write with a record that repeats it."""
+"""Training data for any spine and features, to read in a notebook or to write with a reproducible record."""
 
 import hashlib
 import json
@@ -44,16 +44,21 @@ if TYPE_CHECKING:
 
     from isthmus.orchestration.tensors import Tensors
 
+# Places for a join: in this process, or in the project's engine.
 JOINS = ("embedded", "engine")
-"""Where a join can run: in this process, or in the engine of the project."""
 
 
 @dataclass(frozen=True)
 class TrainingOrigin:
-    """What decides the rows of a training set, besides those of its spine.
+    """Everything that determines the rows of a training set, except the rows of its spine.
 
-    The hash of the contract, what the record calls the spine, the views, each at its version, the features to join of
-    each, whether to add what each view answered, and the fields of request transforms.
+    Attributes:
+        contract: hash of the contract.
+        spine: name of the spine in the record.
+        histories: the views, each at its version.
+        features: features to join, by view.
+        status: whether to add a status column per view.
+        computed: columns of request transforms.
     """
 
     contract: str
@@ -64,8 +69,8 @@ class TrainingOrigin:
     computed: RequestColumns | None
 
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
-        """All that decides the content, as the record and the id have it."""
-        # Without request transforms there is no such key: older training sets keep their id.
+        """Return everything that determines the content, as in the record and the id."""
+        # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
         return {
             **computed,
@@ -82,9 +87,9 @@ class TrainingOrigin:
 
 
 class TrainingData:
-    """A spine, and the versions of the tables to join to it. Nothing is joined before rows are read.
+    """A spine and the table versions to join to it. Rows are joined when they are read.
 
-    `schema` has the columns. In the folder `records` an id leads to the training set, wherever it was written.
+    `schema` has the columns. The folder `records` maps ids to the folders of written training sets.
     """
 
     def __init__(
@@ -102,45 +107,45 @@ class TrainingData:
         return f"<TrainingData: {rows}, {chosen}; contract {origin.contract[:12]}>"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows in order, a batch at a time, in bounded memory.
+        """Yield the rows in order, in batches and bounded memory.
 
         Raises:
-            DataError: the spine or a table cannot be read, or a row has no time or a key that does not fit.
+            DataError: the spine or a table cannot be read, or a row has no time or an invalid key.
         """
         return self._joined(self._spine.batches())
 
     def reader(self) -> pa.RecordBatchReader:
-        """The rows as Arrow's own stream, which Polars and DuckDB read."""
+        """Return the rows as an Arrow stream, which Polars and DuckDB can read."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def table(self) -> pa.Table:
-        """All rows, in memory."""
+        """Return all rows in memory."""
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def pandas(self) -> "pd.DataFrame":
-        """All rows as a DataFrame: whole numbers and truth values stay what they are beside nulls."""
+        """Return all rows as a DataFrame; integers and booleans keep their type beside nulls."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """The rows as a torch `IterableDataset`, joined anew in each epoch: see `tensors.Tensors`."""
+        """Return the rows as a torch `IterableDataset`, joined again in each epoch: see `tensors.Tensors`."""
         from isthmus.orchestration.tensors import Tensors
 
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
     def write(self, path: Path | str, *, like: TrainingSet | None = None) -> TrainingSet:
-        """Writes the rows and a record that repeats them, all or nothing.
+        """Write the rows atomically, with a record that reproduces them.
 
         Args:
-            path: the new folder: `data.parquet` and `_record.json`, and the spine's rows if they have no file that
-                stays. It may hold a training set, which is replaced.
-            like: the training set that this one must equal; its statistics are copied.
+            path: new folder for `data.parquet` and `_record.json`, and for the spine's rows if they do not come from a
+                file. A training set in that folder is replaced.
+            like: training set that the result must equal; its statistics are copied.
 
         Raises:
-            DataError: as `batches`; or the path is there and no training set.
+            DataError: the rows cannot be read (see `batches`), or the path exists and is not a training set.
         """
         target = require_local("training set", path).absolute()
         if target.exists() and not (target / RECORD).is_file():
-            raise DataError(f"training set {target}", "something else is there", remedy="name a new folder")
+            raise DataError(f"training set {target}", "the folder is not a training set", remedy="choose a new folder")
         statistics = [file.read_bytes() for file in like.path.glob(STATISTICS)] if like else []
 
         def fill(folder: Path) -> None:
@@ -148,7 +153,9 @@ class TrainingData:
                 (folder / STATISTICS).write_bytes(content)
             record = self._write_rows(folder, target)
             if like is not None and record.id != like.id:
-                raise DataError(f"training set {like.id}", "its spine changed while it was read", remedy="run it again")
+                raise DataError(
+                    f"training set {like.id}", "its spine changed while it was read", remedy="run the command again"
+                )
             (folder / RECORD).write_text(json.dumps(record.as_dict(), indent=1) + "\n")
 
         publish(target, fill)
@@ -157,11 +164,11 @@ class TrainingData:
         return written
 
     def identity(self, spine_sha256: str) -> str:
-        """The id of the training set of a spine with these rows."""
+        """Return the id of the training set for a spine with these rows."""
         return hashlib.sha256(json.dumps(self._as_dict(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
 
     def _write_rows(self, folder: Path, target: Path) -> TrainingSet:
-        """Writes data and spine to a folder that will be `target`; returns the record."""
+        """Write data and spine to a folder that will become `target`; return the record."""
         spine = HashedSpine(self._spine, None if self._spine.path else folder / SPINE)
         with pq.ParquetWriter(folder / DATA, self.schema) as file:
             written = 0
@@ -199,11 +206,11 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """What the views answered at each row's own moment: see `notebook.training_data`.
+    """Join features to a spine: see `notebook.training_data`.
 
     Raises:
-        RequestError: a feature is not in the contract, the SQL is no single SELECT, or options do not go together.
-        DataError: a table is not there, the spine cannot be read, or lacks a column or has it in another type.
+        RequestError: a feature is not in the contract, the SQL is not a single SELECT, or options cannot be combined.
+        DataError: a table is missing, or the spine cannot be read, lacks a column or has a column of the wrong type.
     """
     contract = project.applied()
     offline = project.offline_store()
@@ -223,9 +230,9 @@ def training_data(
 def data_of(
     project: Project, spine: SpineRows, origin: TrainingOrigin, *, join: str, served: bool | Mapping[str, int]
 ) -> TrainingData:
-    """Training data of a spine, joined where `join` says.
+    """Return the training data of a spine.
 
-    `served` joins what serving answered, not what could have been known; view to the moment at which its log ends.
+    If `served` is not False, the join returns what was served; a mapping has the moment at which each view's log ends.
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
@@ -252,26 +259,26 @@ def data_of(
 
 
 def require_join(join: str, *, as_served: bool) -> None:
-    """Raises RequestError for a place that is not in JOINS or cannot join as served."""
+    """Raise RequestError if `join` is unknown, or cannot join as served."""
     if join not in JOINS:
         raise RequestError("join", f"{join!r} is not known", expected=one_of(JOINS))
     if join == "engine" and as_served:
-        raise RequestError("join", "the engine cannot join as served: the log of materializations is replayed here",
+        raise RequestError("join", "the engine cannot join as served: it cannot replay the log of materializations",
                            expected="either as served or by the engine")  # fmt: skip
 
 
 class FeatureSelection(NamedTuple):
-    """View to stored features, with those that request transforms read; and request transform to computed fields."""
+    """Stored features by view, including the inputs of request transforms, and computed fields by transform."""
 
     stored: dict[str, list[str]]
     computed: dict[str, list[str]]
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """The features of a service, of a list, or of a list with commas, in the order in which they are named.
+    """Return the features of a service, or of a list or comma-separated text, in its order.
 
     Raises:
-        RequestError: a name is not in the contract, or named twice.
+        RequestError: a name is not in the contract, or is repeated.
     """
     if isinstance(features, str) and features in contract.services:
         service = contract.service(features)
@@ -296,19 +303,19 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
         selected = (selection.stored if kind == "view" else selection.computed).setdefault(owner, [])
         for added in [feature] if feature else known:
             if added in selected:
-                raise RequestError(f"features, {owner}:{added}", "is named twice", expected="each feature once")
+                raise RequestError(f"features, {owner}:{added}", "is listed twice", expected="each feature once")
             selected.append(added)
     for transform in selection.computed:
         for view, feature in contract.transforms[transform].stored:
             if feature not in (selected := selection.stored.setdefault(view, [])):
                 selected.append(feature)
     if not selection.stored and not selection.computed:
-        raise RequestError("features", "none are named", expected="a service, or features as view:feature")
+        raise RequestError("features", "the list is empty", expected="a service, or features as view:feature")
     return selection
 
 
 class HashedSpine:
-    """The rows of a spine as they are read: counted, hashed and, if a file is named, written to it."""
+    """Counts and hashes the rows of a spine as they are read, and writes them to `file` if it is set."""
 
     def __init__(self, spine: SpineRows, file: Path | None = None) -> None:
         self._spine, self._file = spine, file
@@ -317,16 +324,15 @@ class HashedSpine:
 
     @property
     def sha256(self) -> str:
-        """Of the rows read so far, whatever the sizes of their batches."""
+        """Hash of the rows read so far; it does not depend on batch sizes."""
         return self._hash.hexdigest()
 
     def read(self) -> str:
-        """Reads all rows; returns their hash."""
+        """Read all rows and return their hash."""
         deque(self.batches(), maxlen=0)
         return self.sha256
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, a batch at a time."""
         with ExitStack() as open_files:
             file = self._file and open_files.enter_context(pa.ipc.new_stream(self._file, self._spine.schema))
             for rows in in_lots(self._spine.batches(), BATCH):
@@ -341,7 +347,7 @@ class HashedSpine:
 def _tables(
     project: Project, contract: Contract, offline: OfflineStore, joined: Sequence[ViewHistory]
 ) -> dict[str, ds.Dataset | pa.Table]:
-    """What a spine's SQL can name: the histories of views that are built, and sources that are Parquet."""
+    """Return the tables for a spine's SQL: histories of built views, and Parquet sources."""
     tables: dict[str, ds.Dataset | pa.Table] = {}
     definitions = project.definitions
     declarations: Iterable[FeatureView | Spine] = (*definitions.views.values(), *definitions.spines.values())
@@ -354,14 +360,14 @@ def _tables(
         try:
             tables[name] = (opened.get(name) or offline.history(view)).data
         except (ContractMismatch, DataError):
-            continue  # not built: the query's own error says what there is
+            continue  # not built: the error of the query lists the tables
     return tables
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
     """Return column types for a spine: join keys, request fields, and labels and times of declared spines.
 
-    A name that two declarations give different types is left out.
+    Names with conflicting types are left out.
     """
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]

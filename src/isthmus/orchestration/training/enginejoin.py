@@ -1,7 +1,7 @@
-"""The join of a training set by the project's engine: for histories that are too large for this process.
+"""The join of a training set in the project's engine, for histories too large for this process.
 
-The executors get the keys and moments of the spine, and write what each view answered as Parquet; this process puts it
-beside the spine's rows again. Nothing is collected, and the result equals that of `Join`, batch for batch.
+Executors read keys and moments of the spine, and write each view's answers as Parquet. This process combines them with
+the spine's rows. It collects nothing in memory, and the result equals `Join` batch for batch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,15 +21,17 @@ from isthmus.transforms.views import executorjoin, tablefiles
 
 _WHERE = "join by the engine"
 _ROWS, _QUESTIONS = "rows.arrow", "questions.parquet"
+# Rows of the spine per task of the engine.
 _PART = PASS
-"""Rows of the spine for one task of the engine."""
 
 
 class EngineJoin:
-    """The point-in-time join of a spine by an engine. It has the interface of `Join`, its arguments, and its result.
+    """Point-in-time join by an engine, with the interface and the result of `Join`.
 
-    `name` is the engine, as in `engine.session`, and `threads` the cores of a local Apache Spark. The executors must
-    reach the folder of the offline store, where they read and write: another store raises RequestError.
+    `name` is the engine, as in `engine.session`, and `threads` the number of cores for a local Apache Spark.
+
+    Raises:
+        RequestError: the offline store is not a folder; executors read and write there.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -44,8 +46,8 @@ class EngineJoin:
         name: str,
     ) -> None:
         if "://" in offline.root:
-            raise RequestError(_WHERE, f"stores.offline is {offline.root}", expected="a folder that executors reach",
-                               remedy="join in this process: leave --join out")  # fmt: skip
+            raise RequestError(_WHERE, f"stores.offline is {offline.root}", expected="a folder for the executors",
+                               remedy="join in this process: omit --join")  # fmt: skip
         self._join = Join(spine, histories, features=features, status=status)
         self.schema = self._join.schema
         self._spine = pa.schema([self.schema.field(n) for n in range(len(spine.names))])
@@ -53,8 +55,12 @@ class EngineJoin:
         self._status, self._threads, self._name = status, threads, name
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As `Join.batches`. The first batch comes when the engine is done; DataError if it fails."""
-        # In the store: executors reach it, and may run as another user.
+        """Yield the same batches as `Join.batches`, once the engine is done.
+
+        Raises:
+            DataError: the engine fails.
+        """
+        # In the offline store, which executors can access even as another user.
         with scratch_folder(Path(self._offline.root), "_join") as folder:
             count = self._write(spine, folder)
             self._run(folder)
@@ -64,7 +70,7 @@ class EngineJoin:
                     yield self._join.with_answers(batch, next(answers) if self._histories else pa.table({}))
 
     def _write(self, spine: Iterable[pa.RecordBatch], folder: Path) -> int:
-        """Writes the rows of the spine, and beside them the questions to the executors; returns their number."""
+        """Write the rows of the spine and the questions to the executors; return the number of rows."""
         count, questions = 0, self._join.questions(self._spine.empty_table(), 0).schema
         with (
             pa.ipc.new_stream(folder / _ROWS, self._spine) as spine_file,
@@ -88,8 +94,8 @@ class EngineJoin:
                     spark, folder / _QUESTIONS, files, self._features, folder, status=self._status, rows=_PART
                 )
         except executorjoin.RefusedError as error:
-            place = self._name.partition("/;")[0]  # the rest may hold a token
+            place = self._name.partition("/;")[0]  # the remainder may contain a token
             raise DataError(
                 _WHERE, f"{place} refused it: {error}",
-                remedy="the executors need this package, and must reach stores.offline, to read and to write",
+                remedy="executors need this package, and read and write access to stores.offline",
             ) from error  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a data scientist calls. Importing this loads no third-party library."""
+"""The function that data scientists call. Importing this loads no third-party library."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -19,25 +19,25 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> "TrainingData":
-    """What the views of a project answered at each row's own moment: one row per row of the spine, in its order.
+    """Join features to the rows of a spine, each as of the row's own moment; one output row per spine row, in order.
 
-    The tables are those of now. Nothing is computed until it is read: `.table()` and `.reader()` give Arrow,
-    `.pandas()` a DataFrame whose whole numbers stay whole beside nulls, `.torch()` tensors, `.write(folder)` Parquet
-    with a record that `isthmus training-set --like` repeats.
+    Reads the current tables. Rows are computed when they are read: `.table()` and `.reader()` return Arrow, `.pandas()`
+    a DataFrame whose integers stay integers beside nulls, `.torch()` tensors. `.write(folder)` writes Parquet and a
+    record that `isthmus training-set --like` reproduces.
 
     Args:
         project: the project, or its folder.
-        features: the name of a service, or features as `view:feature`; a view's name alone stands for all of its own.
-        spine: the rows: an Arrow table, reader or dataset, a pandas or Polars frame, a path to Parquet or CSV, or a
-            SELECT over the views. They have `event_timestamp` in a time zone, the join keys, and any columns to carry.
-        status: whether to add a column per view that says what it answered: present, null, expired or not_found.
-        as_served: whether to answer with what was readable online at each moment, by the log of materializations,
-            instead of what could have been known.
-        join: where to join: "embedded" in this process, or "engine" by the project's engine. The rows are the same.
+        features: name of a service, or features as `view:feature`; the name of a view selects all its features.
+        spine: rows with `event_timestamp` in a time zone, the join keys, and any columns to keep: an Arrow table,
+            reader or dataset, a pandas or Polars frame, a path to Parquet or CSV, or a SELECT over the views.
+        status: whether to add a status column per view: present, null, expired or not_found.
+        as_served: whether to return what was readable online at each moment, by the log of materializations, instead of
+            what could have been known.
+        join: "embedded" to join in this process, "engine" to join in the project's engine. The rows are the same.
 
     Raises:
-        RequestError: a feature is not in the contract, or options do not go together.
-        DataError: a table is not there, or the spine cannot be read, lacks a column or has it in another type.
+        RequestError: a feature is not in the contract, or options cannot be combined.
+        DataError: a table is missing, or the spine cannot be read, lacks a column or has a column of the wrong type.
     """
     from isthmus.orchestration.project import Project
     from isthmus.orchestration.training import data

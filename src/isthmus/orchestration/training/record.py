@@ -1,4 +1,4 @@
-"""A training set on disk, found by its record and written again from the tables and the spine of then."""
+"""Reproduce a training set from its record, with the recorded versions of tables and spine."""
 
 import glob
 from contextlib import suppress
@@ -22,13 +22,13 @@ from isthmus.orchestration.training.requestcolumns import RequestColumns, reques
 
 
 def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
-    """Writes a training set again, from the same versions of the same tables: the same bytes, whatever came since.
+    """Write a training set again from the same table versions: the bytes are the same, even if tables changed.
 
-    It is found by its folder, record or id, and replaced unless `out` names another folder.
+    `record` is a folder, a record or an id. The training set is replaced unless `out` names another folder.
 
     Raises:
-        RequestError: there is no such training set, or it is one as served, and is to be joined by the engine.
-        DataError: a table's version, the spine or a request transform is gone or not what it was.
+        RequestError: the training set does not exist, or is as served and the engine should join it.
+        DataError: a table version, the spine or a request transform is gone or has changed.
     """
     past = _find(project, record)
     where = f"training set {past.id}"
@@ -39,11 +39,11 @@ def repeat(project: Project, record: str, out: Path | str | None = None, *, join
         hashed = HashedSpine(spine)
         sha256 = hashed.read()
     except DataError as error:
-        raise DataError(where, f"the rows of its spine cannot be read ({error})", remedy="bring them back") from error
+        raise DataError(where, f"the rows of its spine cannot be read ({error})", remedy="restore them") from error
     if sha256 != past.spine_sha256:
-        raise DataError(where, f"its spine {past.spine_file or SPINE} holds other rows now: {hashed.rows} of them",
+        raise DataError(where, f"its spine {past.spine_file or SPINE} now has {hashed.rows} different rows",
                         expected=f"the {past.rows_in} rows with hash {past.spine_sha256[:12]}",
-                        remedy="bring those rows back, or make a new training set")  # fmt: skip
+                        remedy="restore the rows, or make a new training set")  # fmt: skip
     origin = TrainingOrigin(
         past.contract, past.spine, histories, past.features, past.options["status"], _request_columns(project, past)
     )
@@ -67,15 +67,15 @@ def _find(project: Project, record: str) -> TrainingSet:
             continue
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"training set {folder}", f"its record cannot be read ({error})") from error
-    raise RequestError(f"training set {record!r}", "there is none of this path or id",
+    raise RequestError(f"training set {record!r}", "no training set has this path or id",
                        expected="the folder of a training set, its record, or its id")  # fmt: skip
 
 
 def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) -> SpineRows:
-    """The rows of the spine: from the file they came from, or from beside the record."""
+    """Return the rows of the spine from their file, or from beside the record."""
     if past.spine_file:
         types = column_types(project.definitions.contract, histories)
-        # A column of a CSV file has the type that it had then, whatever is declared now.
+        # A column of a CSV file keeps its recorded type, even if the declaration has changed.
         with suppress(OSError, pa.ArrowException):
             then = pq.read_schema(past.path / DATA)
             types |= {field.name: TYPES[name] for field in then for name in TYPES if ARROW[name] == field.type}
@@ -90,9 +90,13 @@ def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) ->
 
 
 def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
-    """The history of a view at the version that the training set was joined from."""
+    """Return the history of a view at the version that the training set was joined from.
+
+    Raises:
+        DataError: the version is gone, or the table was rebuilt.
+    """
     view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
-    where, remedy = f"training set {past.id}", "make a new training set: this one cannot be made again"
+    where, remedy = f"training set {past.id}", "make a new training set: this one cannot be reproduced"
     try:
         history = offline.history(view, version)
         fingerprint = history.fingerprint
@@ -100,8 +104,8 @@ def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHisto
         gone = f"version {version} of the offline table of {name} is gone ({error.found})"
         raise DataError(where, gone, remedy=remedy) from error
     if fingerprint != past.tables_sha256[name]:
-        # A table that was removed and built again counts its versions from the start.
-        rebuilt = f"version {version} of the offline table of {name} holds other rows: the table was made anew"
+        # Versions of a table that was removed and built again start from 0.
+        rebuilt = f"version {version} of the offline table of {name} has different rows: the table was rebuilt"
         raise DataError(where, rebuilt, expected=past.tables_sha256[name][:12], remedy=remedy)
     return history
 
@@ -111,7 +115,7 @@ def _request_columns(project: Project, past: TrainingSet) -> RequestColumns | No
     for name, then in past.computed.items():
         now = contract.transforms.get(name)
         if now is None or now.hash != then["hash"]:
-            change = "is gone" if now is None else "computes something else now"
+            change = "is gone" if now is None else "has changed"
             raise DataError(f"training set {past.id}", f"request transform {name} {change}",
-                            remedy="bring it back, or make a new training set")  # fmt: skip
+                            remedy="restore it, or make a new training set")  # fmt: skip
     return request_columns(project, contract, {name: then["fields"] for name, then in past.computed.items()})

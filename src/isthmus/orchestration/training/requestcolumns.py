@@ -1,4 +1,4 @@
-"""Request transforms in a training set: computed from its rows by the project's engine, as they are written."""
+"""Request transforms in a training set, computed by the project's engine while rows are written."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from isthmus.transforms.request.check import Graphs
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """Request transforms, each with its contract, narrowed to the wanted fields; the project's engine computes them."""
+    """Request transforms with their contracts, limited to the requested fields."""
 
     transforms: Sequence[tuple[AtRequest, TransformContract]]
     contract: Contract
@@ -25,19 +25,27 @@ class RequestColumns:
 
     @property
     def identity(self) -> dict[str, dict[str, Any]]:
-        """All that decides the values: the transforms' hashes, and the fields."""
+        """Everything that determines the values: hashes of the transforms, and the fields."""
         hashes = {name: transform.hash for name, transform in self.contract.transforms.items()}
         return {part.name: {"hash": hashes[part.name], "fields": [field.name for field in part.fields]}
                 for _, part in self.transforms}  # fmt: skip
 
     def schema(self, joined: pa.Schema) -> pa.Schema:
-        """The columns with the computed ones; DataError if an input is missing, or two columns would share a name."""
+        """Return the schema with the computed columns added.
+
+        Raises:
+            DataError: an input is missing, or two columns have the same name.
+        """
         return compute.schema_with(joined, [contract for _, contract in self.transforms])
 
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows in their order, with the computed columns; DataError if the engine or a graph refuses a row."""
+        """Yield the rows in order with the computed columns added.
+
+        Raises:
+            DataError: the engine or a graph refuses a row.
+        """
         rows = iter(joined)
-        # An engine that joins is done when its first batch comes, and Apache Spark has one session at a time.
+        # Read one batch first: then a join by the engine is done, and Spark allows only one session at a time.
         first = list(islice(rows, 1))
         settings = self.project.settings
         with engine.session(settings.engine, settings.profiles.training.threads) as spark, self.project.importing():
@@ -45,13 +53,13 @@ class RequestColumns:
 
 
 def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:
-    """The columns of request transforms, by the wanted fields of each; None if there are none."""
+    """Return the columns for the requested fields by transform, or None if there are no fields."""
     if not fields:
         return None
     transforms = []
-    for name, wanted in fields.items():
+    for name, field_names in fields.items():
         transform = contract.transforms[name]
         columns = {column.name: column for column in transform.fields}
-        part = replace(transform, fields=tuple(columns[field] for field in wanted))
+        part = replace(transform, fields=tuple(columns[field] for field in field_names))
         transforms.append((project.definitions.transforms[name], part))
     return RequestColumns(transforms, contract, project)

@@ -1,4 +1,4 @@
-"""`training-set`: the examples of a distillation, each with what every view answered at its moment."""
+"""Write the training set of a distillation (`isthmus training-set`)."""
 
 from pathlib import Path
 
@@ -33,23 +33,23 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """By the options of the command line: a distillation's, a spine with features, or an earlier one once more.
+    """Write a training set: for a distillation, for a spine with features, or an earlier one again.
 
     Raises:
-        RequestError: the options do not go together.
+        RequestError: the options cannot be combined.
     """
     kinds = {"a distillation": name, "--spine": spine, "--like": like}
     if len([kind for kind, value in kinds.items() if value is not None]) > 1:
-        raise RequestError("training-set", "more than one of them is given", expected="one of " + ", ".join(kinds))
+        raise RequestError("training-set", "these options cannot be combined", expected="one of " + ", ".join(kinds))
     if like is not None and features is None and status and not as_served:
-        progress(f"making {like} again", 0.0)
+        progress(f"reproducing {like}", 0.0)
         return repeat(project, like, out, join=join)
     if spine is not None and features is not None and out is not None:
         progress(f"joining {features} to {spine}", 0.0)
         return training_data(project, features, spine, status=status, as_served=as_served, join=join).write(out)
     if (like, spine, features, out, status) != (None, None, None, None, True):
-        expected = "--spine with --features and --out, or --like, with --out or without"
-        raise RequestError("training-set", "its options do not go together", expected=expected)
+        expected = "--spine with --features and --out, or --like with an optional --out"
+        raise RequestError("training-set", "these options cannot be combined", expected=expected)
     return training_set(project, name, as_served=as_served, join=join, progress=progress)
 
 
@@ -61,10 +61,10 @@ def training_set(
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """Joins the views of a distillation to its spine by the time rules.
+    """Join the views of a distillation to its spine by the time rules, and make the result its latest training set.
 
-    `as_served` joins what was readable online at each moment, by the log of materializations. The rows are the same
-    wherever they are joined.
+    Nothing is joined if the same training set exists. With `as_served`, it has what was readable online at each moment,
+    by the log of materializations. The rows do not depend on `join`.
     """
     contract = project.applied()
     require_join(join, as_served=as_served)
@@ -77,7 +77,7 @@ def training_set(
     progress(f"computing {declared.spine.name}", 0.0)
     with source_frames(project, [declared.spine]) as frames:
         spine = compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
-    # An input with a default may be missing in the spine; a model reads it as null.
+    # Inputs with a default may be missing in the spine; models read null.
     types = {column.name: ARROW[column.dtype.name] for each in transforms.values() for column in each.request}
     for absent in sorted(optional(list(transforms.values())).difference(spine.schema.names)):
         spine = spine.append_column(absent, pa.nulls(len(spine), types[absent]))

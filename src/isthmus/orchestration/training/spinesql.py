@@ -1,4 +1,4 @@
-"""A spine as a SQL query over the histories of the views and the raw data of the project, and nothing else."""
+"""A spine from a SQL query over the views' histories and the project's raw data."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,23 +12,23 @@ from isthmus.features.errors import DataError, RequestError, first_line
 from isthmus.features.pointintime.join import BATCH
 from isthmus.features.pointintime.spine import SpineRows
 
+# Beginning of a query. A path such as values.csv does not match.
 _QUERY = re.compile(
     r"(?>\s+|--[^\n]*|/\*.*?\*/|\()*+(select|with|from|values)(?=[\s(*'\"]|/\*)", re.IGNORECASE | re.DOTALL
 )
-"""How a query begins, and no path does: values.csv is a file."""
 
 
 def is_sql(text: str) -> bool:
-    """Whether a text reads as a query."""
+    """Return whether a text is a query rather than a path."""
     return bool(_QUERY.match(text))
 
 
 def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
-    """The rows of a query: a single SELECT over the tables. It reaches no file, network or variable of this process.
+    """Run a single SELECT over the tables. It cannot access files, the network or variables of this process.
 
     Raises:
-        RequestError: it is no single SELECT.
-        DataError: it fails.
+        RequestError: the query is not a single SELECT.
+        DataError: the query fails.
     """
     database = duckdb.connect(config={
         "threads": threads, "python_enable_replacements": False,

@@ -1,4 +1,4 @@
-"""A training set as a device sees it: what the student reads comes from a snapshot that is some time old."""
+"""A training set as a device sees it: the student's inputs come from a snapshot of some age."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,17 +21,17 @@ _FOLDER, _FILE = "device", "rows.parquet"
 
 
 def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str:
-    """The file with the rows of a training set as devices see them, at ages that are drawn; written when it is missing.
+    """Return the file with a training set's rows as devices see them, at random ages; writes it if missing.
 
     Raises:
-        DataError: a table is not any more what the training set was joined from.
+        DataError: a table no longer has what the training set was joined from.
     """
     device = _device(declared)
     return rows_file(examples, device, lambda: aged(project, declared, examples, examples.table(), drawn(device)))
 
 
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
-    """The file beside a training set with such rows; written when it is missing."""
+    """Return the file for these rows beside the training set; writes it if missing."""
     folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity(), **identity})[:12]}"
     if not (folder / _FILE).exists():
         publish(folder, lambda fresh: pq.write_table(rows(), fresh / _FILE))
@@ -47,13 +47,13 @@ def aged(
     *,
     computed: bool = True,
 ) -> pa.Table:
-    """Rows of a training set in which the student's inputs are those of snapshots of these ages.
+    """Return rows of a training set with the student's inputs as in snapshots of these ages.
 
-    The inputs that only the teacher reads are left out, and without `computed` those of request transforms: the engine
-    takes seconds for what their graphs compute of few rows at once.
+    Inputs that only the teacher reads are left out. Without `computed`, inputs from request transforms are left out as
+    well: the engine takes seconds for a few rows, which the graphs compute faster.
 
     Raises:
-        DataError: a table is not any more what the training set was joined from.
+        DataError: a table no longer has what the training set was joined from.
     """
     contract, service, offline = (
         project.applied(),
@@ -67,8 +67,8 @@ def aged(
     for transform, field in contract.service(service).computed:
         fields.setdefault(transform, []).append(field)
     transformed = request_columns(project, contract, fields) if computed else None
-    made = tuple(f"{name}{SEPARATOR}" for name in (*examples.features, *examples.computed))
-    spine = rows.select([name for name in rows.column_names if not name.startswith(made)])
+    feature_prefixes = tuple(f"{name}{SEPARATOR}" for name in (*examples.features, *examples.computed))
+    spine = rows.select([name for name in rows.column_names if not name.startswith(feature_prefixes)])
     keeps = partial(of_kept_keys, device=_device(declared))
     join = AgedJoin(
         spine.schema, [history_of(offline, examples, view) for view in features], ages=ages, keeps=keeps,
@@ -80,5 +80,5 @@ def aged(
 
 
 def _device(declared: Distillation) -> Snapshot:
-    assert declared.student.device is not None  # noqa: S101 - of those who ask
+    assert declared.student.device is not None  # noqa: S101 - callers check it
     return declared.student.device

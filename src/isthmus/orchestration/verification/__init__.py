@@ -1,4 +1,4 @@
-"""One verdict over stores, API and model."""
+"""Verify that stores, API, package and devices agree."""
 
 from isthmus.orchestration.verification.verify import verify
 

@@ -29,18 +29,18 @@ from isthmus.orchestration.server.serve import running, settings
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.formats import Format
 
+# Rows per request, if the limits of the project allow as many.
 LOT = 2_000
-"""Rows of a request, where the limits of the project allow as many."""
 READY_SECONDS = 20.0
+# Longer than the server's own deadline for a request.
 ANSWER_SECONDS = 65.0
-"""Longer than any request may take by the server's own deadline."""
 _PAUSE_SECONDS = 0.02
 
 TypedValues = tuple[DataType, Values]
 
 
 class Client:
-    """A client of a server that answers this process alone, under one contract; its log says why it does not answer."""
+    """Client of a private server under one contract. Errors include the last line of the server's log."""
 
     def __init__(self, contract: Contract, limits: Limits, server: "subprocess.Popen[bytes]", log: Path) -> None:
         self._contract, self._limits, self._server, self._log = contract, limits, server, log
@@ -48,7 +48,7 @@ class Client:
         self._lot = LOT
 
     def singly(self) -> "Client":
-        """A client over the same connection that asks for every row in a request of its own."""
+        """Return a client over the same connection that sends one row per request."""
         self._connection = self._connection or self._connect()
         single = copy.copy(self)
         single._lot = 1
@@ -61,15 +61,15 @@ class Client:
         rows: int,
         request: Mapping[str, TypedValues] = MappingProxyType({}),
     ) -> pa.Table:
-        """The answer to a lookup, as Arrow: columns by their full names, and per view its status and event time.
+        """Return a lookup's answer as Arrow: columns by full name, and status and event time per view.
 
-        `features` are pairs (view, feature) and (request transform, field); `keys` has the values of each join key, one
-        per row, and `request` those of the request fields of the request transforms.
+        `features` are pairs (view, feature) and (request transform, field). `keys` has the values of each join key, one
+        per row, and `request` the values of request fields.
 
         Raises:
             DependencyError: the server does not run, or Redis does not answer it.
-            ContractMismatch: it answers under another contract, or rows are stored under one.
-            DataError: its answer has other columns or rows than the request.
+            ContractMismatch: the server uses another contract, or rows are stored under another one.
+            DataError: the answer has other columns or rows than the request.
         """
         width = max(1, self._limits.values)
         entities = {**keys, **{name: _as_json(dtype, values) for name, (dtype, values) in request.items()}}
@@ -93,7 +93,7 @@ class Client:
             types = {field.name: field.type for field in table.schema}
             for field in schema:
                 if types.get(field.name) != field.type:
-                    raise DataError(f"the API, column {field.name}", f"is answered as {types.get(field.name)}",
+                    raise DataError(f"the API, column {field.name}", f"has type {types.get(field.name)}",
                                     expected=str(field.type))  # fmt: skip
             parts.append(table.select(schema.names).cast(schema))
         answer = pa.concat_tables(parts)
@@ -101,16 +101,16 @@ class Client:
             raise DataError("the API", f"the answer has {len(answer)} rows", expected=str(rows))
         for name in keys:
             if not answer[name].equals(pa.chunked_array([_key_column(entities[name], schema.field(name).type)])):
-                raise DataError(f"the API, join key {name}", "the answer is about other rows than those asked for")
+                raise DataError(f"the API, join key {name}", "the answer has other rows than the request")
         return answer
 
     def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON answer to a JSON request."""
+        """Return the JSON answer to a JSON request."""
         answer: dict[str, Any] = json.loads(self._post(path, msgspec.json.encode(body), Format.JSON))
         return answer
 
     def refused(self) -> str | None:
-        """Why the server does not serve the deployed package; None if it does."""
+        """Return why the server does not serve the deployed package, or None if it does."""
         report = json.loads(self._send("GET", "/models"))
         outdated = next((model["outdated"] for model in report["models"]), None)
         reason: str | None = report["refused"] or outdated
@@ -119,7 +119,7 @@ class Client:
     def predict(
         self, entities: Mapping[str, TypedValues], request: Mapping[str, TypedValues], rows: int
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """What the deployed model answers to rows of join keys and request fields: float32 (n,) or (n, classes)."""
+        """Return the deployed model's predictions for rows of keys and request fields: float32 (n,) or (n, classes)."""
         columns = {
             part: {name: _as_json(dtype, values) for name, (dtype, values) in group.items()}
             for part, group in (("entities", entities), ("request", request))
@@ -129,13 +129,13 @@ class Client:
             for body in self._bodies({}, columns, rows, len(entities) + len(request))
         ]
         parts = [answer.get("probabilities", answer["predictions"]) for answer in answers]
-        # From texts: "NaN" and its like are numbers, too.
+        # Converted from text, since JSON has NaN and infinities as strings.
         numbers = [np.array(part, np.str_).astype(np.float64).astype(np.float32) for part in parts]
         return np.concatenate(numbers) if numbers else np.empty(0, np.float32)
 
     def _schema(self, features: Sequence[tuple[str, str]], keys: Sequence[str]) -> pa.Schema:
         views = {name: self._contract.views[name] for name, _ in features if name in self._contract.views}
-        # A request transform may read views that are not in the answer.
+        # Includes views that only a request transform reads, which are not in the answer.
         known = (*self._contract.views.values(), *views.values())
         types = {column.name: ARROW[column.dtype.name] for view in known for column in view.keys}
         columns = {name: types[name] for name in keys}
@@ -150,7 +150,7 @@ class Client:
     def _bodies(
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int, values: int
     ) -> Iterator[bytes]:
-        """The bodies of as many requests as the limits ask for; `values` is the number of values per row."""
+        """Yield request bodies within the server's limits; `values` is the number of values per row."""
         step = max(1, min(self._lot, self._limits.rows, self._limits.values // max(1, values)))
         for start in range(0, rows, step):
             yield from self._split(fixed, _slice(columns, slice(start, start + step)), min(step, rows - start))
@@ -158,7 +158,7 @@ class Client:
     def _split(
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int
     ) -> Iterator[bytes]:
-        """The body of a request, or of several where it would be too long."""
+        """Yield a request body, or several smaller ones if it would be too long."""
         body = msgspec.json.encode({**fixed, **columns})
         if len(body) <= self._limits.body_bytes or rows < 2:
             yield body
@@ -177,7 +177,7 @@ class Client:
             try:
                 response, answer = self._exchange(method, path, body, headers)
             except ConnectionError:
-                # A comparison between two requests may take longer than a server keeps a connection.
+                # The server closes idle connections, and a comparison between two requests may take long.
                 response, answer = self._exchange(method, path, body, headers)
         except (OSError, http.client.HTTPException) as error:
             raise self._unanswered(f"does not answer ({error})") from error
@@ -192,7 +192,7 @@ class Client:
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """One request and its answer; after an error the next request opens a new connection."""
+        """Send one request and read its answer; after an error the next request opens a new connection."""
         connection = self._connection = self._connection or self._connect()
         try:
             connection.request(method, path, body, headers)
@@ -203,7 +203,7 @@ class Client:
             raise
 
     def _connect(self) -> http.client.HTTPConnection:
-        """A connection to the server, once it is ready. Its log says where it listens."""
+        """Connect to the server once it is ready; its log has its address."""
         deadline = time.monotonic() + READY_SECONDS
         last_answer = ""
         while time.monotonic() < deadline and self._server.poll() is None:
@@ -226,17 +226,17 @@ class Client:
         )
 
     def _unanswered(self, problem: str) -> DependencyError:
-        """The error of a server that does not answer; if the process has ended, by the last line of its log."""
+        """Build the error for a server that does not answer; if it ended, include the last line of its log."""
         code = self._server.poll()
         if code is not None:
             warnings = [line for line in self._log_lines() if line.get("level") != "info"]
             reason = warnings and (warnings[-1].get("problem") or warnings[-1].get("event"))
-            problem = f"ended by itself with code {code}" + (f" ({reason})" if reason else "")
-        remedy = f"see {self._log}; mend what it names; `isthmus serve` must be able to start"
+            problem = f"ended with exit code {code}" + (f" ({reason})" if reason else "")
+        remedy = f"read {self._log} and check that `isthmus serve` can start"
         return DependencyError("the API", problem, remedy=remedy)
 
     def _log_lines(self) -> list[dict[str, Any]]:
-        """The lines of the log that are complete objects."""
+        """Return the complete lines of the log as objects."""
         objects = []
         for line in self._log.read_bytes().splitlines(keepends=True):
             try:
@@ -248,7 +248,6 @@ class Client:
         return objects
 
     def close(self) -> None:
-        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
 
@@ -257,10 +256,10 @@ class Client:
 def private_api(
     project: Project, contract: Contract, url: str, at: int, deployment: Path | None = None
 ) -> Iterator[Client]:
-    """A server of the project on a free port of this machine, until the block ends; its clock stands still at `at`.
+    """Run a server of the project on a free local port until the block ends; its clock is frozen at `at`.
 
-    It starts while the block goes on: the first request waits until it is ready. It answers under the contract alone,
-    whether or not that is current, and serves the project's deployment unless it gets another.
+    The server starts in the background: the first request waits until it is ready. It always uses `contract`, and
+    serves the project's deployment unless `deployment` names another. Its log remains after an error.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -275,12 +274,12 @@ def private_api(
             closing(Client(contract, configured.limits, child, log)) as api,
         ):
             yield api
-    # After an error the log stays.
+    # Not reached after an error: the log remains.
     log.unlink()
 
 
 def _refusal(path: str, status: int, body: bytes) -> IsthmusError:
-    """The error that the server answered with, as it would be raised here."""
+    """Convert the server's error response to the exception it stands for."""
     try:
         message = json.loads(body)
         kind, where = getattr(errors, message["error"], None), message["where"]

@@ -41,25 +41,25 @@ from isthmus.package.snapshot.signature import require_sealed
 from isthmus.package.snapshot.store import Latest, Shelf
 from isthmus.package.verdict import FeatureVerdict, ValueDifference
 
+# Rows of the training set that a device answers at most.
 ROWS = 500
-"""Rows of the training set whose questions a device answers, unless a sample is enough."""
 
+# Name of the snapshot in a verdict.
 SNAPSHOT = "snapshot"
-"""The name of the snapshot in a verdict."""
 
 _ALTERED = "was altered since it was written"
 
 
 @dataclass(frozen=True)
 class ComparedSnapshot:
-    """A snapshot beside the tables.
+    """Comparison of a snapshot with the tables.
 
     Attributes:
-        views: view to feature to its comparison.
-        skipped: why there is none; empty if there is one, or if no device keeps anything.
-        file: the snapshot; with the rows of all owners, where each has a file.
-        owners: the file of all owners' files; None where there is one for all.
-        key: whose owner has signed it, in PEM.
+        views: comparisons by view, then by feature.
+        skipped: reason why no snapshot was compared; empty if one was, or if devices keep nothing.
+        file: the snapshot, with the rows of all owners if each owner has a file.
+        owners: path of the combined owners' files; None if all devices share one file.
+        key: public key in PEM that signed the snapshot.
     """
 
     views: Mapping[str, Mapping[str, FeatureVerdict]] = field(default_factory=dict)
@@ -71,14 +71,14 @@ class ComparedSnapshot:
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
-    """Questions to a device, and the inputs of the package for them.
+    """Questions to a device, and the package's inputs for them.
 
     Attributes:
         questions: join keys and request fields, with the snapshot.
-        rows: their names.
-        of: how many questions there are, of which these are a sample.
-        offline: each input of the package by name, from the tables at the moment of the snapshot.
-        stored: the same, with the stored features from the snapshot.
+        rows: names of the rows.
+        of: number of questions from which these are a sample.
+        offline: package inputs by name, from the tables at the moment of the snapshot.
+        stored: package inputs by name, with stored features from the snapshot.
     """
 
     questions: DeviceQuestions
@@ -91,10 +91,11 @@ class DeviceRows:
 def compare_snapshot(
     project: Project, contract: Contract, declared: Distillation, histories: Sequence[ViewHistory], at: int
 ) -> ComparedSnapshot:
-    """Compares each row of the newest snapshot of the student's service with the tables, at its moment.
+    """Compare each row of the newest snapshot of the student's service with the tables at its moment.
 
-    One that no device uses any more at the moment `at` is not compared. One that no device takes, because it is not
-    what was signed, differs: the example says how. Where each owner has a file, every one of them is checked.
+    A snapshot that is too old for devices at `at` is skipped. A snapshot that devices would reject, because it is not
+    what was signed, counts as different, and the example has the reason. If each owner has a file, every file is
+    checked.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -102,20 +103,20 @@ def compare_snapshot(
     place = shelf(project, service)
     latest = place.latest()
     if latest is None:
-        return ComparedSnapshot(skipped="none is written: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped="none was written: run `isthmus snapshot`")
     fingerprints = {history.view.name: history.fingerprint for history in histories}
     if any(fingerprints.get(view) != fingerprint for view, fingerprint in latest.tables.items()):
-        return ComparedSnapshot(skipped="it is of earlier tables: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped="it is older than the tables: run `isthmus snapshot`")
     if device.owner != (latest.owner and latest.owner[0]):
-        return ComparedSnapshot(skipped="its `owner` was another: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped="its `owner` has changed: run `isthmus snapshot`")
     views, compared = kept_views(contract, service), dict[str, Mapping[str, FeatureVerdict]]()
     try:
         key = signer(project).public_key
         if latest.owner is None:
             file = _read(place, latest, contract, views, key)
         else:
-            file, taken = _read_owners(place, latest, contract, views, key)
-            compared[f"{SNAPSHOT} {service}"] = {"files": taken}
+            file, accepted = _read_owners(place, latest, contract, views, key)
+            compared[f"{SNAPSHOT} {service}"] = {"files": accepted}
     except _OtherContract as error:
         return ComparedSnapshot(skipped=str(error))
     except DataError as error:
@@ -125,9 +126,9 @@ def compare_snapshot(
     except FileNotFoundError:
         if place.latest() == latest:
             return _refused(service, "its file is gone")
-        return ComparedSnapshot(skipped="a newer one has just taken its place: verify again")
+        return ComparedSnapshot(skipped="a newer one has just replaced it: verify again")
     if (old := at - file.header.made) > (allowed := device.age // MICROSECOND):
-        minutes = f"{old / 60e6:,.0f} minutes old, and devices use one of at most {allowed / 60e6:,.0f}"
+        minutes = f"{old / 60e6:,.0f} minutes old, and devices accept at most {allowed / 60e6:,.0f}"
         return ComparedSnapshot(skipped=f"it is {minutes}: run `isthmus snapshot`")
     by_name = {history.view.name: history for history in histories}
     offline = project.offline_store()
@@ -139,11 +140,11 @@ def compare_snapshot(
 
 
 class _OtherContract(Exception):
-    """Why a snapshot is not compared: it is of another contract."""
+    """Raised if a snapshot belongs to another contract; its text is the reason to skip it."""
 
 
 def _read(place: Shelf, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str) -> SnapshotFile:
-    """The newest snapshot, as a device takes it."""
+    """Read the newest snapshot with the checks of a device."""
     data = place.snapshot(latest.snapshot)
     if hashlib.sha256(data).hexdigest() != latest.snapshot:
         raise DataError(SNAPSHOT, _ALTERED)
@@ -156,32 +157,33 @@ def _read(place: Shelf, latest: Latest, contract: Contract, views: Sequence[View
 def _read_owners(
     place: Shelf, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str
 ) -> tuple[SnapshotFile, FeatureVerdict]:
-    """The rows of all owners of the newest snapshot, and which of their files no device takes."""
+    """Return the rows of all owners' files, and a verdict on the files that no device accepts."""
     path = place.owners(latest.snapshot)
     with path.open("rb") as written, open_owners(path) as owners:
         whole = hashlib.file_digest(written, "sha256").hexdigest() == latest.snapshot
         if whole:
-            # Of one that was altered, nothing says of which contract it was.
+            # The contract of an altered file is not known.
             _require_current(owners.generation.header, contract)
-        file, taken = read_owners(owners, views, key)
-    if not whole and not taken.differing:
+        file, accepted = read_owners(owners, views, key)
+    if not whole and not accepted.differing:
         raise DataError(SNAPSHOT, _ALTERED)
-    return file, taken
+    return file, accepted
 
 
 def _require_current(header: Header, contract: Contract) -> None:
     if header.hash != (current := contract.service(header.service).hash):
-        of = f"it is of contract {header.hash[:12]}, and {header.service} has {current[:12]}"
-        raise _OtherContract(f"{of}: run `isthmus snapshot`")
+        problem = f"it has contract {header.hash[:12]}, and {header.service} has {current[:12]}"
+        raise _OtherContract(f"{problem}: run `isthmus snapshot`")
 
 
 def device_rows(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
     snapshot: ComparedSnapshot, count: int | None,
 ) -> DeviceRows | None:  # fmt: skip
-    """Rows of the training set as questions to a device that has the snapshot: `count` of all, or all if it is None.
+    """Turn rows of the training set into questions to a device: a sample of `count`, or all if it is None.
 
-    Rows whose keys it does not keep are left out; None if nothing is left, or if there is no snapshot or no device.
+    Rows whose keys the device does not keep are skipped. Returns None if no row is left, or without a snapshot or
+    device.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file
     if device is None or file is None or manifest.device is None:
@@ -196,7 +198,7 @@ def device_rows(
     kept = np.logical_and.reduce([of_kept_keys(view, complete, device) for view in views])
     for column in (column for view in views for column in view.keys):
         if column.dtype == String:
-            # No device asks about an empty text.
+            # Devices never ask about an empty text.
             kept &= pc.fill_null(pc.not_equal(complete[column.name], ""), False).to_numpy(zero_copy_only=False)
     places = np.flatnonzero(kept)
     files: Mapping[object, bytes] = {None: file.data} if snapshot.owners is None else {}
@@ -213,47 +215,47 @@ def device_rows(
     stored = dict(offline)
     for view in views:
         rows = [file.rows[view.name].get(key) for key in encode_keys(view.keys, key_values(view, questions))]
-        answered = _answered(view, rows, at).columns
+        answered = _device_answer(view, rows, at).columns
         stored |= {view.full_name(c.name): answered[c.name] for c in view.fields if view.full_name(c.name) in offline}
     asked = {name: (dtype, from_arrow(questions[name], dtype)) for name, dtype in types.items()}
     named = ComparedRows.of(questions, keys, [at] * len(questions))
-    put = DeviceQuestions(files, device.owner, snapshot.key, at, asked)
-    return DeviceRows(put, named, every, offline, stored)
+    device_questions = DeviceQuestions(files, device.owner, snapshot.key, at, asked)
+    return DeviceRows(device_questions, named, every, offline, stored)
 
 
 def _of_owners(path: Path, owner: Column, rows: pa.Table, places: Index) -> tuple[Index, Mapping[object, bytes]]:
-    """The places of the rows that some owners ask, and their files by their values."""
+    """Return the places of the rows that some owners ask, and the owners' files by value."""
     values = from_arrow(rows[owner.name], owner.dtype).tolist(owner.dtype)
     keys = encode_keys([owner], {owner.name: [values[place] for place in places]})
     try:
         files = files_of(path, keys)
-    except (FileNotFoundError, DataError):  # a newer one has just taken its place, or it is known what is wrong
+    except (FileNotFoundError, DataError):  # just replaced by a newer one, or already reported as damaged
         files = {}
     asking = np.array([key in files for key in keys], bool)
     return places[asking], {decode_values(key)[0]: data for key, data in files.items()}
 
 
 def _refused(service: str, problem: str) -> ComparedSnapshot:
-    """The comparison of a snapshot that no device takes."""
-    example = ValueDifference("the newest", "a snapshot that devices take", problem)
+    """Return the comparison of a snapshot that devices reject."""
+    example = ValueDifference("the newest", "a snapshot that devices accept", problem)
     return ComparedSnapshot({f"{SNAPSHOT} {service}": {"file": FeatureVerdict(1, 1, np.inf, [example])}})
 
 
 def _compare(
     view: ViewContract, history: ViewHistory, device: Snapshot, file: SnapshotFile
 ) -> dict[str, FeatureVerdict]:
-    """Each feature, the times and the status of all keys that either side has."""
+    """Compare features, times and status of all keys that either side has."""
     names, made = [key.name for key in view.keys], file.header.made
     keys = LatestRows.of(history, made).keys
     keys = keys.filter(pa.array(of_kept_keys(view, keys, device)))
     asked = encode_keys(view.keys, key_values(view, keys))
     rows = [file.rows[view.name].get(key) for key in asked]
-    on_device = _answered(view, rows, made)
+    on_device = _device_answer(view, rows, made)
     valid = np.isin(on_device.status, (Status.PRESENT, Status.NULL))
     times = {EVENT: on_device.event, KNOWN: on_device.known}
     device_side = {column.name: on_device.columns[column.name] for column in view.fields}
     device_side |= {name: Values(np.where(valid, moments, 0), valid) for name, moments in times.items()}
-    # A row is null where the features that devices keep are, whatever the others of its view say.
+    # A row counts as null if all features that devices keep are null.
     offline = offline_values(questions_at(keys, made), replace(history, view=view))
     types = {column.name: column.dtype for column in view.fields} | dict.fromkeys(times, UnixTimestamp)
     compared_rows = ComparedRows.of(keys, names, [made] * len(keys))
@@ -262,7 +264,7 @@ def _compare(
     every = np.ones(len(labels), bool)
     status = offline[STATUS]
     if others := set(file.rows[view.name]) - set(asked):
-        # A row of the snapshot whose key no table has.
+        # Rows of the snapshot whose key the table lacks.
         labels, every = np.append(labels, ["present"] * len(others)), np.ones(len(labels) + len(others), bool)
         status = Values(np.append(status.data, [None] * len(others)), np.append(status.valid, [False] * len(others)))
         extra = ComparedRows(np.append(compared_rows.keys, [key.hex() for key in others]),
@@ -271,8 +273,8 @@ def _compare(
     return found | {STATUS: compared_rows.compare(status, Values(labels, every), String)}
 
 
-def _answered(view: ViewContract, rows: Sequence[bytes | None], at: int) -> ViewAnswer:
-    """What a device answers from its rows at a moment."""
+def _device_answer(view: ViewContract, rows: Sequence[bytes | None], at: int) -> ViewAnswer:
+    """Return what a device answers from its rows at a moment."""
     codec = RowCodec(view)
     block = codec.decode([None if row is None else packed(row, view) for row in rows])
     return answer(view, block, None, at, None, False)

@@ -1,4 +1,4 @@
-"""The package in the verdict: its graph's inputs from offline and from served values, and what the API predicts."""
+"""The package in the verdict: its inputs from offline and from served values, and the API's predictions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,12 +41,14 @@ def compare_package(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int,
 ) -> tuple[dict[str, FeatureVerdict], FeatureVerdict, FeatureVerdict, Sample]:  # fmt: skip
-    """Compares each input of a package, and its predictions through the API, for moments like its training set's.
+    """Compare each input of a package, and its predictions through the API.
 
-    The last comparison is of predictions that were asked for alone; with what the rows are a sample of.
+    Keys and request fields come from `count` rows of the training set, stored features from the present. The online
+    side must have the package deployed.
 
-    Keys and request fields are those of `count` rows of the training set; stored features are those of the present.
-    The online side has the package deployed.
+    Returns:
+        Comparisons of the inputs, of the predictions, of predictions requested one at a time, and the size of the
+        sample.
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
@@ -93,11 +95,11 @@ def _compare_predictions(
     api: Client,
     tolerance: float,
 ) -> tuple[FeatureVerdict, FeatureVerdict]:
-    """Compares the API's predictions with those of its model file, and those that it answers to rows alone.
+    """Compare the API's predictions with the model file's, in batches and one row at a time.
 
     `requests` are the join keys and request fields.
     """
-    # Where a request transform is not defined the model has no answer, and the API refuses.
+    # If a request transform is not defined for a row, the model has no answer and the API refuses the row.
     answered = np.flatnonzero(np.isfinite(expected).all(axis=tuple(range(1, expected.ndim))))
     refusal = api.refused()
 
@@ -110,7 +112,7 @@ def _compare_predictions(
             sides = farthest(expected[places], client.predict(entities, request, count))
             offline, online = (Values(side, np.ones(count, bool)) for side in sides)
             return some.compare(offline, online, Float32, tolerance)
-        # A server that refuses the package predicts nothing: every row differs.
+        # A server that refuses the package predicts nothing, so every row differs.
         first, _ = farthest(expected[places], expected[places])
         offline, nothing = Values(first, np.ones(count, bool)), Values(np.zeros_like(first), np.zeros(count, bool))
         verdict = some.compare(offline, nothing, Float32, tolerance)
@@ -120,7 +122,7 @@ def _compare_predictions(
 
 
 def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Of each row the number that differs most, of both sides, (n,) each; an answer of another shape is no number."""
+    """Return for each row the pair of numbers that differs most, (n,) per side; NaN if the shapes differ."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]
@@ -133,7 +135,7 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 
 
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
-    """The values of each input as its graph is fed them, in the type of its tensor."""
+    """Return the values of each input as the graph is fed with them, in the type of the tensor."""
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, placed(inputs), strict=True):

@@ -1,4 +1,4 @@
-"""The files of owners in the verdict: whether devices take each of them, and the rows of all together."""
+"""Per-owner snapshot files in the verdict: whether devices accept each file, and the rows of all files."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,21 +14,21 @@ from isthmus.package.snapshot.owners import Lines, Owners, open_owners, text_of
 from isthmus.package.snapshot.signature import signed_by
 from isthmus.package.verdict import EXAMPLES, FeatureVerdict, ValueDifference
 
-ASKED = 10
-"""Owners whose files the reference client is given."""
+# Owners whose files the reference client gets.
+OWNER_FILES = 10
 
 
 def read_owners(owners: Owners, views: Sequence[ViewContract], public_key: str) -> tuple[SnapshotFile, FeatureVerdict]:
-    """The rows of all owners' files, as a snapshot of them would have, and which of the files no device takes.
+    """Return the rows of all owners' files as one snapshot, and a verdict on the files that no device accepts.
 
     Raises:
-        DataError: the file of the files, or the rows that all have, cannot be read.
+        DataError: the combined file, or the rows that all owners share, cannot be read.
     """
     generation, signed = owners.generation, signed_by(public_key)
     rows: dict[str, dict[bytes, bytes]] = {view.name: {} for view in views}
-    of, whose = [name for name, _ in generation.header.views], [shared is None for shared in generation.shared]
-    if of != [*rows] or whose != [generation.column in view.keys for view in views]:
-        raise DataError("snapshot", "is of other views, or of another owner")
+    of, per_owner = [name for name, _ in generation.header.views], [shared is None for shared in generation.shared]
+    if of != [*rows] or per_owner != [generation.column in view.keys for view in views]:
+        raise DataError("snapshot", "has other views or another owner")
     own = []
     for view, shared in zip(views, generation.shared, strict=True):
         if shared is None:
@@ -38,7 +38,7 @@ def read_owners(owners: Owners, views: Sequence[ViewContract], public_key: str) 
     compared, refused = 0, list[ValueDifference]()
     for key, lines, file in owners:
         compared += 1
-        problem = "" if signed(file.data) else "is not signed by the key of the project, or was altered since"
+        problem = "" if signed(file.data) else "is not signed with the project's key, or was altered"
         for view, part in zip(own, lines, strict=True):
             try:
                 found = _read(view, part)
@@ -49,26 +49,26 @@ def read_owners(owners: Owners, views: Sequence[ViewContract], public_key: str) 
                 problem = problem or f"has rows of another {generation.owner[0]}"
             rows[view.name] |= found
         if problem:
-            refused.append(ValueDifference(named(key), "a file that devices take", f"it {problem}"))
+            refused.append(ValueDifference(owner_text(key), "a file that devices accept", f"it {problem}"))
     differing = len(refused)
     verdict = FeatureVerdict(compared, differing, np.inf if differing else 0.0, refused[:EXAMPLES])
     return SnapshotFile(generation.header, rows), verdict
 
 
 def files_of(file: Path, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-    """The files of some owners of these, drawn evenly, by their keys.
+    """Return files by key for an even sample of the owners in `keys`.
 
     Raises:
-        FileNotFoundError: a newer snapshot has taken its place.
+        FileNotFoundError: a newer snapshot has replaced the file.
     """
     with open_owners(file) as owners:
         found = {key: own.data for key in sorted({*keys}) if (own := owners.file(key)) is not None}
     present = [*found]
-    return {present[place]: found[present[place]] for place in spread(len(present), ASKED)} if present else {}
+    return {present[place]: found[present[place]] for place in spread(len(present), OWNER_FILES)} if present else {}
 
 
-def named(key: bytes) -> str:
-    """An owner's value as text."""
+def owner_text(key: bytes) -> str:
+    """Return an owner's value as text."""
     (value,) = decode_values(key)
     return text_of(value)
 
@@ -77,5 +77,5 @@ def _read(view: ViewContract, lines: Lines) -> dict[bytes, bytes]:
     data = b"".join(lines)
     rows, place = read_rows(view, len(lines), data)
     if place != len(data):
-        raise DataError("snapshot", f"has {len(data) - place} bytes more than its header says")
+        raise DataError("snapshot", f"has {len(data) - place} more bytes than its header says")
     return rows

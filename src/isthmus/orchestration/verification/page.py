@@ -1,4 +1,4 @@
-"""A verdict as one HTML page, on the terminal, and as images."""
+"""A verdict as an HTML page, on the terminal, and as images."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,26 +28,24 @@ from isthmus.features.document.blocks import (
 from isthmus.features.document.html import image, to_html
 from isthmus.package.verdict import FeatureVerdict, ValueDifference, Verdict, merged
 
+# Differing features with a card; further ones are listed in a table.
 MOST = 40
-"""Differing features with a card each; more than that are in the table alone."""
+# Differing features that `images` plots.
 IMAGES = 3
-"""Differing features that are drawn where there is no room for more."""
 _TEXT = "svg text { font: 11px system-ui, sans-serif; fill: var(--soft) }"
 _SIDE, _EDGE = 200, 8
 _BARS = 25
+# Characters of a value on the terminal, enough for the error of a server that refused.
 _SHOWN = 160
-"""Characters of a value on the terminal; where a server refused, the value is the refusal."""
 RUNTIME_NUMBERS = ("files", "rows", "differing", "largest difference", "ms")
 _NUMBERS = ("compared", "equal", "differing", "largest difference", "tolerance")
 _READING = """\
-A row is a view, a request transform, or a part of the package. `snapshot` is
-what devices keep, `API` what the server answers, `package, inputs` what
-the model is fed, `package, outputs` what its files answer for many rows at once, and `package, one row at a time` what
-they answer for each row alone."""
+A row is a view, a request transform, or a part of the package. `snapshot`: rows on devices. `API`: answers of the
+server. `package, inputs`: values fed to the model. `package, outputs`: answers of its files for rows in batches.
+`package, one row at a time`: answers for single rows."""
 
 
 def page(verdict: Verdict, project: str) -> str:
-    """A self-contained HTML page."""
     differing = _differing(verdict)
     equal = {name: feature for name, feature in verdict.named().items() if not feature.differing}
     as_of = f"{clock.moment(verdict.at):%Y-%m-%d %H:%M:%S}Z"
@@ -59,21 +57,21 @@ def page(verdict: Verdict, project: str) -> str:
     if verdict.package is not None:
         blocks.append(Paragraph(("package ", code(verdict.package[:12]))))
     if not verdict.compared:
-        blocks.append(Paragraph("Nothing was compared: that is no verdict that passes."))
+        blocks.append(Paragraph("Nothing was compared, so the verdict fails."))
     blocks += [*_limits(verdict), Paragraph(_READING), _overview(verdict)]
     if verdict.runtimes:
         blocks += [Heading("Runtimes"), runtimes(verdict)]
     if differing:
-        blocks += [Heading("What differs"), *(_card(name, differing[name]) for name in list(differing)[:MOST])]
+        blocks += [Heading("Differences"), *(_card(name, differing[name]) for name in list(differing)[:MOST])]
         if len(differing) > MOST:
             blocks.append(_table("", {name: differing[name] for name in list(differing)[MOST:]}))
     if equal:
-        blocks += [Heading("What is equal"), BlockGroup("details", [_table("", equal)], f"{len(equal)} comparisons")]
+        blocks += [Heading("Equal values"), BlockGroup("details", [_table("", equal)], f"{len(equal)} comparisons")]
     return to_html(f"Verdict of {project}", blocks)
 
 
 def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
-    """What the terminal shows: a row per view, what differs with its first values, and where the page is."""
+    """Return what the terminal shows: a row per view, the first differing values, and the path of the page."""
     yield _overview(verdict)
     if verdict.runtimes:
         yield runtimes(verdict)
@@ -94,7 +92,7 @@ def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
 
 def _outcome(verdict: Verdict) -> Text:
     if verdict.passed and "the package" in verdict.skipped:
-        return "passed, but for the package, which was not compared"
+        return "passed, except that the package was not compared"
     return good("passed") if verdict.passed else bad("failed")
 
 
@@ -116,14 +114,14 @@ def _overview(verdict: Verdict) -> TableBlock:
         share = Figure(shares, f"{width:.2f} % differ", width=100, height=8)
         rows.append([name, f"{len(features)}", *_figures(total), share])
     if not verdict.differing:
-        # Full bars say nothing.
+        # All bars would be full.
         return TableBlock(["", "features", *_NUMBERS], [row[:-1] for row in rows], numbers=("features", *_NUMBERS))
     numbers = ("features", *_NUMBERS)
     return TableBlock(["", *numbers, "share"], rows, numbers=numbers)
 
 
 def runtimes(verdict: Verdict) -> TableBlock:
-    """A line for each runtime: the rows of each file, and how they differ from the student's."""
+    """Return a table with a line per runtime: its rows, and how they differ from the student's."""
     rows: list[list[Text]] = []
     for name, runtime in verdict.runtimes.items():
         total = merged([verdict.files[file] for file in runtime.files])
@@ -143,7 +141,7 @@ def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
 
 
 def images(verdict: Verdict) -> dict[str, str]:
-    """How much differs, and plots of the first features that do, each as the address of an image."""
+    """Return image URLs: an overview of the differences, and plots of the first differing features."""
     line, full = 18, 160
     parts = []
     groups = _groups(verdict)
@@ -176,7 +174,7 @@ def _card(name: str, feature: FeatureVerdict) -> BlockGroup:
 
 
 def _sides(feature: FeatureVerdict) -> "tuple[np.ndarray, np.ndarray]":
-    # Eighths, because the difference of two floats can be more than a float holds, and that of two differences, too.
+    # Divided by 8 to avoid overflow: differences of floats, and of such differences, can exceed the range of a float.
     offline, online = np.array(feature.pairs).T / 8
     return offline, online
 

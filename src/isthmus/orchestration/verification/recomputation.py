@@ -1,8 +1,7 @@
-"""Request transforms in the verdict: what the engine computed for a training set, beside what the graphs compute.
+"""Request transforms in the verdict: what the engine computed for a training set against what the graphs compute.
 
-The graphs run twice: here, on the engine's own inputs, and in a server that gets the requests of the training set. Both
-compute some rows alone, too, whose bits must be those that the graph has for them among others, whatever the tolerance
-for an engine is.
+The graphs run twice: here on the engine's inputs, and in a server that gets the training set's requests. Both also
+compute some rows alone. Such rows must have the same bits as in a batch; tolerances apply only to the engine.
 """
 
 from collections.abc import Mapping
@@ -26,36 +25,35 @@ from isthmus.orchestration.verification.client import Client
 from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, sample_with_keys
 from isthmus.package.verdict import FeatureVerdict, Sample
 
+# Batch size for the expected single-row answers: it does not fill vector registers, and is neither one row nor all.
 FEW = 7
-"""Rows among which the graph computes what a server is expected to answer to one of them: they fill no vector
-register of a whole number of values, and are neither one row nor all."""
 
 Comparison = dict[str, FeatureVerdict]
+# Comparisons of fields by transform.
 Comparisons = dict[str, Comparison]
-"""Transform to its fields to their comparison."""
 
 
 def recompute(
     project: Project, contract: Contract, declared: Distillation | None, sample: int | None, api: Client, requests: int
 ) -> tuple[Comparisons, Comparisons, dict[str, str], Sample | None]:
-    """Compares request transforms over `sample` rows of the last training set, or all; a server answers `requests`.
+    """Compare request transforms over `sample` rows of the latest training set, or over all rows.
 
-    Returns the comparisons, transform to field, as `API …` for what the server answers; those of rows computed alone;
-    each transform that is left out, because no training set has it or it computed something else then, to why; and the
-    sample that was compared, if it was one.
+    `requests` is the number of rows to request from the API.
+
+    Returns:
+        Comparisons by transform and field, with the server's answers under `API …`; the same for rows computed one at a
+        time; the reason for each skipped transform; and the size of the sample, or None if all rows were compared.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
-    unused = "no distillation has it in a service" if declared is None else f"no service of {declared.name} has it"
+    unused = "no distillation uses it" if declared is None else f"no service of {declared.name} uses it"
     skipped = {
-        name: f"{unused}, so no training set has what an engine computes"
-        for name in contract.transforms
-        if name not in transforms
+        name: f"{unused}, so no training set has its values" for name in contract.transforms if name not in transforms
     }
     examples = Artifacts(project, declared).latest_training_set() if declared and transforms else None
     if declared is None or examples is None:
-        absent = "there is no training set in which an engine computed it"
-        return {}, {}, skipped | dict.fromkeys(transforms, absent), None
+        missing = "no training set has its values yet"
+        return {}, {}, skipped | dict.fromkeys(transforms, missing), None
     table = examples.table()
     rows = len(table)
     keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
@@ -65,7 +63,7 @@ def recompute(
     compared, singly = {}, {}
     for name, transform in transforms.items():
         if examples.computed.get(name, {}).get("hash") != transform.hash:
-            skipped[name] = f"training set {examples.id} was made before it was changed: run `isthmus training-set`"
+            skipped[name] = f"training set {examples.id} was made before it changed: run `isthmus training-set`"
             continue
         declaration = project.definitions.transforms[name]
         engine = _Engine(transform, declaration, contract, table, keys)
@@ -76,7 +74,7 @@ def recompute(
 
 
 class _Engine:
-    """What an engine computed by a request transform for rows of a training set; `keys` are their key columns."""
+    """An engine's results of a request transform for rows of a training set; `keys` are the key columns."""
 
     def __init__(
         self, transform: TransformContract, declared: AtRequest, contract: Contract, table: pa.Table, keys: list[str]
@@ -90,19 +88,19 @@ class _Engine:
         self._results = self._fields(table)
 
     def compare_graph(self) -> tuple[Comparison, Comparison]:
-        """All rows at once with what the engine computed, and some of them alone with the same among all."""
+        """Compare the graph with the engine for all rows, and single rows with the same rows in a batch."""
         values = self._graph.run(self._inputs).values
-        # What the graph refuses is null, which the engine's value is not.
+        # Rows that the graph refuses are null here, and so differ from the engine's values.
         compared = self._compare(self._rows, self._results, values, self._tolerances)
         rows = spread(len(self._rows), SINGLES)
-        among = {name: value.take(rows) for name, value in values.items()}
-        return compared, self._compare(self._rows.take(rows), among, self._in_batches(self._inputs, rows, 1))
+        batched = {name: value.take(rows) for name, value in values.items()}
+        return compared, self._compare(self._rows.take(rows), batched, self._in_batches(self._inputs, rows, 1))
 
     def compare_answers(self, api: Client) -> tuple[Comparison, Comparison]:
-        """All rows with what is expected, and some of them, asked for alone, with what the graph computes among a few.
+        """Compare a server's answers with the expected values, and single-row answers with the graph in small batches.
 
-        A server looks up stored features as they are now. Where one differs from the engine's input, the graph that was
-        compared with the engine says what is expected; a row that it refuses is left out.
+        A server looks up today's stored features. If one differs from the engine's input, the expected value comes from
+        the graph instead. Rows that the graph refuses are skipped.
         """
         transform, table = self._transform, self._table
         key_columns = {
@@ -110,35 +108,39 @@ class _Engine:
         }
         keys = {name: _values(table, column).tolist(column.dtype) for name, column in key_columns.items()}
         answer = api.lookup(transform.stored, keys, len(table)) if transform.stored else pa.table({})
-        now = self._inputs | self._stored(answer)
-        expected, refused = self._expected(now)
+        current = self._inputs | self._stored(answer)
+        expected, refused = self._expected(current)
         rows = np.flatnonzero(~refused)
-        answered, online = self._answers(api, keys, now, rows)
+        answered, online = self._answers(api, keys, current, rows)
         offline = {name: values.take(answered) for name, values in expected.items()}
         compared = self._compare(self._rows.take(answered), offline, online, self._tolerances)
-        alone, online = self._answers(api.singly(), keys, now, rows[spread(len(rows), SINGLES)])
-        return compared, self._compare(self._rows.take(alone), self._in_batches(now, alone, FEW), online)
+        alone, online = self._answers(api.singly(), keys, current, rows[spread(len(rows), SINGLES)])
+        return compared, self._compare(self._rows.take(alone), self._in_batches(current, alone, FEW), online)
 
     def _answers(
-        self, api: Client, keys: Mapping[str, list[Any]], now: Mapping[str, Values], rows: Index
+        self, api: Client, keys: Mapping[str, list[Any]], current: Mapping[str, Values], rows: Index
     ) -> tuple[Index, dict[str, Values]]:
-        """What a server answers to rows, less those whose stored features are no longer as they were a moment ago."""
+        """Return a server's answers, skipping rows whose stored features changed in the meantime."""
         transform = self._transform
-        now = {name: values.take(rows) for name, values in now.items()}
+        current = {name: values.take(rows) for name, values in current.items()}
         answer = api.lookup(
             [*transform.stored, *((transform.name, field.name) for field in transform.fields)],
             {name: [values[row] for row in rows.tolist()] for name, values in keys.items()},
             len(rows),
-            {column.name: (column.dtype, now[column.name]) for column in transform.request if column.name not in keys},
+            {
+                column.name: (column.dtype, current[column.name])
+                for column in transform.request
+                if column.name not in keys
+            },
         )
         unchanged = np.ones(len(rows), bool)
         for name, values in self._stored(answer).items():
-            unchanged &= equal_values(now[name], values, self._types[name])
+            unchanged &= equal_values(current[name], values, self._types[name])
         return rows[unchanged], {name: values.take(unchanged) for name, values in self._fields(answer).items()}
 
     def _in_batches(self, inputs: Mapping[str, Values], rows: Index, size: int) -> dict[str, Values]:
-        """What the graph computes of rows, up to `size` at a time."""
-        # A batch of no rows gives every field its type.
+        """Run the graph over rows in batches of `size`."""
+        # Without rows, run one empty batch, which gives every field its type.
         parts = [
             self._graph.run({name: values.take(batch) for name, values in inputs.items()}).values
             for batch in tuple(in_batches(rows, size)) or (rows,)
@@ -149,12 +151,12 @@ class _Engine:
             for field in self._transform.fields
         }  # fmt: skip
 
-    def _expected(self, now: dict[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """The engine's value of each field where its inputs are unchanged, else the graph's; and the refused rows."""
+    def _expected(self, current: dict[str, Values]) -> tuple[dict[str, Values], Mask]:
+        """Return the engine's values where the inputs are unchanged and the graph's elsewhere; and the refused rows."""
         unchanged = np.ones(len(self._table), bool)
         for name, values in self._inputs.items():
-            unchanged &= equal_values(values, now[name], self._types[name])
-        graph = self._graph.run(now)
+            unchanged &= equal_values(values, current[name], self._types[name])
+        graph = self._graph.run(current)
         refused: Mask = np.logical_or.reduce([np.zeros(len(unchanged), bool), *graph.refused.values()])
         pairs = {name: (engine, graph.values[name]) for name, engine in self._results.items()}
         return {
@@ -184,7 +186,7 @@ class _Engine:
 
 
 def _values(table: pa.Table, column: Column) -> Values:
-    """A column of a training set; a spine may lack a column that has a default."""
+    """Return a column; all null if the spine lacks it, which is allowed for columns with a default."""
     if column.name in table.column_names:
         return from_arrow(table[column.name], column.dtype)
     return from_arrow(pa.nulls(len(table), ARROW[column.dtype.name]), column.dtype)

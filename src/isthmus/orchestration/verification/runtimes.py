@@ -1,4 +1,4 @@
-"""The package in every runtime that can run here, beside its student."""
+"""The package in every runtime that can run here, compared with its student."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,63 +36,63 @@ from isthmus.package.verdict import (
 )
 
 
-class Client(NamedTuple):
-    """What the reference client answered, or why it did not; and what it took."""
+class ClientRun(NamedTuple):
+    """Answers of the reference client or the reason why it failed, and the time it took."""
 
     answers: DeviceReport | NodeFailed | DependencyError
     milliseconds: float
 
 
-def ask_client(package: Package, device: DeviceRows) -> Client:
-    """Asks the client in a process of its own: a thread may wait for it."""
+def ask_client(package: Package, device: DeviceRows) -> ClientRun:
+    """Run the reference client in its own process; blocks until it answers."""
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
     try:
         answers = ask_device(WebRuntime(install=False).node, package, device.questions)
     except (DependencyError, NodeFailed) as error:
         answers = error
-    return Client(answers, 1000 * (time.perf_counter() - began))
+    return ClientRun(answers, 1000 * (time.perf_counter() - began))
 
 
 def compare_runtimes(
     parity: Parity,
     package: Package,
     device: DeviceRows | None = None,
-    client: Callable[[], Client] | None = None,
+    client: Callable[[], ClientRun] | None = None,
     *,
     all_keys: bool,
 ) -> ComparedPackage:
-    """Asks every runtime for which there are files, and compares what they answer.
+    """Run each of the package's files in every runtime available here, and compare the answers with the student's.
 
-    ONNX Runtime answers as many rows as a complete verdict asks; the others, each in a process of its own, a sample
-    unless `all_keys`. `device` are rows whose stored features come from a snapshot: onnxruntime-web is asked these
-    alone, by the reference client, whose answers `client` has.
+    ONNX Runtime gets all rows of a full verdict; each other runtime, in its own process, get a sample unless
+    `all_keys`. `device` has rows with stored features from a snapshot: onnxruntime-web then gets only these, through
+    the reference client, whose answers `client` returns.
     """
     result = ComparedPackage()
-    every = parity.sample(parity.rows)
-    few = every if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
-    kept = None
+    all_rows = parity.sample(parity.rows)
+    few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
+    device_sample = None
     if device is not None:
         names, at = device.rows.keys.tolist(), device.questions.at
-        kept = parity.on_device(device.offline, device.stored, names, at)
-        if not len(kept[1]):
-            result.skipped["what a device answers"] = f"a request transform refuses each of {len(names):,} rows"
+        device_sample = parity.on_device(device.offline, device.stored, names, at)
+        if not len(device_sample[1]):
+            result.skipped["what a device answers"] = f"a request transform refuses all {len(names):,} rows"
     for name, product in RUNTIMES.items():
         if not any(variant.format in product.formats for variant in package.manifest.variants):
             continue
-        began, rows = time.perf_counter(), every if name == ONNX_RUNTIME else few
+        began, rows = time.perf_counter(), all_rows if name == ONNX_RUNTIME else few
         try:
-            if name == WEB and device is not None and client is not None and kept is not None:
-                asked = client()
-                answered, fed = _by_client(parity, package, device, asked, *kept)
+            if name == WEB and device is not None and client is not None and device_sample is not None:
+                run = client()
+                answered, fed = _by_client(parity, package, device, run, *device_sample)
                 result.device.update(fed)
-                spent, sample = asked.milliseconds, Sample(len(device.rows), device.of)
+                spent, sample = run.milliseconds, Sample(len(device.rows), device.of)
             else:
                 runtime = WebRuntime(install=False) if name == WEB else product()
-                answered = _ask(parity, package, runtime, [rows] if kept is None else [rows, kept[0]])
+                answered = _ask(parity, package, runtime, [rows] if device_sample is None else [rows, device_sample[0]])
                 if name == ONNX_RUNTIME:
                     answered |= parity.prompts(package)
-                spent, sample = 1000 * (time.perf_counter() - began), Sample(len(rows), len(every))
+                spent, sample = 1000 * (time.perf_counter() - began), Sample(len(rows), len(all_rows))
         except DependencyError as error:
             result.skipped[name] = f"{error.where.replace(name, 'it')} {error.found}: {error.remedy}"
             continue
@@ -108,7 +108,7 @@ def compare_runtimes(
 def _ask(
     parity: Parity, package: Package, runtime: Runtime, questions: Sequence[ParityRows]
 ) -> dict[str, FeatureVerdict]:
-    """Each file in a runtime, golden cases included; a file that the runtime refuses differs in all rows."""
+    """Compare each file in a runtime, including golden cases; all rows of a file that the runtime refuses differ."""
     answered = {}
     for variant in runtime.files(package.manifest):
         try:
@@ -119,9 +119,9 @@ def _ask(
 
 
 def _by_client(
-    parity: Parity, package: Package, device: DeviceRows, client: Client, questions: ParityRows, places: Index
+    parity: Parity, package: Package, device: DeviceRows, client: ClientRun, questions: ParityRows, places: Index
 ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict]]:
-    """Each file in onnxruntime-web, as the reference client asks it, and each input that the client feeds."""
+    """Compare each file in onnxruntime-web and each model input, as the reference client runs and feeds them."""
     inputs, answers = package.manifest.model_inputs, client.answers
     variants = [variant for variant in package.manifest.variants if variant.format in RUNTIMES[WEB].formats]
     if isinstance(answers, DependencyError):
@@ -137,19 +137,19 @@ def _by_client(
     files = {}
     for variant in variants:
         outputs = {name: values[places] for name, values in answers.files[variant.file].outputs.items()}
-        files[variant.file] = parity.check(variant, partial(_recorded, [outputs]), questions, golden=False)
+        files[variant.file] = parity.check(variant, partial(_known_outputs, [outputs]), questions, golden=False)
     if answers.core is not None:
         compared |= _compare_core(package, device, answers.core)
     return files, compared
 
 
 def _compare_core(package: Package, device: DeviceRows, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Each tensor that the reader of heads makes for a numeric core, beside that of the head in Python: to the bit."""
+    """Compare, bit by bit, the core's tensors from the client's featurizer with the Python featurizer's."""
     return compare_feeds(device.rows.keys, Head.loads(package.files.read(HEAD)).feeds(device.offline), found)
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Each tensor for a numeric core on both sides, of rows with these keys."""
+    """Compare each tensor of a numeric core on both sides, bit by bit, for rows with these keys."""
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():
@@ -165,11 +165,11 @@ def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFe
 
 
 def _bits(values: np.ndarray[Any, Any]) -> bytes:
-    """Those of the values, with a single NaN: its payload means nothing, and engines do not agree on it."""
+    """Return the bytes of the values with one canonical NaN, since engines differ in NaN payloads."""
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), values.dtype.type(np.nan), values)
     return values.tobytes()
 
 
-def _recorded(outputs: Sequence[Answers], _cases: Sequence[Inputs]) -> Sequence[Answers]:
+def _known_outputs(outputs: Sequence[Answers], _cases: Sequence[Inputs]) -> Sequence[Answers]:
     return outputs

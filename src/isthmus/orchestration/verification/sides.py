@@ -1,4 +1,4 @@
-"""What the parts of a verdict share: the rows they compare, and the online side at the project's present."""
+"""Shared by the parts of a verdict: the compared rows, and the online side at the project's present."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,25 +21,24 @@ from isthmus.features.values.entitykey import KeyValue
 from isthmus.orchestration.verification.client import Client
 from isthmus.package.verdict import FeatureVerdict, RuntimeVerdict, Sample, compare
 
+# Rows that are also requested one at a time: a row must have the same bits alone and in a batch.
 SINGLES = 256
-"""Rows of a view, of a request transform and of a service that are also asked for alone, in a request each: a row has
-the same bits alone and among others."""
 
 
+# Rows of the training set that a full verdict requests from the API.
 CHECKED_ROWS = 2000
-"""Rows of the training set whose requests the API answers, unless a sample is enough."""
 
 
 @dataclass(frozen=True)
 class ComparedRows:
-    """Rows of which a verdict compares two sides, (n,): their names in examples, their event times or None."""
+    """Rows whose two sides are compared, (n,): their names in examples, and their event times or None."""
 
     keys: np.ndarray[Any, Any]
     times: np.ndarray[Any, Any]
 
     @classmethod
     def of(cls, table: pa.Table, keys: Sequence[str], times: Iterable[int | None]) -> "ComparedRows":
-        """The rows of a table, named by their keys."""
+        """Name the rows of a table by their keys."""
         names = [str(row) for row in table.select(list(keys)).to_pylist()]
         return cls(objects(names, len(names)), objects(times, len(names)))
 
@@ -47,17 +46,15 @@ class ComparedRows:
         return len(self.keys)
 
     def take(self, rows: np.ndarray[Any, Any]) -> "ComparedRows":
-        """The rows of an index or a mask."""
         return ComparedRows(self.keys[rows], self.times[rows])
 
     def compare(self, offline: Values, online: Values, dtype: DataType, tolerance: float = 0.0) -> FeatureVerdict:
-        """Compares a column of both sides."""
         return compare(self.keys.tolist(), offline, online, dtype, tolerance, self.times.tolist())
 
 
 @dataclass(frozen=True)
 class ComparedPackage:
-    """The parts of a verdict that are about the package: see `Verdict`."""
+    """The parts of a `Verdict` that are about the package."""
 
     files: dict[str, FeatureVerdict] = field(default_factory=dict)
     inputs: dict[str, FeatureVerdict] = field(default_factory=dict)
@@ -70,7 +67,7 @@ class ComparedPackage:
 
 @dataclass(frozen=True)
 class OnlineSide:
-    """What serving answers at the project's present, in microseconds: the rows in Redis, and a server over them."""
+    """The answers of serving at the project's present, in microseconds: the rows in Redis, and a server over them."""
 
     store: OnlineStore
     url: str
@@ -78,19 +75,19 @@ class OnlineSide:
     at: int
 
     def keys(self, view: ViewContract) -> Mapping[str, Sequence[KeyValue]]:
-        """The keys of a view that have a row."""
+        """Return the keys of a view that have a row."""
         with answering(self.url):
             return self.store.keys(view)
 
     def ahead(self, history: ViewHistory, keys: pa.Table) -> Mask:
-        """The mask of keys whose row was pushed after everything that the table holds."""
+        """Mark the keys whose row was pushed after everything that the table holds."""
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """The mask `ahead` of keys, and the known times and content hashes of their rows, null without a valid row."""
+        """Return the mask `ahead`, and known times and content hashes of the rows, null without a valid row."""
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
-        # A key without a row is not left out: training has something else.
+        # A key without a row is compared, since training has a row.
         ahead: Mask = (answer.known > horizon(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
         valid = (answer.status == clock.Status.PRESENT) | (answer.status == clock.Status.NULL)
         known, content = (
@@ -101,19 +98,19 @@ class OnlineSide:
 
 
 def questions_at(keys: pa.Table, at: int) -> pa.Table:
-    """A spine that asks about every key at one moment, in microseconds."""
+    """Build a spine that asks about every key at one moment, in microseconds."""
     moments = pa.array(np.full(len(keys), at), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     return keys.append_column("event_timestamp", moments)
 
 
 def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Table:
-    """Up to `count` rows, spread over the table. The API takes no null key: it is the key of no row."""
+    """Return up to `count` rows spread over the table, without null keys, which the API rejects."""
     rows = _with_keys(table, keys)
     return table.take(pa.array(rows[spread(len(rows), count)] if len(rows) else rows))
 
 
 def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:
-    """What rows of `sample_with_keys` are a sample of."""
+    """Return how many rows `compared` has, out of the rows that a full verdict would compare."""
     return Sample(len(compared), min(len(_with_keys(table, keys)), CHECKED_ROWS))
 
 

@@ -1,4 +1,4 @@
-"""`verify`: compares what training saw with what serving answers, value by value, and the package with its student."""
+"""Compare training with serving value by value, and the package with its student (`isthmus verify`)."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -39,33 +39,38 @@ from isthmus.package.verdict import FeatureVerdict, Verdict, flat, merged
 from isthmus.serving.deployment.record import unapproved
 
 if TYPE_CHECKING:
-    from isthmus.orchestration.verification.runtimes import Client
+    from isthmus.orchestration.verification.runtimes import ClientRun
 
+# Rows that a device answers without `all_keys`.
 DEVICE_SAMPLE = 100
-"""Rows of them that a device answers, which are a sample."""
 
+# Name of the server's predictions among the package's files.
 PREDICT = "/predict"
-"""The name, among the package's files, of what a server predicts with it."""
 
 
 def verify(
     project: Project, name: str | None = None, *, all_keys: bool = False, progress: Progress = silent,
     every: bool | None = None,
 ) -> Verdict:  # fmt: skip
-    """Compares and writes the verdict, and its page beside it.
+    """Compare everything that must agree, and write the verdict and its page.
 
-    The offline side is the point-in-time join at the project's present; the online side is what a server of the project
-    answers. What the engine computed by request transforms for the last training set is compared with what their graphs
-    compute, here and behind that server. Once a package of the distillation is exported: what each of its model files
-    answers, in every runtime that can run here, with its student; its graph's inputs from offline values, with those
-    from served values, and with what a device feeds it from a snapshot; and what a server predicts with it.
+    The offline side is the point-in-time join at the project's present. The online side is what a private server of the
+    project answers. Values of request transforms in the latest training set are compared with their graphs, run here
+    and in that server. If the distillation has an exported package, the verdict also compares its model files in every
+    available runtime with the student, its inputs from offline values with those from served values and from a device's
+    snapshot, and the server's predictions.
 
-    `name` of the distillation may be left out if there is only one, or none. `all_keys` compares all keys that either
-    side has, and all rows of the training set, not a sample, and the offline rows with their content hashes; `every` is
-    its name in version 0.1.
+    Collects pushed rows first, and starts a server for the duration of the call.
+
+    Args:
+        project: project to verify.
+        name: distillation; optional if the project has at most one.
+        all_keys: compare all keys, all rows of the training set and all content hashes instead of a sample.
+        progress: called with a message and a fraction.
+        every: name of `all_keys` in version 0.1; deprecated.
 
     Raises:
-        DependencyError: Redis does not answer, or no server can be started.
+        DependencyError: Redis does not answer, or the server cannot start.
     """
     if every is not None:
         warnings.warn("verify(every=...) is verify(all_keys=...)", DeprecationWarning, stacklevel=2)
@@ -83,7 +88,7 @@ def verify(
             client.ping()
         deployment = Path(folder) / "deployment.json"
         if package and package.manifest.inputs:
-            # For the private server alone, so that its predictions can be compared.
+            # Deployed on the private server only, so that its predictions can be compared.
             if project.public_key is not None:
                 require_signature(package.files, project.public_key)
             profile = serving_profile(project, package.files.folder)
@@ -100,11 +105,11 @@ def verify(
 
 @dataclass(frozen=True)
 class _Device:
-    """What devices have: the snapshot, rows as questions to one that has it, and who waits for its answers."""
+    """The device side: the snapshot, the rows to run against it, and a call that waits for the client's answers."""
 
     snapshot: ComparedSnapshot
     rows: DeviceRows | None = None
-    client: "Callable[[], Client] | None" = None
+    client: "Callable[[], ClientRun] | None" = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ class _Verification:
 
     def verdict(self, offline: OfflineStore, histories: Sequence[ViewHistory]) -> Verdict:
         with ThreadPoolExecutor(1) as pool:
-            # First: Node takes seconds, in which this process compares the rest.
+            # Started first, since Node takes seconds.
             device = self._device(histories, pool)
             return self._verdict(offline, histories, device)
 
@@ -157,7 +162,7 @@ class _Verification:
         samples |= {} if rows is None else {"rows of request transforms": rows}
         if self.declared and not self.package:
             blocked = Artifacts(self.project, self.declared).blocked()
-            no_package = blocked or "none is exported that can run under this contract: run `isthmus export`"
+            no_package = blocked or "no exported package can run under this contract: run `isthmus export`"
             skipped = {"the package": no_package} | skipped
         skipped = {**skipped, **({"the snapshot": snapshot.skipped} if snapshot.skipped else {})}
         parts = self._package(histories, device)
@@ -174,37 +179,37 @@ class _Verification:
         if self.declared is None or self.package is None:
             return ComparedPackage()
         self.progress("comparing the package with its student", 0.9)
-        # As above.
+        # Imported here as in `_device`.
         from isthmus.orchestration.verification.modelinputs import compare_package
         from isthmus.orchestration.verification.runtimes import compare_runtimes
 
         with parity(self.project, self.declared, self.package) as beside:
             parts = compare_runtimes(beside, self.package, device.rows, device.client, all_keys=self.all_keys)
         if device.snapshot.file is not None and device.rows is None:
-            parts.skipped["what a device feeds"] = "no row of the training set has only keys that a device keeps"
+            parts.skipped["what a device feeds"] = "every row of the training set has a key that devices do not keep"
         if not self.package.manifest.inputs:
-            reason = "only its own task makes it of features: whoever asks a server brings it"
+            reason = "its task computes the inputs, and requests carry them"
             if self.package.manifest.generation is not None:
-                reason = "it is fed prompts, which whoever asks a server brings"
+                reason = "its inputs are prompts, which requests carry"
             parts.skipped["what the package is fed"] = reason
             return parts
         self.progress("comparing what the package is fed", 0.95)
-        inputs, predicted, alone, asked = compare_package(
+        inputs, predicted, alone, api_rows = compare_package(
             self.project, self.declared, self.package, histories, self.online,
             CHECKED_ROWS if self.all_keys else SAMPLE,
         )  # fmt: skip
-        if asked.rows < asked.of:
-            parts.samples["rows asked of the API"] = asked
+        if api_rows.rows < api_rows.of:
+            parts.samples["rows asked of the API"] = api_rows
         parts.files[PREDICT], parts.singly[f"file {PREDICT}"] = predicted, alone
         parts.inputs.update(inputs)
         return parts
 
 
 def require_passed(verdict: Verdict) -> Verdict:
-    """The verdict, if it passed.
+    """Return the verdict if it passed.
 
     Raises:
-        GateFailed: it did not pass; the message names the first features that differ.
+        GateFailed: the verdict failed; the message names the first differing features.
     """
     if verdict.passed:
         return verdict
@@ -228,10 +233,10 @@ def _remedy(verdict: Verdict) -> str:
         return "run `isthmus export`, then verify again"
     if not differing:
         return (
-            "a row has other values alone than among others: run `isthmus apply` if the graph is older than this "
-            "release, else report it, with the definition of what differs"
+            "a row has different values alone than in a batch: run `isthmus apply` if the graph is older than this "
+            "release; otherwise report a bug with the definition of the differing feature"
         )
     return (
-        "an engine and a graph may differ in the last digits of some functions, see docs/row-functions.md: give such a "
-        "field a tolerance; run `isthmus training-set` and `isthmus export` again if they are older than the engine"
+        "an engine and a graph may differ in the last digits of some functions (docs/row-functions.md): give the "
+        "field a tolerance. If the engine is newer, run `isthmus training-set` and `isthmus export` again"
     )

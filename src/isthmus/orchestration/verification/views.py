@@ -1,4 +1,4 @@
-"""Stored views in the verdict: what training sees of each key, beside what a server answers."""
+"""Stored views in the verdict: what training sees of each key against what a server answers."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,22 +25,22 @@ from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, Onli
 from isthmus.package.verdict import FeatureVerdict, Sample
 from isthmus.serving.wire.encode import LABELS
 
+# Keys per view that are compared without `all_keys`.
 SAMPLE = 500
-"""Keys per view that are compared unless all are asked for."""
 
+# Names in a verdict for event time, known time and content hash of the compared rows.
 EVENT, KNOWN, CONTENT = RESERVED
-"""Under these names a verdict says whether both sides speak of rows of the same times, with the same content hash."""
 
 
 @dataclass(frozen=True)
 class ViewVerdict:
-    """The comparison of a view.
+    """Comparison of a view.
 
     Attributes:
-        features: feature to its comparison, status, times and content hash included.
-        singly: the same for keys that were asked for alone, without what no lookup shows.
-        ahead: how many keys were left out as pushed later.
-        sample: how many keys were compared of how many; None if all were.
+        features: comparison by feature, including status, times and content hash.
+        singly: comparison by feature for keys requested one at a time, limited to what a lookup returns.
+        ahead: number of keys skipped because their row was pushed later.
+        sample: size of the sample, or None if all keys were compared.
     """
 
     features: Mapping[str, FeatureVerdict]
@@ -50,9 +50,9 @@ class ViewVerdict:
 
 
 def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, all_keys: bool) -> ViewVerdict:
-    """Compares what training sees of keys with what serving answers.
+    """Compare what training sees of keys with what serving answers.
 
-    `all_keys` compares every key that either side has, and checks the table's rows by their content hashes.
+    With `all_keys`, compares every key that either side has, and checks the table's rows against their content hashes.
     """
     view = history.view
     served_keys = online.keys(view) if all_keys else None
@@ -64,34 +64,31 @@ def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide
     served = _served(online.api, keys, history)
     singles = spread(len(keys), SINGLES)
     alone = _served(online.api.singly(), keys.take(pa.array(singles)), history)
-    # Read after the answers: a row that is pushed in between is left out, not reported as a difference.
+    # Read after the answers, so that a row pushed in between is skipped rather than reported as a difference.
     ahead, served[KNOWN], served[CONTENT] = online.stored(history, keys)
-    # Of a key that training does not have, the time is that of the row that is served.
+    # If training has no row for a key, use the time of the served row.
     moments = (side[EVENT].tolist(UnixTimestamp) for side in (trained, served))
     times = [served_at if trained_at is None else trained_at for trained_at, served_at in zip(*moments, strict=True)]
     rows = ComparedRows.of(keys, [column.name for column in view.keys], times)
     types = {column.name: column.dtype for column in view.fields}
     types |= {STATUS: String, EVENT: UnixTimestamp, KNOWN: UnixTimestamp, CONTENT: Int64}
-    there = np.flatnonzero(~ahead)
+    settled_rows = np.flatnonzero(~ahead)
     settled = ~ahead[singles]
-    first = singles[settled]
+    settled_singles = singles[settled]
 
     def compared(name: str, places: Index, online: Values) -> FeatureVerdict:
         return rows.take(places).compare(trained[name].take(places), online, types[name])
 
     return ViewVerdict(
-        {name: compared(name, there, served[name].take(there)) for name in types},
-        {name: compared(name, first, values.take(settled)) for name, values in alone.items()},
+        {name: compared(name, settled_rows, served[name].take(settled_rows)) for name in types},
+        {name: compared(name, settled_singles, values.take(settled)) for name, values in alone.items()},
         int(np.count_nonzero(ahead)),
         Sample(len(keys), count) if len(keys) < count else None,
     )
 
 
 def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> tuple[pa.Table, int]:
-    """Questions about the keys of a view at a moment: all of them and those served, or the same sample every time.
-
-    With the number of all keys.
-    """
+    """Return questions about a fixed sample of keys, or about all keys and `served`; and the number of keys."""
     names = [column.name for column in history.view.keys]
     data = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=names)
     keys = data.select(names)
@@ -107,12 +104,12 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
 
 
 def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """What training sees of keys: features and status; times and content hash of rows that have not expired.
+    """Return what training sees of keys: features and status; times and content hash of rows that have not expired.
 
-    `keys` are questions about the keys of a view, of whose features the history's view may have only some.
+    `keys` are questions about the keys of a view; the view of `history` may be limited to some features.
     """
     view = history.view
-    # These are joined like features; they say which answers are null.
+    # Joined like features; these columns show which answers are null.
     more = Column(EVENT, UnixTimestamp), Column(KNOWN, UnixTimestamp), Column(CONTENT, Int64)
     timed = replace(view, fields=(*view.fields, *more))
     joined = point_in_time(keys, [replace(history, view=timed)])
@@ -124,7 +121,7 @@ def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
 
 
 def _served(api: Client, keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """What a server answers about keys: features, status and event time."""
+    """Return what a server answers about keys: features, status and event time."""
     view = history.view
     features = [(view.name, column.name) for column in view.fields]
     answer = api.lookup(features, key_values(view, keys), len(keys))

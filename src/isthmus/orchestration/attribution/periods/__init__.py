@@ -1,1 +1,1 @@
-"""What changed between two periods: the population, its features, the contract and the model."""
+"""Attribute a change between two periods to population, features, contract and model."""

@@ -1,4 +1,4 @@
-"""`change`: what made the answers of one period others than those of an earlier one."""
+"""Explain why the answers of one period differ from the answers of an earlier one (`isthmus change`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet, serving_profile
-from isthmus.orchestration.attribution.inputs import TIME, labels, within
+from isthmus.orchestration.attribution.inputs import TIME, labels, rows_in
 from isthmus.orchestration.attribution.periods import weighted
 from isthmus.orchestration.attribution.periods.coalitions import (
     CONTRACT,
@@ -30,7 +30,7 @@ from isthmus.orchestration.attribution.periods.coalitions import (
     coalition_values,
     weights,
 )
-from isthmus.orchestration.attribution.periods.page import Change, Difference, Period, Segment, page, page_file
+from isthmus.orchestration.attribution.periods.page import MeasureChange, Period, PeriodChange, Segment, page, page_file
 from isthmus.orchestration.attribution.periods.segments import Segments, segments
 from isthmus.orchestration.attribution.recordings.predictions import predictions
 from isthmus.orchestration.attribution.recordings.questions import recorded_rows, with_column
@@ -38,26 +38,26 @@ from isthmus.orchestration.attribution.report import SCORE, Part
 from isthmus.orchestration.attribution.scores import REFUSED
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.provenance import Origins, key_values, predicted
+from isthmus.orchestration.recording.provenance import Origins, key_values, predict_all
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.package.manifest import Package, open_package, read_contract
 from isthmus.serving.deployment.record import unapproved
 from isthmus.serving.predict.model import DeployedModel
 
+# Stored features as (view, feature).
 Pairs = Sequence[tuple[str, str]]
-"""Stored features, as (view, feature)."""
+# Required share of rows in segments that both periods have.
 COMMON = 0.95
-"""The share of the rows that is to be in segments of both periods."""
+# Segments that a report lists.
 LARGEST = 10
-"""Segments that moved the score most, which a report has."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A period: its rows, in the columns of a training set, and the package that answered in it.
+    """A period: its rows in the columns of a training set, and the package that answered.
 
     Attributes:
-        views: of the stored features of the rows, the contracts under which they were joined.
+        views: contracts of the views under which the stored features were joined.
     """
 
     days: Days
@@ -69,7 +69,6 @@ class Side:
 
     @property
     def contract(self) -> Contract:
-        """That of the package."""
         return read_contract(self.package)
 
 
@@ -83,26 +82,28 @@ def change(  # noqa: PLR0913 - the options of the command
     package: Path | None = None,
     recorded: bool = False,
     progress: Progress = silent,
-) -> Change:
-    """Splits the change from the period `against` to that of `days` among population, features, contract and model.
+) -> PeriodChange:
+    """Attribute the change from period `against` to period `days` to population, features, contract and model.
 
-    The rows are those of the last training set, with the features that could be known, asked of the last package; in
-    the earlier period of `package`, if it is named. With `recorded` they are the recorded predictions, as the model was
-    fed, asked of the package that answered last in each period. Segments are those of the columns `by`, or of the first
-    join keys of the spine, as many as leave 95 % of the rows in segments of both periods.
+    The rows come from the latest training set, with the features that could be known, and are scored by the last
+    package, or by `package` in the earlier period. With `recorded`, they are the recorded predictions, as fed to the
+    model, scored by the package that answered last in each period. Segments use the columns `by`, or the leading join
+    keys of the spine: as many as leave 95 % of the rows in segments that both periods have.
+
+    Writes an HTML page beside the project's state.
 
     Raises:
-        RequestError: a period or a column is missing, or the answers are no numbers.
+        RequestError: a period or a column is missing, or scores are not numbers.
         DataError: a package, a table or a history is gone, or a request transform refuses every row of a period.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
     if not isinstance(declared.label, Binary | Number):
-        raise RequestError(declared.where, "its answers have no mean", expected="a label that is Binary or a Number")
+        raise RequestError(declared.where, "its answers have no mean", expected="a Binary or Number label")
     if days is None:
-        raise RequestError("range", "--from and --to are missing", expected="those of the period after --against")
+        raise RequestError("range", "--from and --to are missing", expected="the period to compare with --against")
     if recorded and package is not None:
-        raise RequestError("--package-against", "does not go with --recorded", expected="what was recorded")
+        raise RequestError("--package-against", "cannot be combined with --recorded", remedy="remove the option")
     progress("reading the rows", 0.0)
     examples = artifacts.latest_training_set() or artifacts.current_training_set()
     if recorded:
@@ -114,9 +115,9 @@ def change(  # noqa: PLR0913 - the options of the command
             _of_training_set(examples, period, open_package(folder), profile)
             for period, folder in zip((against, days), folders, strict=True)
         ]
-    progress("asking the packages", 0.2)
+    progress("running the packages", 0.2)
     unknown: dict[str, str] = {}
-    both, scores, count = _answered(sides, scores_of(project, sides, unknown))
+    both, scores, count = _scored_rows(sides, scores_of(project, sides, unknown))
     progress("splitting the change", 0.9)
     spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
     columns_by, found = segments_of(both, by, spine, count)
@@ -126,7 +127,7 @@ def change(  # noqa: PLR0913 - the options of the command
         for measure, (rows, of) in _measures(declared, _labels(both, declared.spine.label.name)).items()
         if (difference := _difference(of, found.places, scores, rows, count, known)) is not None
     }
-    result = Change(
+    result = PeriodChange(
         declared.name, "recorded answers" if recorded else f"training set {examples.id}",
         [_period(side, rows) for side, rows in zip(sides, (count, len(both) - count), strict=True)],
         columns_by, len(found.values), _common(found.places, count), unknown, measures,
@@ -139,7 +140,7 @@ def change(  # noqa: PLR0913 - the options of the command
 
 def _of_training_set(examples: TrainingSet, days: Days, package: Package, profile: ServingProfile) -> Side:
     views = {name: ViewContract.from_dict(name, view) for name, view in examples.views.items()}
-    return Side(days, within(examples, days).table, views, package, profile, {})
+    return Side(days, rows_in(examples, days).table, views, package, profile, {})
 
 
 def _recorded(project: Project, declared: Distillation, examples: TrainingSet, days: Days) -> Side:
@@ -160,11 +161,11 @@ def _others(table: pa.Table, keys: Sequence[str]) -> list[str]:
 
 
 def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
-    """The scores of the rows of both periods, (n + m,), by contract, then by model.
+    """Return the scores of the rows of both periods, (n + m,), by contract, then by model.
 
-    What is the same is the same array. `unknown` gets why the contract has no part, if it has none.
+    Equal results share one array. If the contract's part is not known, the reason is added to `unknown`.
     """
-    models = [_opened(side) for side in sides]
+    models = [_model(side) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
         models[1] = models[0]
     contracts, origins = [side.contract for side in sides], Origins(project)
@@ -175,25 +176,25 @@ def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) 
         return [_under(origins, side, contracts[place], pairs) for side in sides]
 
     def answers(tables: Sequence[Sequence[pa.Table]]) -> list[Numbers]:
-        """By model, each asked with its tables."""
+        """Return scores by model, each from its own tables."""
         found: dict[tuple[int, int], Numbers] = {}
         for model, parts in zip(models, tables, strict=True):
             case = id(model), id(parts)
             if case not in found:
-                found[case] = np.concatenate([predicted(model, columns(part, model.inputs)) for part in parts]).astype(
-                    np.float64
-                )
+                found[case] = np.concatenate(
+                    [predict_all(model, columns(part, model.inputs)) for part in parts]
+                ).astype(np.float64)
         return [found[id(model), id(parts)] for model, parts in zip(models, tables, strict=True)]
 
-    lacking = [
+    unshared = [
         f"{view}:{feature}"
         for contract in contracts
         for view, feature in every
         if view not in contract.views or feature not in [column.name for column in contract.views[view].fields]
     ]
     views = [name for name in dict.fromkeys(view for view, _ in every) if all(name in c.views for c in contracts)]
-    if lacking:
-        unknown[CONTRACT] = f"only one of the packages knows {', '.join(lacking)}: what is in it is the model's"
+    if unshared:
+        unknown[CONTRACT] = f"only one of the packages knows {', '.join(unshared)}: its effect counts as the model's"
         own = answers([under(place, pairs) for place, pairs in enumerate(read)])
         return [own, own]
     if all(contracts[0].views[name].hash == contracts[1].views[name].hash for name in views):
@@ -203,38 +204,38 @@ def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) 
     try:
         return [answers([tables, tables]) for tables in (under(0, every), under(1, every))]
     except IsthmusError as error:
-        unknown[CONTRACT] = f"its features are not known any more, and are those that each row has ({error})"
+        unknown[CONTRACT] = f"its features are not known any more; the features of each row are used instead ({error})"
         tables = [side.table for side in sides]
         own = answers([tables, tables])
         return [own, own]
 
 
-def _opened(side: Side) -> DeployedModel:
+def _model(side: Side) -> DeployedModel:
     return DeployedModel(unapproved(side.package, side.profile, 0, None))
 
 
 def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
-    """The rows of a period with stored features as a contract says.
+    """Return the rows of a period with stored features as a contract defines them.
 
-    What the rows have under the same contract stays: it is what the model was fed. All else is joined.
+    Features joined under the same contract stay, since the model was fed with them. All others are joined again.
 
     Raises:
         IsthmusError: the history under that contract is gone.
     """
     table = side.table
-    wanted: dict[str, list[str]] = {}
+    to_join: dict[str, list[str]] = {}
     for name, feature in pairs:
         view = contract.views[name]
         alike = name in side.views and side.views[name].hash == view.hash
         if not alike or view.full_name(feature) not in table.column_names:
-            wanted.setdefault(name, []).append(feature)
-    for name, features in wanted.items():
+            to_join.setdefault(name, []).append(feature)
+    for name, features in to_join.items():
         view = contract.views[name]
         history = origins.history(view)
         if isinstance(history, IsthmusError):
             raise history.with_traceback(None)
         if missing := [column.name for column in view.keys if column.name not in table.column_names]:
-            raise DataError(f"view {name}", f"the rows have no {', '.join(missing)}, by which it is joined")
+            raise DataError(f"view {name}", f"the rows have no {', '.join(missing)}, needed to join it")
         keys = {column.name: key_values(table[column.name].combine_chunks()) for column in view.keys}
         rows = from_history(history, view, keys, micros(table[TIME]))
         for column in view.fields:
@@ -244,8 +245,8 @@ def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa
     return table
 
 
-def _answered(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Table, list[list[Numbers]], int]:
-    """The rows that every package answers, of both periods, their scores, and how many are of the first."""
+def _scored_rows(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Table, list[list[Numbers]], int]:
+    """Return the rows of both periods that every package can score, their scores, and the size of the first period."""
     distinct = {id(answers): answers for row in scores for answers in row}
     whole = np.flatnonzero(np.isfinite(np.stack([*distinct.values()])).all(0))
     table = pa.concat_tables([side.table for side in sides], promote_options="default")
@@ -257,7 +258,7 @@ def _answered(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Ta
             side.left_out[REFUSED] = rows - int(left)
         if not left:
             raise DataError(f"rows of {side.days}", "a request transform refuses every row",
-                            expected="a row that has an answer")  # fmt: skip
+                            expected="at least one row that it accepts")  # fmt: skip
     kept = {key: answers[whole] for key, answers in distinct.items()}
     return (
         table.take(pa.array(whole)),
@@ -267,12 +268,12 @@ def _answered(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Ta
 
 
 def _labels(rows: pa.Table, label: str) -> Numbers:
-    """The labels of rows; a period whose answers have none in the training set has no such column."""
+    """Return the labels of rows; all NaN if the training set has no label for any of them."""
     return labels(rows, label) if label in rows.column_names else np.full(len(rows), np.nan)
 
 
 def _measures(declared: Distillation, known: Numbers) -> dict[str, tuple[Ints, Weighted]]:
-    """Of a measure the rows that it is about, and what it says of their scores and weights."""
+    """Return, by measure, the rows that it covers and its function of scores and weights."""
     rows = np.flatnonzero(np.isfinite(known))
     label = known[rows]
     found: dict[str, tuple[Ints, Weighted]] = {SCORE: (np.arange(len(known)), weighted.mean)}
@@ -284,8 +285,8 @@ def _measures(declared: Distillation, known: Numbers) -> dict[str, tuple[Ints, W
 
 def _difference(
     of: Weighted, places: Ints, scores: list[list[Numbers]], rows: Ints, count: int, known: Sequence[str]
-) -> Difference | None:
-    """The change of a measure; None where one of its values is not known."""
+) -> MeasureChange | None:
+    """Return the change of a measure, or None if one of its values is not known."""
     sides = [places[rows[rows < count]], places[rows[rows >= count]]]
     if not all(map(len, sides)):
         return None
@@ -293,10 +294,10 @@ def _difference(
     values = coalition_values(of, weights(*sides), [[kept[id(answers)] for answers in row] for row in scores])
     if not np.isfinite(values).all():
         return None
-    # What has no part was swapped together with nothing: it is as it was in every coalition, or changes nothing.
+    # Parts that are not known are the same in all coalitions, so that they do not affect the others.
     shares = shapley(values)
     parts = {part: Part(*(float(share[PARTS.index(part)]) for share in shares)) for part in known}
-    return Difference(float(values[0]), float(values[-1]), parts)
+    return MeasureChange(float(values[0]), float(values[-1]), parts)
 
 
 def _period(side: Side, rows: int) -> Period:
@@ -305,10 +306,10 @@ def _period(side: Side, rows: int) -> Period:
 
 
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
-    """The segments by the columns `by`, or by the first join keys of the spine, and these columns.
+    """Choose segment columns, and split the rows by them: by `by`, or by leading join keys of the spine.
 
-    Of the keys there are as many as leave nearly all rows in segments of both periods: nothing is known of what
-    the features of the others would have been.
+    The number of keys is the largest that leaves nearly all rows in segments of both periods; nothing is known about
+    the features of other segments in the other period.
     """
     keys = [key for key in spine if key in rows.column_names]
     while True:
@@ -319,13 +320,13 @@ def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: 
 
 
 def _common(places: Ints, count: int) -> float:
-    """The share of the rows whose segment is there in both periods."""
+    """Return the share of rows whose segment exists in both periods."""
     both = np.intersect1d(places[:count], places[count:])
     return float(np.isin(places, both).mean())
 
 
 def _largest(found: Segments, scores: list[list[Numbers]], count: int) -> list[Segment]:
-    """The segments that moved the mean most, as it was to as it is: their shares of it sum to the change."""
+    """Return the segments that moved the mean most; the contributions of all segments sum to the change."""
     sides = ((found.places[:count], scores[0][0][:count]), (found.places[count:], scores[1][1][count:]))
     middle = (sides[0][1].mean() + sides[1][1].mean()) / 2
     rows, means, moved = [], [], []

@@ -1,4 +1,4 @@
-"""A change between two periods on the terminal, and as one HTML page."""
+"""A change between two periods, shown on the terminal and as an HTML page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from isthmus.orchestration.attribution.report import Measure, Part
 
 _NUMBERS = ("rows before", "rows", "mean before", "mean", "moves the mean by")
 _READING = """\
-Each part is a Shapley value: what changes when it alone becomes that of the later period, on average over all orders
-in which all could."""
+Each part is a Shapley value: the effect of switching that part to the later period, averaged over all orders of
+switching."""
 
 
-class Difference(msgspec.Struct, frozen=True):
-    """A measure of both periods, and the parts of its change."""
+class MeasureChange(msgspec.Struct, frozen=True):
+    """A measure in both periods, and the parts of its change."""
 
     before: float
     after: float
@@ -38,17 +38,16 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def difference(self) -> float:
-        """What the parts sum to."""
         return self.after - self.before
 
     @property
     def measure(self) -> Measure:
-        """As what an attribution shows."""
+        """The same numbers in the form that attribution tables and plots show."""
         return Measure(self.before, self.after, self.parts)
 
 
 class Period(msgspec.Struct, frozen=True):
-    """The rows of a period, which were asked of `package`, and why others were left out."""
+    """A period: its rows, the package that answered, and the number of skipped rows by reason."""
 
     first: str
     end: str
@@ -59,7 +58,7 @@ class Period(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A segment, its rows and its mean scores of both periods, and by how much it moves the mean of all."""
+    """A segment: number of rows and mean score in both periods, and its effect on the overall mean."""
 
     values: dict[str, str | None]
     rows_before: int
@@ -70,18 +69,18 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Change:
+class PeriodChange:
     """A change from one period to another.
 
     Attributes:
-        source: of the rows.
-        periods: the earlier, then the later.
-        by: the columns of the segments.
-        segments: how many there are.
-        common: the share of the rows whose segment is there in both periods.
-        unknown: parts of which nothing is known, and why.
-        measures: the mean score, and what is measured by labels.
-        largest: the segments that moved the mean score most.
+        source: origin of the rows.
+        periods: the earlier period, then the later one.
+        by: columns of the segments.
+        segments: number of segments.
+        common: share of rows whose segment exists in both periods.
+        unknown: parts that are not known, with the reason.
+        measures: mean score and label-based measures, by name.
+        largest: segments that moved the mean score most.
     """
 
     name: str
@@ -91,12 +90,11 @@ class Change:
     segments: int
     common: float
     unknown: Mapping[str, str]
-    measures: Mapping[str, Difference]
+    measures: Mapping[str, MeasureChange]
     largest: Sequence[Segment]
     folder: Path
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
         names = [name for name in self.__dataclass_fields__ if name != "folder"]
         plain: dict[str, Any] = msgspec.to_builtins({name: getattr(self, name) for name in names})
         for name, measure in self.measures.items():
@@ -104,13 +102,11 @@ class Change:
         return {**plain, "page": str(page_file(self))}
 
 
-def page_file(result: Change) -> Path:
-    """The page of a change."""
+def page_file(result: PeriodChange) -> Path:
     return result.folder / "change.html"
 
 
-def page(result: Change) -> str:
-    """A self-contained HTML page."""
+def page(result: PeriodChange) -> str:
     blocks: list[Block] = [
         Heading(f"{result.name}: from one period to another", 1),
         *_origin(result),
@@ -126,15 +122,14 @@ def page(result: Change) -> str:
     return to_html(f"Change of {result.name}", blocks, STYLE)
 
 
-def change_blocks(result: Change) -> Iterator[Block]:
-    """What the terminal shows."""
+def change_blocks(result: PeriodChange) -> Iterator[Block]:
     yield from _tables(result)
     yield from _origin(result)
     yield from _notes(result)
     yield Paragraph(f"Page: {page_file(result)}")
 
 
-def _tables(result: Change) -> Iterator[Block]:
+def _tables(result: PeriodChange) -> Iterator[Block]:
     for name, change in result.measures.items():
         moved = f"{decimal(change.before)} to {decimal(change.after)}, {decimal(change.difference, sign='+')}"
         yield Heading(f"{measure_name(name)}: {moved}", 2)
@@ -149,7 +144,7 @@ def _tables(result: Change) -> Iterator[Block]:
     yield TableBlock([*result.by, *_NUMBERS], rows, numbers=_NUMBERS)
 
 
-def _origin(result: Change) -> Iterator[Block]:
+def _origin(result: PeriodChange) -> Iterator[Block]:
     for period in result.periods:
         yield Paragraph(
             (f"{period.first} to {period.end}: {period.rows:,} rows of {result.source}, package ",
@@ -157,13 +152,13 @@ def _origin(result: Change) -> Iterator[Block]:
         )  # fmt: skip
 
 
-def _notes(result: Change) -> Iterator[Block]:
+def _notes(result: PeriodChange) -> Iterator[Block]:
     by = ", ".join(result.by)
     yield Paragraph(
-        f"{result.segments:,} segments by {by}; {result.common:.1%} of the rows are in those of both periods."
+        f"{result.segments:,} segments by {by}; {result.common:.1%} of the rows are in segments of both periods."
     )
     for part, why in result.unknown.items():
         yield Paragraph((strong(part), f" has no part: {why}."))
     for period in result.periods:
         for why, count in period.left_out.items():
-            yield Paragraph(f"{count:,} rows from {period.first} on were left out: {why}.")
+            yield Paragraph(f"{count:,} rows from {period.first} on were skipped: {why}.")

@@ -1,4 +1,4 @@
-"""The segments of the rows of two periods."""
+"""Assign the rows of two periods to segments."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,21 +13,21 @@ from isthmus.features.values.columns import Ints
 
 
 class Segments(NamedTuple):
-    """The segments of rows: the place of each row's own, shape (n,), and the values of each segment, by column."""
+    """Segments of rows: the segment index of each row, shape (n,), and the column values of each segment."""
 
     places: Ints
     values: list[dict[str, str | None]]
 
 
 def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> Segments:
-    """The segments by some columns: a value of each column, or, of a number that is not in `exact`, a quarter.
+    """Split rows into segments by columns: by value, or by quartile for numeric columns not in `exact`.
 
     Raises:
-        RequestError: there is no such column, or none is named.
-        DataError: a column is neither text, boolean nor number.
+        RequestError: a column does not exist, or none is named.
+        DataError: a column is not text, boolean or numeric.
     """
     if missing := [name for name in columns if name not in table.column_names]:
-        raise RequestError(f"--by {missing[0]}", "is no column of the rows", expected=one_of(table.column_names))
+        raise RequestError(f"--by {missing[0]}", "is not a column of the rows", expected=one_of(table.column_names))
     if not columns:
         raise RequestError("segments", "the rows have none of the join keys of the spine",
                            expected="--by with a column of the rows")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Measures of rows that do not count alike: scores, labels and weights, (n,) each. Weights sum to 1."""
+"""Measures of weighted rows: scores, labels and weights have shape (n,), and weights sum to 1."""
 
 import math
 
@@ -8,18 +8,17 @@ from isthmus.orchestration.attribution.shapley import Numbers
 
 
 def mean(scores: Numbers, weights: Numbers) -> float:
-    """The mean score."""
     return float(weights @ scores)
 
 
 def log_loss(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
-    """As `distill.evaluation.metrics.log_loss`."""
+    """Return the weighted version of `distill.evaluation.metrics.log_loss`."""
     clipped = np.clip(scores, 1e-7, 1 - 1e-7)
     return float(-weights @ np.where(labels == 1, np.log(clipped), np.log1p(-clipped)))
 
 
 def auc(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
-    """The chance that a 1 scores above a 0, both drawn by their weights, ties counting half; NaN without both."""
+    """Return the weighted probability that a 1 scores above a 0, ties counting half; NaN if a label is missing."""
     _, place = np.unique(scores, return_inverse=True)
     ones, zeros = (np.bincount(place, np.where(labels == label, weights, 0.0)) for label in (1, 0))
     pairs = ones.sum() * zeros.sum()
@@ -28,10 +27,8 @@ def auc(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
 
 
 def rmse(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
-    """The root of the mean squared difference."""
     return math.sqrt(weights @ np.square(scores - labels))
 
 
 def mae(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
-    """The mean absolute difference."""
     return float(weights @ np.abs(scores - labels))

@@ -1,1 +1,1 @@
-"""Recorded predictions: as the rows of an attribution, and a single one explained."""
+"""Recorded predictions as the rows of an attribution, and the explanation of a single prediction."""

@@ -1,4 +1,4 @@
-"""What was found of a recorded prediction: its rows with their parts; on the terminal, and as a page."""
+"""The explanation of a recorded prediction, shown on the terminal and as an HTML page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ from isthmus.features.document.html import to_html
 from isthmus.orchestration.attribution.page import STYLE, parts_table, waterfall
 from isthmus.orchestration.attribution.report import Measure
 
+# Rows of an answer on the terminal, and on the page.
 SHOWN, ON_PAGE = 10, 100
-"""Rows of an answer on the terminal, and on a page."""
 _FORMS = ("ideal", "served", "fed")
 
 
@@ -31,10 +31,10 @@ class ExplainedRow(msgspec.Struct, frozen=True):
     """A row of a prediction.
 
     Attributes:
-        keys: the join keys, as far as they were sent.
-        score: the ideal one, that of the answer, and the parts of their difference.
-        features: input of the model to its value that is ideal, that was served, and that the model was fed.
-        label: what came of it; None if that is not known.
+        keys: join keys that were sent.
+        score: ideal and actual score, and the parts of their difference.
+        features: ideal, served and fed value of each model input.
+        label: label of the row, or None if it is not known.
     """
 
     keys: dict[str, Any]
@@ -44,20 +44,20 @@ class ExplainedRow(msgspec.Struct, frozen=True):
 
     @property
     def differing(self) -> list[str]:
-        """The inputs that were not what they should have been."""
+        """Inputs whose ideal, served and fed values are not all the same."""
         return [name for name, values in self.features.items() if len({repr(values[form]) for form in _FORMS}) > 1]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A recorded prediction.
+    """Explanation of a recorded prediction.
 
     Attributes:
-        at: its moment.
-        name: of the distillation.
-        package: the digest of the package that answered, in `precision`.
-        left_out: why rows were left out, and how many.
-        unknown: stages of which nothing is known, and why.
+        at: moment of the answer, ISO 8601.
+        name: name of the distillation.
+        package: digest of the package that answered in `precision`.
+        left_out: number of skipped rows by reason.
+        unknown: stages without a part, with the reason.
     """
 
     id: str
@@ -71,7 +71,6 @@ class Explanation:
     folder: Path = field(default=Path())
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
         names = [name for name in self.__dataclass_fields__ if name != "folder"]
         plain: dict[str, Any] = msgspec.to_builtins({name: getattr(self, name) for name in names}, enc_hook=str)
         for built, row in zip(plain["rows"], self.rows, strict=True):
@@ -80,12 +79,10 @@ class Explanation:
 
 
 def page_file(result: Explanation) -> Path:
-    """The page of an explanation."""
     return result.folder / f"{result.id}.html"
 
 
 def page(result: Explanation) -> str:
-    """A self-contained HTML page."""
     blocks: list[Block] = [Heading(f"{result.name}: answer {result.id}", 1), Paragraph(_origin(result))]
     blocks += [*_notes(result)]
     for number, row in enumerate(result.rows[:ON_PAGE]):
@@ -95,7 +92,7 @@ def page(result: Explanation) -> str:
 
 
 def explanation_blocks(result: Explanation) -> Iterator[Block]:
-    """What the terminal shows."""
+    """Return what the terminal shows."""
     yield Paragraph(_origin(result))
     for number, row in enumerate(result.rows[:SHOWN]):
         yield from _row(number, row, result)
@@ -105,12 +102,12 @@ def explanation_blocks(result: Explanation) -> Iterator[Block]:
 
 
 def _origin(result: Explanation) -> tuple[Any, ...]:
-    return (f"{result.name}, of {result.at}, by package ", code(result.package[:12]), f" in {result.precision}")
+    return (f"{result.name}, {result.at}, package ", code(result.package[:12]), f" in {result.precision}")
 
 
 def _further(result: Explanation, shown: int) -> Iterator[Block]:
     if len(result.rows) > shown:
-        yield Paragraph(f"{len(result.rows) - shown:,} further rows are in --json.")
+        yield Paragraph(f"{len(result.rows) - shown:,} more rows: use --json.")
 
 
 def _row(number: int, row: ExplainedRow, result: Explanation) -> Iterator[Block]:
@@ -124,8 +121,8 @@ def _row(number: int, row: ExplainedRow, result: Explanation) -> Iterator[Block]
         yield TableBlock(["input", *_FORMS], rows, numbers=_FORMS)
     same = len(row.features) - len(row.differing)
     label = "" if row.label is None else f" The label is {row.label:g}."
-    known = ", as far as is known" if result.unknown else ""
-    yield Paragraph(f"{same} of {len(row.features)} inputs were what they should have been{known}.{label}")
+    known = ", as far as known" if result.unknown else ""
+    yield Paragraph(f"{same} of {len(row.features)} inputs were ideal{known}.{label}")
 
 
 def _notes(result: Explanation) -> Iterator[Block]:

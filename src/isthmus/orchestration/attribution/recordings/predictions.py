@@ -1,4 +1,4 @@
-"""The recorded predictions that are attributed: those of a package in a range of days, or one."""
+"""Select recorded predictions to attribute: a package's predictions in a range of days, or one prediction."""
 
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from isthmus.package.manifest import Package
 PREDICT = "predict"
 
 
-class Answered(NamedTuple):
-    """Recorded answers of a package in a precision, and how many rows of others were left out, and why."""
+class PackagePredictions(NamedTuple):
+    """Recorded predictions of a package in one precision, and the number of skipped rows by reason."""
 
     package: Package
     precision: str
@@ -29,11 +29,11 @@ class Answered(NamedTuple):
     left_out: dict[str, int]
 
 
-def predictions(project: Project, declared: Distillation, days: Days | None = None) -> Answered:
-    """The predictions of the model in a range, of the package and precision that answered last.
+def predictions(project: Project, declared: Distillation, days: Days | None = None) -> PackagePredictions:
+    """Return a model's predictions in a range, from the package and precision that answered last.
 
     Raises:
-        RequestError: there are none.
+        RequestError: the table has no such prediction.
     """
     condition = ds.field("route") == PREDICT
     if days is not None:
@@ -51,38 +51,41 @@ def predictions(project: Project, declared: Distillation, days: Days | None = No
             packages[digest] = package
     own = answers.filter(pc.is_in(answers["package"], pa.array(packages, pa.string())))
     if not len(own):
-        why = "; ".join(f"{count:,} rows of others: {reason}" for reason, count in left_out.items())
+        why = "; ".join(f"{count:,} other rows: {reason}" for reason, count in left_out.items())
         raise RequestError(
             f"recorded answers of {declared.name}",
-            f"there is no prediction{'' if days is None else f' from {days}'}{f' ({why})' if why else ''}",
-            expected="predictions of a server with `[server.record]`", remedy="run `isthmus recorded`",
+            f"the table has no prediction{'' if days is None else f' from {days}'}{f' ({why})' if why else ''}",
+            expected="predictions of a server that has `[server.record]`", remedy="run `isthmus recorded`",
         )  # fmt: skip
     last = own.slice(int(np.argmax(own["at"].cast(pa.int64()).to_numpy())), 1).to_pylist()[0]
-    part, precision = own.filter(pc.equal(own["package"], last["package"])), _precision(last["variant"])
-    if others := _rows(own) - _rows(part):
-        left_out["another package answered"] = others
+    part, precision = (
+        own.filter(pc.equal(own["package"], last["package"])),
+        _precision(last["variant"]),
+    )
+    if skipped := _rows(own) - _rows(part):
+        left_out["another package answered"] = skipped
     same = pc.starts_with(part["variant"], f"{precision}/")
-    if others := _rows(part.filter(pc.invert(same))):
-        left_out["another precision answered"] = others
-    return Answered(packages[last["package"]], precision, part.filter(same), left_out)
+    if skipped := _rows(part.filter(pc.invert(same))):
+        left_out["another precision answered"] = skipped
+    return PackagePredictions(packages[last["package"]], precision, part.filter(same), left_out)
 
 
-def prediction(project: Project, identity: str) -> Answered:
-    """The prediction with an id.
+def prediction(project: Project, identity: str) -> PackagePredictions:
+    """Return the prediction with an id.
 
     Raises:
-        RequestError: there is none in the table, or it has no score.
+        RequestError: the table lacks the answer, or it is not a prediction.
         DataError: its package is gone.
     """
     part = RecordedAnswers.of(project).read(ds.field("id") == identity)
     if not len(part):
         raise absence(project, identity)
-    one = part.slice(0, 1).to_pylist()[0]
-    if one["route"] != PREDICT:
-        found = {"lookup": "is a lookup", "generate": "is a text"}.get(one["route"], "is of tensors")
-        raise RequestError(f"answer {identity}", f"{found}, which has no score", expected="the id of a prediction",
+    first = part.slice(0, 1).to_pylist()[0]
+    if first["route"] != PREDICT:
+        kind = {"lookup": "is a lookup", "generate": "is a text"}.get(first["route"], "has tensors")
+        raise RequestError(f"answer {identity}", f"{kind} and has no score", expected="the id of a prediction",
                            remedy=f"run `isthmus replay {identity}`")  # fmt: skip
-    return Answered(Origins(project).package(one["package"]), _precision(one["variant"]), part, {})
+    return PackagePredictions(Origins(project).package(first["package"]), _precision(first["variant"]), part, {})
 
 
 def _precision(variant: str) -> str:

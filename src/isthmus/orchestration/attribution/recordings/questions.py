@@ -1,7 +1,7 @@
-"""Recorded predictions as the rows of an attribution: what could be known, what Redis gave, what the model was fed.
+"""Recorded predictions as the rows of an attribution: what could be known, what Redis returned, what the model was fed.
 
-Each row is joined from the history at its moment, as the history is now. What Redis gave is the row of the history with
-the recorded times and hash; with the fields of the request it is what the model was fed, which its digest confirms.
+Each row is joined from the current history at its moment. The row that Redis returned is the history's row with the
+recorded times and hash. Together with the fields of the request it is what the model was fed; its digest confirms that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, Values, from_python
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet
-from isthmus.orchestration.attribution.inputs import TIME, Rows
-from isthmus.orchestration.attribution.recordings.predictions import Answered
-from isthmus.orchestration.attribution.scores import Choose, Chosen
+from isthmus.orchestration.attribution.inputs import TIME, TrainingRows
+from isthmus.orchestration.attribution.recordings.predictions import PackagePredictions
+from isthmus.orchestration.attribution.scores import Choose, ChosenRows
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import SKEW, Features
 from isthmus.orchestration.project import Project
@@ -40,8 +40,8 @@ from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.package.inputs import ModelInput
 from isthmus.serving.recorder.digest import digests
 
+# Column of answer ids; an answer of several rows appears several times.
 ID = "isthmus_answer"
-"""The column with the ids of answers. An answer of several rows is there several times."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class RecordedRows:
     """Recorded predictions in the columns of a training set.
 
     Attributes:
-        rows: with the ideal features, and the label where the training set has the same question.
-        served: the inputs of the student, with the stored features that Redis gave.
-        fed: the same, with the request fields that were sent.
-        scores: that were answered, shape (n,).
-        matched: which the training set has.
-        keys: the join keys that were sent.
-        fields: those of a request that the model reads.
-        left_out: why rows were left out, and how many.
+        rows: rows with the ideal features, and the label if the training set has the same question.
+        served: student inputs with the stored features that Redis returned.
+        fed: student inputs with the request fields that were sent.
+        scores: recorded scores, shape (n,).
+        matched: mask of rows that the training set has.
+        keys: join keys that were sent.
+        fields: request fields that the model reads.
+        left_out: number of skipped rows by reason.
     """
 
-    rows: Rows
+    rows: TrainingRows
     served: pa.Table
     fed: pa.Table
     scores: Numbers
@@ -69,7 +69,7 @@ class RecordedRows:
     left_out: dict[str, int]
 
     def keep(self, mask: Mask, why: str) -> "RecordedRows":
-        """Those of a mask; the others are left out."""
+        """Keep the rows in the mask and count the skipped rows under `why`."""
         if mask.all():
             return self
         places, left_out = np.flatnonzero(mask), dict(self.left_out)
@@ -81,43 +81,45 @@ class RecordedRows:
         )  # fmt: skip
 
     def features(self, read: Sequence[ModelInput]) -> Features:
-        """The inputs of a model in their four forms."""
+        """Return a model's inputs in their four forms."""
         return Features.of(*(columns(table, read) for table in (self.rows.table, self.served, self.fed)))
 
     def unknown(self) -> dict[str, str]:
-        """The stages of which nothing is known, and why."""
+        """Return the stages without a part, with the reason."""
         if not self.fields or self.matched.any():
             return {}
-        return {SKEW: "the training set has none of these questions: what was sent counts as right"}
+        return {SKEW: "the training set has none of these rows, so the request fields are assumed to be right"}
 
 
-def choose_recorded(project: Project, artifacts: Artifacts, answered: Answered) -> Choose:
-    """The rows of answers for an attribution: all that is known of them."""
-
-    def choose(scores: Scores, material: Material) -> Chosen:
+def choose_recorded(project: Project, artifacts: Artifacts, answers: PackagePredictions) -> Choose:
+    def choose(scores: Scores, material: Material) -> ChosenRows:
         declared = artifacts.declared
         examples = artifacts.latest_training_set() or artifacts.training_set(material.training_set)
-        found = recorded_rows(project, declared, answered, examples)
+        found = recorded_rows(project, declared, answers, examples)
         found = with_teacher(project, declared, found, material.teacher_inputs)
         features, matched = found.features(scores.student_inputs), int(found.matched.sum())
-        return Chosen(found.rows, features, found.left_out, found.unknown(), None, found.scores, matched, found.keys)
+        return ChosenRows(
+            found.rows, features, found.left_out, found.unknown(), None, found.scores, matched, found.keys
+        )
 
     return choose
 
 
-def recorded_rows(project: Project, declared: Distillation, answered: Answered, examples: TrainingSet) -> RecordedRows:
-    """The rows of answers, without what only the teacher reads.
+def recorded_rows(
+    project: Project, declared: Distillation, answers: PackagePredictions, examples: TrainingSet
+) -> RecordedRows:
+    """Read the rows of recorded answers, without inputs that only the teacher reads.
 
-    A row of the training set is about the same question if it has the same join keys and is nearest in time, and no
-    other answer is nearer to it: as near and, where it names columns, by those that `Distillation.monitor` says. Its
-    request fields are the ideal ones.
+    A row of the training set has the same question if it has the same join keys, is nearest in time, and has no other
+    answer nearer to it. `Distillation.monitor` sets the tolerance and may name other columns to match by. The request
+    fields of the training set are the ideal ones.
 
     Raises:
-        DataError: nothing is left of the answers.
+        DataError: no row is left.
     """
     reader = _Reader(project, declared)
-    parts, left_out = [], dict(answered.left_out)
-    for group in groups(answered.part):
+    parts, left_out = [], dict(answers.left_out)
+    for group in groups(answers.part):
         try:
             parts.append(reader.read(group))
         except IsthmusError as error:
@@ -129,25 +131,26 @@ def recorded_rows(project: Project, declared: Distillation, answered: Answered, 
     table, served, fed = (
         pa.concat_tables([getattr(part, name) for part in parts]) for name in ("table", "served", "fed")
     )
-    places = _matched(table, examples, declared, reader.spine_keys)
-    taken = examples.table().take(pa.array(places, mask=places < 0))
+    places = _training_places(table, examples, declared, reader.spine_keys)
+    matches = examples.table().take(pa.array(places, mask=places < 0))
     label = declared.spine.label.name
-    for name in [name for name in reader.request if name in taken.column_names]:
-        values = taken[name].cast(ARROW[reader.request[name].dtype.name])
+    for name in [name for name in reader.request if name in matches.column_names]:
+        values = matches[name].cast(ARROW[reader.request[name].dtype.name])
         if name in served.column_names:
             served = with_column(served, name, pc.if_else(pa.array(places >= 0), values, served[name]))
             table = with_column(table, name, served[name])
         elif name not in table.column_names:
             table = with_column(table, name, values)
-    table = with_column(table, label, taken[label])
+    table = with_column(table, label, matches[label])
     found = RecordedRows(
-        Rows(examples, table, np.arange(len(table))), served, fed, np.concatenate([part.scores for part in parts]),
+        TrainingRows(examples, table, np.arange(len(table))), served, fed,
+        np.concatenate([part.scores for part in parts]),
         places >= 0, [name for name in reader.keys if table[name].null_count < len(table)],
         [name for name in reader.request if name in served.column_names], left_out,
     )  # fmt: skip
     known, alike = (np.concatenate([getattr(part, name) for part in parts]) for name in ("known", "alike"))
-    found = found.keep(known, "the row that Redis gave is not in the history: see `isthmus replay`")
-    found = found.keep(alike[known], "the model was fed something else than is known: see `isthmus replay`")
+    found = found.keep(known, "the row that Redis returned is not in the history: see `isthmus replay`")
+    found = found.keep(alike[known], "the model was fed different inputs: see `isthmus replay`")
     _require(len(found.scores), declared, found.left_out)
     return found
 
@@ -155,7 +158,7 @@ def recorded_rows(project: Project, declared: Distillation, answered: Answered, 
 def with_teacher(
     project: Project, declared: Distillation, found: RecordedRows, inputs: Sequence[ModelInput]
 ) -> RecordedRows:
-    """The same with the inputs of the teacher, which are ideal; without the rows whose inputs are not known.
+    """Add the teacher's ideal inputs, and skip rows whose inputs are not known.
 
     Raises:
         DataError: no row is left.
@@ -167,12 +170,12 @@ def with_teacher(
     names: list[str] = []
     for view_name in dict.fromkeys(view for view, _ in contract.read(declared.teacher.name)):
         view = contract.views[view_name]
-        wanted = [
+        missing = [
             column for column in view.fields
             if (view_name, column.name) in contract.read(declared.teacher.name)
             and view.full_name(column.name) not in table.column_names
         ]  # fmt: skip
-        if not wanted:
+        if not missing:
             continue
         history = origins.history(view)
         if not isinstance(history, ViewHistory):
@@ -185,13 +188,13 @@ def with_teacher(
                 lacking |= pc.is_null(values).to_numpy(zero_copy_only=False)
             keys[column.name] = key_values(values)
         now = from_history(history, view, keys, at)
-        for column in wanted:
+        for column in missing:
             values = to_arrow(now.columns[column.name], column.dtype).cast(ARROW[column.dtype.name])
             table = with_column(table, view.full_name(column.name), values)
     sent = {*found.served.column_names, *(column.name for column in _keys(contract, declared))}
     for name in [column.name for column in contract.raw_inputs(declared.teacher.name) if column.available == "request"]:
         values = table[name].combine_chunks()
-        # What only the teacher reads of a request is known from the training set alone.
+        # Request fields that only the teacher reads are known from the training set only.
         absent = ~found.matched if name not in sent else np.zeros(len(table), bool)
         if name not in found.served.column_names and name in sent:
             absent = pc.is_null(values).to_numpy(zero_copy_only=False)
@@ -210,7 +213,7 @@ def with_teacher(
 
 
 def _keys(contract: Contract, declared: Distillation) -> list[Column]:
-    """The join keys of the spine, and those by which teacher and student read."""
+    """Return the join keys of the spine, and of the views that teacher and student read."""
     spine = [Column(name, TYPES[dtype]) for name, dtype in contract.spines[declared.spine.name]["keys"]]
     read = [view for name in (declared.teacher.name, declared.student.name) for view, _ in contract.read(name)]
     views = [column for view in dict.fromkeys(read) for column in contract.views[view].keys]
@@ -219,11 +222,11 @@ def _keys(contract: Contract, declared: Distillation) -> list[Column]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows of a group, as `RecordedRows` has them.
+    """Rows of one group, as in `RecordedRows`.
 
     Attributes:
-        known: whether the history has the row that Redis gave.
-        alike: whether the recorded digest is that of `fed`.
+        known: mask of rows whose Redis row is in the history.
+        alike: mask of rows whose recorded digest equals the digest of `fed`.
     """
 
     table: pa.Table
@@ -236,8 +239,6 @@ class _Part:
 
 
 class _Reader:
-    """Reads groups of recorded predictions of a distillation."""
-
     def __init__(self, project: Project, declared: Distillation) -> None:
         contract = project.applied()
         self._origins = Origins(project)
@@ -251,7 +252,7 @@ class _Reader:
         }
 
     def read(self, part: pa.Table) -> _Part:
-        """The rows of answers of one kind.
+        """Read a group of answers.
 
         Raises:
             IsthmusError: the contract, the package or a history of these answers is gone.
@@ -275,14 +276,14 @@ class _Reader:
             pa.table({**table, **dict(zip(types, as_table[0].columns, strict=True))}), as_table[1], as_table[1],
             recorded.outputs.astype(np.float64), found.known,
             digests(fed) == recorded.digest.view(np.uint64),
-            {"their requests cannot be read any more: see `isthmus replay`": unread} if unread else {},
+            {"their requests cannot be read: see `isthmus replay`": unread} if unread else {},
         )  # fmt: skip
 
     def _key(
         self, column: Column, keys: Mapping[str, Sequence[Any]], fields: Mapping[str, Values],
         bodies: Sequence[bytes | LookupError], recorded: Recorded,
     ) -> pa.Array:  # fmt: skip
-        """The values of a join key, which the model reads by, or that came along."""
+        """Return the values of a join key that the model reads by, or that was sent along."""
         name = column.name
         if name in keys:
             values = from_python(keys[name], column.dtype)
@@ -293,19 +294,19 @@ class _Reader:
         return to_arrow(values, column.dtype).cast(ARROW[column.dtype.name])
 
 
-def _matched(table: pa.Table, examples: TrainingSet, declared: Distillation, keys: Sequence[str]) -> Ints:
-    """Of each row the place of that of the training set, or -1."""
+def _training_places(table: pa.Table, examples: TrainingSet, declared: Distillation, keys: Sequence[str]) -> Ints:
+    """Return the index of the matching training row, or -1."""
     rows, by = examples.table(), list(declared.monitor.match or keys)
     if not {*by} <= {*table.column_names}:
         return np.full(len(table), -1)
-    theirs = rows.select(by)
-    within = declared.monitor.within // clock.MICROSECOND
-    own = table.select(by).cast(theirs.schema)
-    return nearest(own, micros(table[TIME]), theirs, micros(rows[TIME]), within)
+    example_keys = rows.select(by)
+    tolerance = declared.monitor.within // clock.MICROSECOND
+    row_keys = table.select(by).cast(example_keys.schema)
+    return nearest(row_keys, micros(table[TIME]), example_keys, micros(rows[TIME]), tolerance)
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """A table with a column, in the place of that of its name if there is one."""
+    """Return the table with a column added or replaced."""
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), name, values)
     return table.append_column(name, values)
@@ -313,5 +314,5 @@ def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) 
 
 def _require(rows: int, declared: Distillation, left_out: Mapping[str, int]) -> None:
     if not rows:
-        found = "; ".join(f"{count:,} rows were left out: {why}" for why, count in left_out.items()) or "none has rows"
-        raise DataError(f"recorded answers of {declared.name}", found, expected="an answer that can be computed again")
+        found = "; ".join(f"{count:,} rows were skipped: {why}" for why, count in left_out.items()) or "none has rows"
+        raise DataError(f"recorded answers of {declared.name}", found, expected="an answer that can be recomputed")
