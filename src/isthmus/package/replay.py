@@ -87,7 +87,7 @@ def deviation(
     inside = f"[{', '.join(map(str, rest))}]" if rest else ""
     actual, target = (f"{x[place]:.9g}" if x.dtype.kind == "f" else str(x[place]) for x in (found, expected))
     return Deviation(
-        f"{row_name(row)}, output {name}{inside}", said, wanted, float(distance[place]), float(limits[place])
+        f"{row_name(row)}, output {name}{inside}", actual, target, float(distance[place]), float(limits[place])
     )
 
 
