@@ -71,10 +71,10 @@ thorough: needs $(COMPILED) browser
 		HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "hypothesis or thorough" --timeout=7200
 	echo "make thorough last passed on $$(date -u +%F), on commit $$(git rev-parse --short HEAD)." | tee tests/thorough.txt
 
-EXECUTORCH := src/isthmus/distill/runtimes/executorch.txt
+EXECUTORCH := src/isthmus/distill/executorch.txt
 
 # What makes files for LiteRT and Core ML, 800 MB: without it, `make test` leaves out nothing but what `make accept` asks.
-PHONES := src/isthmus/distill/runtimes/litert.txt src/isthmus/distill/runtimes/coreml.txt
+PHONES := src/isthmus/distill/litert.txt src/isthmus/distill/coreml.txt
 .PHONY: phones
 phones: $(INSTALLED)
 	cat $(PHONES) | grep -v '^#' | sort -u | xargs $(PIP) --no-compile --no-deps

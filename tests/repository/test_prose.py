@@ -12,8 +12,8 @@ MODULES = sorted((ROOT / "src" / "isthmus").rglob("*.py"))
 OPENS = re.compile(r"(?:Of|By|Where|What|Who|Whoever|That|Whether|Whose)\b")
 ENTRY = re.compile(r"^ {4,8}`?\w+`?: (?:of|as|that|by|how|what|whose|where|which|the same)\b", re.MULTILINE)
 RIDDLE = re.compile(
-    r"\b(?:is|are|was) no (?!longer|more|later|less|greater|larger)[a-z]"
-    r"|\b(?:is|are|has|have) none\b|\bthere (?:is|are) none\b"
+    r"(?<!there )\b(?:is|are|was) no (?!longer|more|later|less|greater|larger|better|worse)[a-zA-Z]"
+    r"|\b(?:is|are) none\b"
 )
 
 

@@ -321,7 +321,7 @@ class Distillation:
             and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus monitor` checks bounds on recorded
             predictions once their labels are known, such as "production.auc" (docs/production.md). A bound on what a
             deployment loses against the package before it, such as "lost.auc", rolls the deployment back.
-        monitor: how recorded predictions are matched with labels that become known later.
+        monitor: rules for matching recorded predictions with labels that become known later.
     """
 
     name: str

@@ -28,7 +28,7 @@ class Label(ABC):
 
     Attributes:
         types: allowed types of the label's column.
-        gives: what the student predicts, in words.
+        gives: description of the prediction.
     """
 
     types: ClassVar[tuple[DataType, ...]] = _NUMBERS

@@ -93,7 +93,7 @@ class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     Attributes:
         tensors: input tensors by name.
         core: inputs of the numeric core by name, if the package has model files for it.
-        outputs: by model file, its output tensors by name.
+        outputs: output tensors by name, for each model file.
         rows: for a model of rows, the source of the tensors: `rows[i][j]` is input j of row i. Non-finite numbers are
             "NaN", "Infinity" and "-Infinity".
     """

@@ -96,18 +96,18 @@ class Verdict:
         at: time of the comparison, microseconds since 1970 UTC.
         views: comparisons by view and feature. `status` is the status of the view's rows, and `event_timestamp` their
             event times. Request transforms appear as views: the engine's results against their graphs.
-        tables: by view, fingerprint of the last build of the compared offline table.
-        ahead: by view, number of keys left out because their served rows were pushed after everything in the table
-            became known; they can be compared once the table has caught up.
+        tables: fingerprint of the last build of each view's offline table.
+        ahead: number of keys per view that are left out, because their served rows were pushed after everything in the
+            table became known; they can be compared once the table has caught up.
         package: digest of the package whose output was compared, or None.
         model: comparison of the package's output with the student's, all files together, or None.
-        files: by model file of the package, its part of `model`. A server's predictions are `/predict`, and results in
+        files: part of `model` for each model file. A server's predictions are `/predict`, and results in
             onnxruntime-web are `FILE in onnxruntime-web`.
-        inputs: by input of the package's graph, comparison of its offline and served values.
-        skipped: by comparison that was not possible, the reason; `deploy` refuses if a model needs it.
+        inputs: comparison of offline and served values for each input of the package's graph.
+        skipped: reason for each comparison that was not possible; `deploy` refuses if a model needs it.
         singly: comparisons of rows requested or computed one by one, by name, since no row may depend on others. These
             rows are also part of the other comparisons.
-        device: by input, comparison of its offline value at the time of the snapshot with the value that the reference
+        device: comparison of each input's offline value at the time of the snapshot with the value that the reference
             client reads from the snapshot file.
         runtimes: results of each runtime that can run here; others are in `skipped`.
         samples: comparisons limited to a sample, in words: keys of views, or rows in runtimes or requested from the

@@ -44,7 +44,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grants(msgspec.Struct, frozen=True):
-    """What a request may do: the name of its key, empty if the server requires none, and its scopes."""
+    """Permissions of a request: the name of its key, empty if the server requires no key, and its scopes."""
 
     name: str
     scopes: frozenset[str]

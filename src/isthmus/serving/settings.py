@@ -45,7 +45,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         public_key: PEM key that every deployed package must be signed with, or None.
         latency: folder for latency files, read by training on the same machine; None to write none.
         latency_objective_ms: objective for the p99 of answers, in milliseconds.
-        freshness_objective_seconds: by view name, the maximum age of its newest row.
+        freshness_objective_seconds: maximum age of the newest row, by view name.
         history_seconds: time in which pushed rows should reach the history of their view.
         record: answers to record; None for none.
         spool: folder of recorded answers until they are collected.

@@ -1,1 +1,1 @@
-"""What runtimes without the operators of ONNX have in common."""
+"""Runtimes for phones: LiteRT, ExecuTorch and Core ML."""

@@ -27,7 +27,6 @@ _LEFT_OUT = {"version": 1}
 """Values of parts that the canonical form omits."""
 
 AVAILABLE = {"server": "on the server only", "device": "on devices, too", "request": "wherever the request is"}
-"""Where a value is available, in words."""
 
 _UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
 _PLAIN = re.compile(r"(?!none\Z)[\w.-]+\Z")

@@ -1,1 +1,1 @@
-"""What a user declares, and how it becomes a contract."""
+"""Declarations, and their compilation to a contract."""

@@ -20,7 +20,7 @@ OWNER = 'an email address or "team:NAME"'
 _OWNER = re.compile(r"[\w.+-]+@[A-Za-z0-9-]+\.[A-Za-z0-9.-]+|team:.+", re.ASCII)
 
 Available = Literal["server", "device"]
-"""Where a stored value is available: only behind the API, or also on the device that runs the student.
+"""Places where a stored value is available: only behind the API, or also on the device that runs the student.
 
 Request fields are available in both places; the contract calls them "request".
 """

@@ -18,7 +18,7 @@ class LatestRows:
     """The latest row of each key at one time, including expired rows.
 
     Attributes:
-        at: that time, microseconds since 1970 UTC.
+        at: the time, microseconds since 1970 UTC.
         keys: join keys, n rows.
         event: shape (n,) int64 microseconds.
         known: shape (n,) int64 microseconds.

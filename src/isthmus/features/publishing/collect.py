@@ -44,7 +44,7 @@ class CollectedPushes:
         lost_after: if Redis has lost the stream, the time after which pushed rows may be lost, in microseconds since
             1970 UTC.
         aside: number of unreadable entries that were set aside in Redis.
-        why: what is wrong with the last of them.
+        why: the problem with the last of them.
     """
 
     rows: int = 0

@@ -1,1 +1,1 @@
-"""What the values of a feature look like, how far they drifted, and whether they keep their promises."""
+"""Statistics of features, drift, and checks of expectations."""

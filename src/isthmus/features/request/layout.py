@@ -32,7 +32,7 @@ class Computed:
 
     Attributes:
         values: values by field name; null where refused.
-        refused: by field name, a mask of rows that Spark would refuse to compute; only fields with such rows.
+        refused: mask of rows that Spark would refuse to compute, by field name; only fields with such rows.
     """
 
     values: Mapping[str, Values]

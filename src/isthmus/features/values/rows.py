@@ -56,7 +56,7 @@ class Selection:
         part: index of the fixed part's field that holds them, or of a variable-length feature's end.
         picks: positions in that field; None for the whole field, in order.
         bytes: index of the null byte with each feature's bit, shape (m,).
-        masks: that bit, shape (m, 1).
+        masks: the bit, shape (m, 1).
     """
 
     names: tuple[str, ...]

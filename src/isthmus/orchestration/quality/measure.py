@@ -34,7 +34,6 @@ class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def judged(self) -> bool:
-        """Whether there are enough new rows to detect drift."""
         return self.rows >= LEAST
 
 

@@ -1,1 +1,1 @@
-"""What servers recorded of their answers: collected, and replayed from the history."""
+"""Recorded answers: collected, and replayed from the history."""

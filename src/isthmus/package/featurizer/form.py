@@ -40,12 +40,12 @@ _OPERATORS: dict[tuple[str, ...], tuple[int, tuple[str, ...]]] = {
 OPERATORS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     name: operator for names, operator in _OPERATORS.items() for name in names
 }
-"""By operator, its number of operands and the element types it accepts."""
+"""Number of operands and accepted element types of each operator."""
 CASTS: Mapping[str, tuple[str, ...]] = {
     "bool": NUMBERS, "int32": (*REALS, "int64", "string"), "int64": (*REALS, "int32", "string"),
     "float": ("double", *WHOLES), "double": ("float", *WHOLES),
 }  # fmt: skip
-"""By element type, the types that can be cast to it."""
+"""Element types that can be cast to each element type."""
 _PREDICATES = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "IsInf", "RegexFullMatch")
 
 _DIGITS = frozenset("0123456789abcdef")

@@ -31,7 +31,7 @@ def traced(
     Args:
         graph: ONNX model.
         sources: input tensors.
-        outputs: by output tensor, its element type.
+        outputs: element type of each output tensor.
         refused: tensor with the mask of refused rows, or None.
         session: options of the evaluation.
 

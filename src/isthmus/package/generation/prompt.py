@@ -121,7 +121,7 @@ class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text: text of the user.
         features: features in the template.
         tokens: tokens of the whole prompt.
-        answers: by model file, its greedy tokens up to the first close decision.
+        answers: greedy tokens of each model file, up to the first close decision.
     """
 
     text: str

@@ -36,7 +36,7 @@ class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         made: `made` of its header.
         earlier: SHA-256 of earlier snapshots with a delta to it, newest first; with owners, of all earlier files.
         discloses: features it exposes, as view:feature, and of which keys.
-        tables: by view, fingerprint of the table it was made from.
+        tables: fingerprint of the table behind each view.
         owner: name and type of the join key if each owner has a snapshot, else None.
     """
 

@@ -30,12 +30,12 @@ class Gauges(Collector):
 
     Attributes:
         latency_objective: objective for the p99 of answers, in seconds.
-        freshness_objectives: by view name, the maximum age of its newest row, in seconds.
+        freshness_objectives: maximum age of the newest row in seconds, by view name.
         history_objective: time in which pushed rows should reach the history, in seconds.
         production: gauges of production quality; None without a deployment file.
         spool: gauges of recorded answers not collected yet; None without recording.
         rows: state of each view in the online store when it was last read.
-        earlier: the same for views that a model reads under an earlier contract.
+        earlier: freshness of views that a model reads under an earlier contract.
         ready: True if lookups could be answered at that time.
         lost: views that had lost rows at that time.
     """

@@ -1,4 +1,4 @@
-"""What a server records of its answers, and the space this may take."""
+"""Options of recording: the answers to record, and the space they may take."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -91,7 +91,7 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
         contract: current contract.
         profile: precision and threads.
         file: deployment file, written atomically.
-        tables: by view, fingerprint of the last build of its offline table; the verdict must be about these builds.
+        tables: fingerprint of the last build of each view's offline table; the verdict must be about these builds.
         at: current time in microseconds since 1970 UTC.
         public_key: PEM key that the package must be signed with, or None.
         share: fraction of requests to answer as a candidate; 0 for a shadow, whose answers are compared and never

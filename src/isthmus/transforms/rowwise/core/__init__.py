@@ -1,1 +1,1 @@
-"""What a function of the row-level compiler builds on: expressions, types, values, the graph, the registry of rules."""
+"""The basis of the row-level compiler: expressions, types, values, the graph, the registry of rules."""
