@@ -98,7 +98,11 @@ class Watch:
         return state
 
     async def run(self) -> None:
-        """Watch the files until canceled."""
+        """Reload contracts, deployment and decisions when their files change, until canceled.
+
+        Also ends trials: records a model that was given up, and restores the previous deployment. Errors are logged,
+        not raised.
+        """
         pause = POLL_SECONDS
         while True:
             await asyncio.sleep(pause)

@@ -71,7 +71,10 @@ class Landed:
 
 
 def lands(source: Source, *, cluster: bool = False) -> bool:
-    """Return whether rows are copied here before an engine reads them. A cluster reads files at URLs itself."""
+    """Return whether the rows are copied to a local Parquet file before an engine reads them.
+
+    Tables and queries always are, files at URLs unless a cluster reads them itself.
+    """
     return not source.path or (source.path.startswith(objects.SCHEMES) and not cluster)
 
 

@@ -34,7 +34,7 @@ def root_mean(squares: Array) -> Interval:
 
 
 def share(count: int, rows: int) -> Interval:
-    """Return a share with its score interval (Wilson, Journal of the American Statistical Association 22, 1927)."""
+    """Return `count / rows` with its 95 % interval (the score interval of Wilson, 1927)."""
     value, square = count / rows, _NORMAL**2
     middle = (count + square / 2) / (rows + square)
     half = _NORMAL * math.sqrt(count * (rows - count) / rows + square / 4) / (rows + square)

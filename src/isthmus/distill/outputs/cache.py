@@ -146,7 +146,10 @@ class TeacherOutputs:
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
-        """Return how many teacher calls the missing outputs take if the `first` rows are computed first."""
+        """Return how many teacher calls compute the missing outputs.
+
+        The rows `first` have their own batches; all others follow.
+        """
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())
         return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))

@@ -111,7 +111,10 @@ class Trials(Journal[SearchTrial]):
 
 
 def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | None:
-    """Return the best student within the budget, the fastest among equals; None if no student fits."""
+    """Return the best student within the budget, the fastest among equals; None if no student fits.
+
+    `more` says that greater scores are better.
+    """
     sign, fit = -1 if more else 1, [trial for trial in trials if trial.status == "trained"]
     return min(fit, key=lambda trial: (sign * (trial.score or 0.0), trial.p50_us or 0.0), default=None)
 

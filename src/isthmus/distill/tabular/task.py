@@ -90,7 +90,7 @@ class TabularTask(Task):
         return self._boosting("teacher", self.material.table, self.material.teacher_inputs)
 
     def references(self) -> Mapping[str, Teacher]:
-        """Return boosting on the student's inputs."""
+        """Return one reference: boosting trained like the teacher, but on the student's inputs."""
         return {"reference": self._boosting("reference", self.material.student_table, self.material.student_inputs)}
 
     def _boosting(self, name: str, table: pa.Table, inputs: Sequence[ModelInput]) -> Boosting:

@@ -138,7 +138,7 @@ class Case:
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the inputs for a model file: the whole graph's or the core's."""
+        """Return the inputs for a model file: those of the numeric core if the file holds only that."""
         return self.core if variant.core else self.feeds
 
 
@@ -339,7 +339,7 @@ class Task(ABC):
         """Return the inputs of the graph for these rows."""
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        """Return the outputs of the graph, computed in torch by a student in eval mode.
+        """Return what the exported graph should return, computed in torch by a student in eval mode without gradients.
 
         By default the tensors of `feeds` are the arguments of its `forward`, in order.
         """

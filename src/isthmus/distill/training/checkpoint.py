@@ -155,7 +155,10 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
 
 
 def discard(folder: Path, *, finished: bool = True) -> None:
-    """Remove the checkpoints of a run; with `finished=False`, the last one of a run that has ended stays."""
+    """Remove the checkpoints of a run.
+
+    With `finished=False`, keep one whose training is over, since its final weights may still be needed.
+    """
     for place in _PLACES:
         if not finished and _is_over(folder / place):
             continue

@@ -43,7 +43,7 @@ def commits(table: DeltaTable, place: str, count: int) -> list[dict[str, Any]]:
 
 
 def mark() -> dict[str, str]:
-    """Return commit metadata with a unique mark, for `committed`."""
+    """Return metadata for a commit, by which `committed` recognizes it even if the reply was lost."""
     return {_MARK: uuid4().hex}
 
 

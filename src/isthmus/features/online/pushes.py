@@ -182,7 +182,10 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
 
 
 def put_back(client: Client, project: str, table: str) -> None:
-    """Move the entries that were set aside back to the stream. After a kill an entry may be there twice, as one row."""
+    """Move the entries that were set aside back to the stream, except malformed ones, which stay.
+
+    After a kill an entry may be there twice, and counts as one row.
+    """
     for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]

@@ -57,7 +57,11 @@ class ServedPushes:
         return np.array(list(readable.values()), np.int64)
 
     def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
-        """Apply a run. Return masks, shape (m,), of keys whose pushed row stays and of keys that lose it."""
+        """Apply a materialization run with latest rows `state` to the served rows.
+
+        Return masks, shape (m,): keys whose pushed row stays, since it became known after `horizon` and is newer, and
+        keys whose pushed row another row replaces.
+        """
         stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
         for key, place in enumerate(matches(state.keys, self.keys.cast(state.keys.schema)).tolist()):
             row = None if place < 0 else (int(state.event[place]), int(state.known[place]), int(state.content[place]))

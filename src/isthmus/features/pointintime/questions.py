@@ -15,8 +15,8 @@ def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]])
     """Check that these views, each with the columns that it adds, can be joined to a spine.
 
     Raises:
-        DataError: the spine lacks a column, a column has another type than a view's key, or two columns would share a
-            name.
+        DataError: the spine lacks a column, `event_timestamp` has no time zone, a key has another type than in
+            a view, or two columns would share a name.
     """
     if "event_timestamp" not in spine.names:
         raise DataError("spine", "has no column event_timestamp", remedy="give each row's time this name")

@@ -79,7 +79,10 @@ class _Exchange:
         self._answered = self._retried = False
 
     def run(self, batches: Iterable[Sequence[Command]]) -> Generator[tuple[Sequence[Command], list[Any]]]:
-        """Yield each batch with its replies, in order. Errors that a retry may fix are returned as replies."""
+        """Yield each batch with its replies, in order. Errors that a retry may fix are returned as replies.
+
+        If a connection is lost before the first reply, everything in flight is sent again once.
+        """
         try:
             for batch in batches:
                 self._send(batch)

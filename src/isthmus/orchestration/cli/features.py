@@ -107,7 +107,10 @@ def recorded(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move answers recorded by the servers into the offline table of recorded answers."""
+    """Move recorded answers from the servers' spool folder into the table of recorded answers.
+
+    Deletes answers older than `keep_days`, and sets damaged files aside.
+    """
     from isthmus.orchestration.recording import collect as run
 
     opened = open_project(project)

@@ -158,6 +158,7 @@ def monitor(
 ) -> None:
     """Measure recorded answers against the labels known by now, and the drift of served features.
 
+    Collects recorded answers first, writes a page, and rolls the deployment back if it loses more quality than allowed.
     Exit code 1 if a bound of the distillation is exceeded.
     """
     from isthmus.orchestration.monitoring import monitor as run

@@ -20,7 +20,10 @@ SEARCH = "search.html"
 
 
 def write_serving(exported: "ExportReport") -> None:
-    """Write the measured serving cost of a package, which is one half of the boundary card."""
+    """Write the measured serving cost of a package to a JSON file outside it.
+
+    The boundary card combines it with the training cost.
+    """
     half = {**msgspec.structs.asdict(exported.served), "runtime": exported.runtime, "device": "cpu", "host": host()}
     write_atomically(serving_file(exported.path), json.dumps(half, indent=2).encode())
 

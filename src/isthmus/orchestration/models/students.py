@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 def distill(
     project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
 ) -> "DistillationReport":
-    """Train teacher, reference, student and control on the last training set, and write the student's documents.
+    """Train teacher, reference, student and control on the last training set.
 
-    If nothing has changed, nothing is trained unless `again` is true.
+    The student becomes the latest one of its distillation, and its documents are written. If nothing has changed, nothing is trained unless `again` is true.
     """
     _limit_spinning()
     with extra("distill"):

@@ -40,7 +40,10 @@ class _Sheet:
     prices: PricesTable
 
     def cost(self, name: str, seconds: float) -> float | None:
-        """Return the price of some seconds on a device, or None. This host has the price of "cpu"."""
+        """Return the price of some seconds on a device; None if unknown.
+
+        This host costs as much as the device "cpu".
+        """
         price = self.prices.hour.get("cpu" if name == HOST else name)
         return None if price is None else price * seconds / 3600
 

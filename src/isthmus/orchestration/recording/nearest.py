@@ -59,7 +59,10 @@ def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
 
 
 def identities(*tables: pa.Table) -> Ints:
-    """Number the rows of all tables: rows with equal values, nulls included, get the same number."""
+    """Return one number per row of all tables, one table after another.
+
+    Equal rows, nulls included, get the same number.
+    """
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)
     for name in tables[0].column_names:

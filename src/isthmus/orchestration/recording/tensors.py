@@ -75,7 +75,10 @@ class TextWriter:
         self, bodies: Sequence[bytes | LookupError], requests: Requests, stored: Mapping[str, StoredRows],
         recorded: Recorded, causes: Causes, places: Sequence[int],
     ) -> Iterator[tuple[int, Cause, str] | None]:  # fmt: skip
-        """Yield, for each index in `places`, the index, cause and explanation, or None if the text is the same."""
+        """Generate each text in `places` again, and compare it with the recorded one.
+
+        Yields its index, cause and explanation if it differs or cannot be generated, else None.
+        """
         digest = self.model.deployment.digest
         cause = Cause.PACKAGE if self.another else Cause.ENGINE
         for place in places:

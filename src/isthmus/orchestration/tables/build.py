@@ -358,10 +358,10 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """Return the range in the command line options, or None.
+    """Return the days from `first` to before `end` (by default through today); None without `first`.
 
     Raises:
-        RequestError: the options contradict each other.
+        RequestError: the options contradict each other, or the range is empty or invalid.
     """
     if catch_up and (first or end):
         raise RequestError("--catch-up", "cannot be used with --from or --to")

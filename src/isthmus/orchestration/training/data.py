@@ -119,7 +119,7 @@ class TrainingData:
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def table(self) -> pa.Table:
-        """Return all rows in memory."""
+        """Join all rows, again on each call, and return them in memory. Raises what `batches` raises."""
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def pandas(self) -> "pd.DataFrame":

@@ -23,6 +23,8 @@ _FOLDER, _FILE = "device", "rows.parquet"
 def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str:
     """Return the file with a training set's rows as devices see them, at random ages; writes it if missing.
 
+    The student must declare a `device`. Inputs that only the teacher reads are left out.
+
     Raises:
         DataError: a table no longer has what the training set was joined from.
     """

@@ -44,7 +44,10 @@ class ClientRun(NamedTuple):
 
 
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
-    """Run the reference client in its own process; blocks until it answers."""
+    """Run the reference client in its own process, and wait for it.
+
+    A NodeFailed or DependencyError is returned as the answers, not raised.
+    """
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
     try:

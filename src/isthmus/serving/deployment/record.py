@@ -170,7 +170,10 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Check a package and return a deployment of it in its current folder. Arguments and errors: see `deploy`."""
+    """Check a package and return the record of its deployment, which points to its folder. Writes nothing.
+
+    Arguments and errors: see `deploy`.
+    """
     package = open_package(folder)
     if public_key is not None:
         require_signature(package.files, public_key)

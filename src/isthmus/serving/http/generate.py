@@ -96,8 +96,11 @@ async def tokens_of(
 ) -> list[int]:
     """Return the tokens of a prompt.
 
-    A long prompt is tokenized in a thread, one at a time. Tokenizing cannot be stopped, so requests that time out or
-    disconnect while they wait never start it, and at most one thread works for a caller who has left.
+    A long prompt is tokenized in a thread, one at a time. Tokenizing cannot be stopped: a request that times out or
+    disconnects while it waits never starts it.
+
+    Raises:
+        RequestError: the prompt cannot be tokenized, or is certainly too long for the model.
     """
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)

@@ -98,7 +98,7 @@ class Predicted:
 
     @property
     def numbers(self) -> Outputs:
-        """The outputs as trials compare them, shape (n,) or (n, classes)."""
+        """The outputs as one array, shape (n,) or (n, classes), to compare a model on trial with the deployed one."""
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 

@@ -83,7 +83,7 @@ class Family:
         return seconds
 
     def counts(self, *values: str) -> list[int]:
-        """Return the count in each bucket of the histogram with these label values."""
+        """Return the number of observations in each bucket, not cumulative; zeros if there were no observations."""
         seconds = self._seconds.get(values)
         return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 

@@ -143,7 +143,7 @@ class Metrics:
         self._series.unrecorded.number(why).value += answers
 
     def latency(self) -> dict[str, LatencyState]:
-        """Return the latency of all requests by route, and of runs by model."""
+        """Return the latency of all requests by route, and of model runs as "runs of MODEL", in milliseconds."""
         measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
         runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
         measured |= {f"runs of {model}": quantiles for model, quantiles in runs.items()}

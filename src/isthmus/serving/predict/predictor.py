@@ -123,7 +123,10 @@ class Predictor:
         return _KEYS.get(column.dtype.name, f"<{column.name}>") if value is None else value
 
     def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
-        """Return the columns that the model reads, from the views and from the request."""
+        """Return the stored features and request fields that the model's graph takes.
+
+        Request transforms are not applied yet.
+        """
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
 

@@ -47,7 +47,7 @@ class AnswerReader(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "AnswerReader":
-        """Create a reader. `private` are names of views."""
+        """Create a reader. `private` are views whose join keys are recorded as keyed hashes."""
         contract = plan.contract
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys

@@ -168,7 +168,7 @@ class Store:
         }
 
     async def ping(self, contract: Contract) -> None:
-        """Check that Redis would answer lookups."""
+        """Raise an error if Redis cannot answer lookups under a contract."""
         async with self._bounded():
             await self._redis.ping(contract.project)
             await self._stamps.of(contract)

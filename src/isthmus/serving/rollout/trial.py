@@ -35,7 +35,10 @@ class Counts:
     _from: tuple[int, int] = 0, 0
 
     def count(self, rows: int, seconds: float | None) -> None:
-        """Count a request and the seconds its model took; None if it failed."""
+        """Count a request, and a failure if `seconds` is None.
+
+        The seconds are kept only for requests of a single row.
+        """
         self.requests += 1
         if seconds is None:
             self.failures += 1

@@ -28,7 +28,10 @@ _COUNTS = ("compared", "changed", "written")
 
 
 def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """Return each key's latest row at `at` microseconds, including expired rows, with all columns of the table."""
+    """Return each key's latest row that had happened and was known at `at` (microseconds).
+
+    Includes expired rows. The result has all columns of the table.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 

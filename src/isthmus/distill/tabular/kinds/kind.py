@@ -57,7 +57,7 @@ class Kind(ABC):
 
     @property
     def teacher_labels(self) -> Array:
-        """Labels for the teacher's learner, (n,)."""
+        """Labels that the teacher is trained on, (n,): `values`, standardized for numbers and ranks."""
         return self.values
 
     @property

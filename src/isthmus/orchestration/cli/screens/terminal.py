@@ -56,7 +56,10 @@ def judge(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Yield a progress callback: a bar if stderr is a terminal, else one line per message."""
+    """Yield a callback for a message and the finished share, 0 to 1.
+
+    It draws a bar on a terminal, and writes a line per message elsewhere.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
