@@ -41,6 +41,7 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
+    """Run a session on input tensors by name, and return its first output."""
     return _outputs(opened, None, feeds)[0]
 
 

@@ -55,7 +55,8 @@ def distill(
 ) -> "DistillationReport":
     """Train teacher, reference, student and control on the last training set.
 
-    The student becomes the latest one of its distillation, and its documents are written. If nothing has changed, nothing is trained unless `again` is true.
+    The student becomes the latest one of its distillation, and its documents are written. If nothing has changed,
+    nothing is trained unless `again` is true.
     """
     _limit_spinning()
     with extra("distill"):
