@@ -137,7 +137,7 @@ def test_a_verdict_whose_sums_are_not_its_own_is_refused() -> None:
     for what, instead in ((b'"passed": false', b'"passed": true'), (b'"differing": 1', b'"differing": 0')):
         altered = text.replace(what, instead, 1)
         assert altered != text
-        with pytest.raises(GateFailed, match="It was altered"):
+        with pytest.raises(GateFailed, match="The file was changed"):
             Verdict.loads(altered)
 
 

@@ -352,7 +352,7 @@ def test_a_precision_that_is_too_coarse_is_left_out(
 
     exported = made("fp32")
     assert exported.left_out.keys() == {"int8"}
-    assert "expected at most 1e-12" in exported.left_out["int8"]
+    assert "expected at most" in exported.left_out["int8"]
     manifest = read_package(exported.path)
     assert [variant.file for variant in manifest.variants] == ["model.fp32.onnx", "model.fp32.ort"]
     assert (manifest.inputs, manifest.metric) == ((), "accuracy")
@@ -422,7 +422,7 @@ def test_a_full_disk_is_said(exported: ExportReport) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (128, before[1]))
     try:
-        with pytest.raises(DependencyError, match=r"model\.ort: cannot be written .*Make room there"):
+        with pytest.raises(DependencyError, match=r"model\.ort: cannot be written .*Free disk space there"):
             ort_format(model)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

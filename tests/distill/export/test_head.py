@@ -85,7 +85,7 @@ def test_the_readme_says_how_a_core_is_fed(package: Path) -> None:
 
 
 WRONG = {
-    "another constant": (lambda form: form["constants"][0][1].__setitem__(0, "3f000000"), "do not make the"),
+    "another constant": (lambda form: form["constants"][0][1].__setitem__(0, "3f000000"), "do not reproduce the"),
     "another version": (lambda form: form.update(version=7), "version 7; expected 1"),
     "another input": (
         lambda form: form["inputs"][0].__setitem__(0, "nobody"),

@@ -281,11 +281,11 @@ def test_a_spine_in_any_unit_and_zone(unit: str) -> None:
         (lambda s: s.drop_columns(["event_timestamp"]), "spine: has no column event_timestamp"),
         (
             lambda s: s.set_column(1, "event_timestamp", s[1].cast(pa.timestamp("us"))),
-            "expected a timestamp with a time zone. Give it one",
+            "expected a timestamp with a time zone. Add a time zone",
         ),
         (
             lambda s: s.set_column(1, "event_timestamp", pa.array(["now"])),
-            "has type string; expected a timestamp with a time zone. Give it one",
+            "has type string; expected a timestamp with a time zone. Add a time zone",
         ),
         (lambda s: s.set_column(1, "event_timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC"))), "is null in row 0"),
         (lambda s: s.drop_columns(["k"]), "has no column k; expected every key of traffic"),

@@ -294,7 +294,7 @@ def test_rows_that_are_lost_before_the_switch_prevent_it(built: Shop, project: O
                 client.hdel(name, view.online_name)
             else:
                 client.hset(name, view.online_name, damaged)
-            with pytest.raises(DataError, match=r"online rows of view shelf_demand: 1 of \d+ are not"):
+            with pytest.raises(DataError, match=r"online rows of view shelf_demand: 1 of \d+ differ from the table"):
                 switch(opened, store)
             assert project(built).generations().current == first
     materialize(project(built), full=True)

@@ -188,7 +188,7 @@ def test_apply_removes_what_is_gone(built: Shop, project: Open) -> None:
 
 def test_apply_over_a_registry_that_is_none(built: Shop, project: Open) -> None:
     (built.state / "feast" / "registry.pb").write_bytes(b"this is no registry" * 100)
-    with pytest.raises(DependencyError, match=r"apply: Feast's registry in .*feast cannot be used \(.*pars"):
+    with pytest.raises(DependencyError, match=r"apply: Feast's registry in .*feast is damaged \(.*pars"):
         apply(project(built))
 
 

@@ -333,7 +333,7 @@ def test_what_fails_is_one_sentence_and_is_not_tried_again(shop: Shop, tmp_path:
         result = Dagster(shop.root, instance).run("offline/customer_orders")
     (failure,) = [event.step_failure_data for event in result.all_events if event.is_step_failure]
     assert failure.user_failure_data is not None
-    assert "source orders: there is no" in str(failure.user_failure_data.description)
+    assert "orders.parquet not found" in str(failure.user_failure_data.description)
     assert "Traceback" not in str(failure.user_failure_data.description)
     assert not any(event.is_step_restarted or event.is_step_up_for_retry for event in result.all_events)
 
@@ -382,7 +382,7 @@ def test_steps_run_elsewhere_with_another_client(shop: Shop, tmp_path: Path) -> 
     assert not (shop.root / ".isthmus" / "contract.json").exists()
     (failure,) = [event.step_failure_data for event in failed.all_events if event.is_step_failure]
     assert failure.user_failure_data is not None
-    assert "source orders: there is no" in str(failure.user_failure_data.description)
+    assert "orders.parquet not found" in str(failure.user_failure_data.description)
 
 
 def test_definitions_load_without_what_computes(shop: Shop) -> None:

@@ -329,7 +329,7 @@ def test_private_keys_are_found_by_their_hashes(recorded: Shop, project: Open) -
         "-77" in text for text in RecordedAnswers(opened.offline).read(ds.scalar(True))["request"].to_pylist()
     )
     (opened.recorded / "key").unlink()
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         between(opened)
     assert not (opened.recorded / "key").exists(), "another would find nothing, and hide that"
 
@@ -399,7 +399,7 @@ def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, pr
     other = opened.root / "other"
     shutil.copytree(package_of(opened), other)
     assert replay(opened, ids[2], package=other).same == 1
-    assert "said" in only(replay(opened, ids[0], package=other), Cause.PACKAGE)
+    assert "returned" in only(replay(opened, ids[0], package=other), Cause.PACKAGE)
 
     # One that reads other rows, whose keys are not in the request.
     inputs = [("customer_orders__orders_7d", Int64)]

@@ -133,7 +133,9 @@ def test_a_row_that_spark_would_refuse_is_refused_by_name(shop: Shop, project: O
         training_set(project(shop))
 
 
-FOREIGN = r"field store_code: cannot be computed at event_timestamp={}.*, store=ß, .*where store is 'ß'; expected ASCII"
+FOREIGN = (
+    r"field store_code: cannot be computed at event_timestamp={}.*, store=ß, .*where store is 'ß'; expected only ASCII"
+)
 
 
 def test_what_the_api_refuses_is_in_no_training_set(built: Shop, project: Open, tmp_path: Path) -> None:
@@ -285,7 +287,7 @@ def test_what_no_training_set_has_is_said_not_to_be_compared(shop: Shop, project
     build(project(shop))
     materialize(project(shop))
     skipped = verify(project(shop)).skipped
-    assert skipped["offer"].startswith("no service of late_order has it, so no training set has")
+    assert skipped["offer"].startswith("no service of late_order uses it, so no training set has")
     assert skipped["moment"] == "no training set has its values yet"
     text = shop.definitions.read_text()
     shop.definitions.write_text(text[: text.index("late_order = Distillation(")])

@@ -219,10 +219,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         _changed("customer", pa.array(["x"] * 300)), "spine, customer: has type string; expected int64"),
     "a clash": (
         lambda _: _spine().append_column("customer_facts__city", pa.array(["x"] * 300)),
-        "spine: has a column customer_facts__city; expected no column named like a feature",
+        "spine: has a column customer_facts__city; expected column names that differ from features",
     ),
     "no file": (lambda folder: folder / "none.parquet", "spine: file .*none.parquet not found"),
-    "no query": (lambda _: "UPDATE orders SET late = 0", "no file .*UPDATE .* or a query: one SELECT"),
+    "no query": (lambda _: "UPDATE orders SET late = 0", "file .*UPDATE .* not found; .* or a query: a single SELECT"),
     "a text that no file can be called": (lambda _: "UPDATE orders SET" + " late = 0," * 500, "not found"),
     "a damaged file": (_text("PAR1 and then nothing", "spine.parquet"), "spine .*spine.parquet: cannot be read"),
     "a damaged CSV": (_text("customer,event_timestamp\n1\n"), "spine .*spine.csv: row 2 has 1 cells"),

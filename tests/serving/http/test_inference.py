@@ -378,7 +378,7 @@ def test_bytes_of_another_length_or_kind_are_refused(echo: tuple[Server, Path]) 
     assert "string 1 is not UTF-8" in refused("a_string", bytes(4) + b"\x01\x00\x00\x00\xff" + bytes(4))
     assert "ends within string 1" in refused("a_string", bytes(4) + b"\xff\xff\xff\xff" + bytes(4))
     assert "has 3 bytes after its strings" in refused("a_string", bytes(15))
-    assert "has 4 bytes; expected 3 texts" in refused("a_string", bytes(4))
+    assert "has 4 bytes; expected 3 strings" in refused("a_string", bytes(4))
 
 
 def test_limits_are_named_before_anything_is_decoded(echo: tuple[Server, Path]) -> None:

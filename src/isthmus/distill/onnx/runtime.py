@@ -28,6 +28,7 @@ _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
+    """Open a model file in ONNX Runtime on a number of threads."""
     return _opened(model, session_options(threads))
 
 

@@ -67,7 +67,7 @@ def _scores_before(project: Project, ids: pa.ChunkedArray, before: Deployment) -
     return rescore(Origins(project), answers, DeployedModel(before))[:, 0]
 
 
-def rescore(origins: Origins, answers: pa.TableBlock, model: DeployedModel) -> Array:
+def rescore(origins: Origins, answers: pa.Table, model: DeployedModel) -> Array:
     """Return the model's outputs for every row of recorded predictions, in order: float64 (n, width).
 
     A row is NaN if it cannot be computed: its stored row is not in the history, its request cannot be read or lacks an
