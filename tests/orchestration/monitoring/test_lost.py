@@ -76,7 +76,7 @@ def test_a_deployment_that_loses_more_than_it_may_is_undone(replaced: Path) -> N
     assert restored is not None
     assert (restored.digest, restored.probation) == (before.digest, None)
     assert restored.undone is not None
-    assert "of auc beside" in restored.undone.why
+    assert "of auc against" in restored.undone.why
     assert result.undone == restored.undone.why
     assert history(project)[0]["why"] == restored.undone.why
     assert problems(result)[KEEPS] == [result.undone]

@@ -161,7 +161,7 @@ def test_who_follows_is_told_what_cannot_be_measured(exported: Shop, project: Op
     giving_up.start()
     follow(opened, None, say, stopped)
     giving_up.cancel()
-    assert told[0].startswith("late_order: definitions.py: source orders: there is no ")
+    assert told[0].startswith("late_order: definitions.py: source orders: ")
 
 
 def test_a_clock_that_goes_back_leaves_out_what_it_had_twice(exported: Shop, project: Open) -> None:
