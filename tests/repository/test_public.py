@@ -75,3 +75,9 @@ def test_a_private_path_that_moved_names_the_public_module(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"Import from {PUBLIC[name]} instead"):
         import_module(name)
     assert PUBLIC[name] in MODULES
+
+
+@pytest.mark.parametrize("name", MODULES[1:])
+def test_the_reference_lists_the_names(name: str) -> None:
+    (row,) = [line for line in (ROOT / "docs" / "reference.md").read_text().splitlines() if f"| `{name}` |" in line]
+    assert re.findall(r"`(\w+)`", row.split("|")[-2]) == import_module(name).__all__
