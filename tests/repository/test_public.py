@@ -81,3 +81,8 @@ def test_a_private_path_that_moved_names_the_public_module(name: str) -> None:
 def test_the_reference_lists_the_names(name: str) -> None:
     (row,) = [line for line in (ROOT / "docs" / "reference.md").read_text().splitlines() if f"| `{name}` |" in line]
     assert re.findall(r"`(\w+)`", row.split("|")[-2]) == import_module(name).__all__
+
+
+def test_a_project_opens_by_the_text_of_its_path() -> None:
+    folder = ROOT / "examples" / "flights"
+    assert import_module("isthmus.project").Project(str(folder)).root == folder.resolve()

@@ -94,8 +94,8 @@ class Project:
         ConfigurationError: isthmus.toml is missing or has errors.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).resolve()
         self.settings: ProjectSettings = load(self.root / FILE)
         self.name = self.settings.project.name
         address = self.settings.stores.offline
