@@ -204,7 +204,7 @@ def test_a_source_in_a_storage_that_refuses(
             with pytest.raises(DependencyError, match=r"source orders: s3://shop/raw/again is not available \(Sig"):
                 build(project(built))
         built.replace("raw/again", "raw/nothing")
-        with pytest.raises(DataError, match=r"source orders: .* not found"):
+        with pytest.raises(DataError, match=r"source orders: (no Delta table at|.* not found)"):
             build(project(built))
         shutil.copy(built.root / "kept", built.definitions)
     assert stored(built, project)[1] == before[1]
