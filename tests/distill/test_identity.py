@@ -263,7 +263,9 @@ def test_a_correction_of_the_judging_trains_nothing(
     # Of an export setting the package alone; of figures, after they were measured again.
     assert packed().exists()
     assert packed(('"int8": 0.5}', '"int8": 0.6}')).exists()
-    with pytest.raises(ContractMismatch, match=r"measured with an earlier version of the task's code.*Run `isthmus distill`: it measures"):
+    with pytest.raises(
+        ContractMismatch, match=r"an earlier version of the task's code.*Run `isthmus distill`: it measures"
+    ):
         packed(SCALED)
     assert len(steps) == 0
     # What the weights depend on, and what is asked for.

@@ -24,7 +24,9 @@ from tests.orchestration.shop import Shop, data_file
 from tests.serving.support import wait
 
 NAMED = re.compile("`isthmus ([a-z][^`]*)`")
-REMOVED = re.compile(r"(/\S+) (?:cannot be read|was written).*(?:[Rr]emove|[Dd]elete) that folder|(?:[Rr]emove|[Dd]elete) (/\S+)")
+REMOVED = re.compile(
+    r"(/\S+) (?:cannot be read|was written).*(?:[Rr]emove|[Dd]elete) that folder|(?:[Rr]emove|[Dd]elete) (/\S+)"
+)
 PROGRESS = re.compile(r": +\d+% ")
 LOOKUP = "lookup late_order_server customer=3000009 store=s1 product=3"
 
