@@ -22,11 +22,11 @@ from result import Comparison, less, more, options_parser, plain_figure, report
 from torch import Tensor, nn
 
 from isthmus.distill.accelerator import accelerator
-from isthmus.distill.losses import soft_targets
 from isthmus.distill.settings import Settings
 from isthmus.distill.training.loop import Training
 from isthmus.features.errors import Stopped
 from isthmus.features.profiles import TrainingProfile
+from isthmus.losses import soft_targets
 
 CLASSES, TOKENS, WORDS, BATCH, ROWS = 64, 128, 8000, 256, 16_384
 WARM = 12

@@ -410,7 +410,7 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     "no input": (changed(inputs=[]), "golden.json: an input carrier; expected the inputs of the manifest"),
     "no tensor": (changed(tensors=[]), "incomplete case"),
     "no output": (changed(outputs=[]), "incomplete case"),
-    "a name for a terminal": (changed(name="\x1b[2J"), r"a name is '\\x1b\[2J'; expected at most 255 printable"),
+    "a name for a terminal": (changed(name="\x1b[2J"), r"a name is '\\x1b\[2J'; expected at most 255 printable char"),
     "a long name": (changed(service="x" * 256), "a name is 'x{60}'"),
     "a tensor for a terminal": (of_tensor("outputs", name="\x1b[2J"), r"a name is '\\x1b\[2J'"),
     "a long word": (of_model(precision="x" * 5000), "Invalid enum value 'xxx"),
@@ -492,7 +492,9 @@ FORGED: dict[str, tuple[Corruption, str]] = {
     "an empty model": (forged("model.int8.onnx", b""), "onnxruntime refuses it"),
     "precisions": (exchanged("model.fp32.ort", "model.int8.ort"), "does not reproduce its golden outputs"),
     **{
-        f"{key} twice in {name}": (doubled(name, before, more), rf"{name}: has the key '{key}' twice; expected ")
+        f"{key} twice in {name}": (
+            doubled(name, before, more), rf"{name}: has the key '{key}' twice; expected each key once",
+        )
         for name, before, more, key in (
             ("manifest.json", b"{", b'"name": "other", ', "name"),
             ("manifest.json", b'"quality": {', b'"auc": 1.0, ', "auc"),

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.losses import (
+from isthmus.features.errors import ConfigurationError
+from isthmus.losses import (
     Adversarial,
     Objective,
     PatchDiscriminator,
@@ -15,7 +16,6 @@ from isthmus.distill.losses import (
     least_squares_discriminator,
     least_squares_generator,
 )
-from isthmus.features.errors import ConfigurationError
 from tests.distill.losses.support import EXTREME, Array, finite, gradient_is_right, numbers, seeded
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from isthmus.distill.losses import cosine, similarities, squared
 from isthmus.features.errors import ConfigurationError
+from isthmus.losses import cosine, similarities, squared
 from tests.distill.losses.support import (
     EXTREME,
     NAN,

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.losses import HiddenStates
 from isthmus.features.errors import ConfigurationError
+from isthmus.losses import HiddenStates
 from tests.distill.losses.support import EXTREME, NAN, Array, finite, gradient_is_right, masks, numbers, seeded
 
 WIDTHS = {"student_widths": [2, 3, 3], "teacher_widths": [3, 3, 4, 3]}

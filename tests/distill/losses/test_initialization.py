@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from isthmus.distill.losses import drop_layers
 from isthmus.distill.losses.initialization import Choice
 from isthmus.features.errors import ConfigurationError
+from isthmus.losses import drop_layers
 
 
 def layers(count: int, width: int = 8) -> nn.ModuleList:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from isthmus.distill.losses import (
+from isthmus.features.errors import ConfigurationError
+from isthmus.losses import (
     binary_hard_targets,
     binary_soft_targets,
     decoupled,
@@ -20,7 +21,6 @@ from isthmus.distill.losses import (
     top_k_tail,
     top_k_targets,
 )
-from isthmus.features.errors import ConfigurationError
 from tests.distill.losses.support import (
     EXTREME,
     NAN,

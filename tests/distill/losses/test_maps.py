@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from isthmus.distill.losses import FeatureMaps, Perceptual, attention_transfer
 from isthmus.features.errors import ConfigurationError
+from isthmus.losses import FeatureMaps, Perceptual, attention_transfer
 from tests.distill.losses.support import EXTREME, Array, finite, gradient_is_right, numbers, seeded
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from isthmus.distill.losses import (
+from isthmus.features.errors import ConfigurationError, GateFailed
+from isthmus.losses import (
     HiddenStates,
     Objective,
     Perceptual,
@@ -22,7 +23,6 @@ from isthmus.distill.losses import (
     standardized,
     top_k_targets,
 )
-from isthmus.features.errors import ConfigurationError, GateFailed
 from tests.distill.losses.support import NAN, seeded
 
 SOFT = Term(partial(soft_targets, temperature=2.0), 0.7, student="student.logits", teacher="teacher.logits")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from isthmus.distill.losses import graded_lists, grouped_lists, lists, margins
 from isthmus.features.errors import ConfigurationError
+from isthmus.losses import graded_lists, grouped_lists, lists, margins
 from tests.distill.losses.support import (
     EXTREME,
     NAN,

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from isthmus.distill.losses import attention_relations, tapped
 from isthmus.features.errors import ConfigurationError
+from isthmus.losses import attention_relations, tapped
 from tests.distill.losses.support import (
     EXTREME,
     NAN,

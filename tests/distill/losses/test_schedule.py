@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.losses import Schedule
 from isthmus.features.errors import ConfigurationError
+from isthmus.losses import Schedule
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0.01, 1), st.floats(0, 1))

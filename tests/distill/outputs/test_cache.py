@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor, nn
 
-from isthmus.distill.losses import soft_targets, top_k_targets
 from isthmus.distill.outputs import Form, TeacherOutputs, cache, identities, shards
 from isthmus.distill.teachers import FunctionTeacher, NetworkTeacher
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
+from isthmus.losses import soft_targets, top_k_targets
 
 Array = np.ndarray[Any, Any]
 

@@ -710,7 +710,7 @@ def test_a_partial_of_a_module_is_part_of_a_fingerprint(tmp_path: Path, monkeypa
     """As in a task of one's own: its objective is a loss with other settings."""
     text = """
 from functools import partial
-from isthmus.distill.losses import soft_targets
+from isthmus.losses import soft_targets
 soft = partial(soft_targets, {keywords})
 class Mine:
     def objective(self):

@@ -306,11 +306,11 @@ REFUSED = {
     ),
     "a rule for an array": (
         'size=4),\n    ],\n)', 'size=4),\n    ],\n    expectations=[Expect.present("query")],\n)',
-        "request source asked, Expect.present('query'): the field is an Array; expected no rule",
+        "request source asked, Expect.present('query'): the field is an Array; expected neither a rule nor a default",
     ),
     "a default of an array": (
         'size=4),\n    ],\n)', 'size=4),\n    ],\n    defaults={"query": [0.0] * 4},\n)',
-        "request source asked, default of 'query': the field is an Array; expected ",
+        "request source asked, default of 'query': the field is an Array; expected neither a rule nor a default",
     ),
     "an array for a student": (
         "features=[shelf_demand, basket], description", "features=[shelf_demand, basket, likeness], description",

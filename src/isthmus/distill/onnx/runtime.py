@@ -37,7 +37,7 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
         return ort.InferenceSession(
             model, options, providers=["CPUExecutionProvider"], disabled_optimizers=[*without] or None
         )
-    except Exception as error:
+    except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise _refused(error, "cannot open a session") from error
 
 
@@ -54,7 +54,7 @@ def ask(opened: ort.InferenceSession, feeds: Feeds) -> dict[str, Array]:
 def _outputs(opened: ort.InferenceSession, names: Sequence[str] | None, feeds: Feeds) -> list[Array]:
     try:
         outputs: list[Array] = opened.run(names, feeds)
-    except Exception as error:
+    except Exception as error:  # onnxruntime's exceptions have no base class of their own
         fed = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in feeds.items())
         raise _refused(error, f"fails on {fed}") from error
     return outputs

@@ -19,7 +19,7 @@ _SIZED = ("String", "Bytes")
 _NUMBERS = ("Int32", "Int64", "Float32", "Float64")
 _LONGEST = 1000
 """The greatest length, in characters, that a graph can check on a request's text."""
-_NO_ARRAY_RULE = "no rule: only the declared size of an array is checked"
+_NO_ARRAY_RULE = "neither a rule nor a default: only the declared size of an array is checked"
 _PYTHON = {"Bool": bool, "Int32": int, "Int64": int, "UnixTimestamp": datetime, "String": str, "Bytes": bytes}
 
 
