@@ -1,4 +1,4 @@
-"""Measure `isthmus attribute` over 100,000 rows of the flights example.
+"""Measure `isthmus model attribute` over 100,000 rows of the flights example.
 
 The hardest case: device features differ from the ideal ones, the recorded inputs differ again, and the serving file
 is INT8, so every form of the features runs through every model. The time covers the whole command, including

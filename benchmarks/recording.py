@@ -136,7 +136,7 @@ def replay_answers(project: Project) -> list[Comparison]:
     at = pc.sort_indices(moments)
     last = moments[at[min(ANSWERS, len(moments) - 1)].as_py()].as_py()
     began = time.perf_counter()
-    outcome = replay(project, between=(clock.moment(0), last))
+    outcome = replay(project, first=clock.moment(0), end=last)
     seconds = time.perf_counter() - began
     note(f"{outcome} in {seconds:.1f} s")
     return [

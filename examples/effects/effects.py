@@ -78,7 +78,7 @@ class Effects(Task):
                     f"frame of {name} at {x}, {y}",
                     "other pixels than when the table of frames was written",
                     expected=f"those with the digest {pixels[:12]}",
-                    remedy="run python photographs.py, isthmus build and isthmus training-set again",
+                    remedy="run python photographs.py, isthmus build and isthmus features training-set again",
                 )
 
     @cached_property

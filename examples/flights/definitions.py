@@ -378,7 +378,7 @@ late_arrival = Distillation(
         dropout=0.2,
         preparation={"origin": OneHot(), "carrier": Embed(width=4), "dest": Embed(width=4)},
     ),
-    # Of what `isthmus search` tries, this is what a page on a phone may load.
+    # Of what `isthmus model search` tries, this is what a page on a phone may load.
     search=Search(shape={"width": (8, 16, 32, 64, 128), "depth": (1, 2, 3)}, trials=16, most_bytes=100_000),
     # What the teacher's learner finds in the student's features is all there is in them: the gap to the teacher itself,
     # whose features are never late, is not the student's to close.

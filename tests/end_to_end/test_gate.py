@@ -26,7 +26,7 @@ def test_a_student_below_its_gate_is_neither_packaged_nor_deployed(tmp_path: Pat
     assert demo.returncode == 1
     assert json.loads(demo.stdout)["error"] == "GateFailed"
     assert "late_order/student: keeps_its_quality" in demo.stderr
-    export = _isthmus("export", project=root)
+    export = _isthmus("model", "export", project=root)
     assert export.returncode == 1
     assert "gate lift_kept failed" in export.stderr
     assert "change the gates" in export.stderr

@@ -140,7 +140,7 @@ def test_a_page_of_another_owner_than_the_package_is_refused(project: Project, t
     whole = file.read_bytes()
     file.write_bytes(whole[:5000])
     try:
-        with pytest.raises(DataError, match="isthmus snapshot"):
+        with pytest.raises(DataError, match="isthmus features snapshot"):
             site(project, None, tmp_path / "torn")
     finally:
         file.write_bytes(whole)

@@ -78,7 +78,7 @@ def _walk(root: Path, name: str) -> None:
     assert build(project)["v"].rows == 3
     assert not build(Project(root))["v"].changed
     materialize(Project(root))
-    found = json.loads(run("lookup", "svc", "k=a", "k=b", "k=c", "--json", "--project", str(root)).stdout)
+    found = json.loads(run("features", "lookup", "svc", "k=a", "k=b", "k=c", "--json", "--project", str(root)).stdout)
     assert found["results"][found["metadata"]["feature_names"].index("v__x")]["values"] == [5, 6, 7]
     spine = root / f"spine{name}.parquet"
     pq.write_table(_rows("a", 0).select(["k", "ts"]).rename_columns(["k", "event_timestamp"]), spine)

@@ -401,7 +401,7 @@ def test_two_pages_that_update_at_once_agree(site: Site, context: BrowserContext
 
 
 def test_a_host_of_files_is_asked_for_the_difference_first(site: Site, page: Page) -> None:
-    """As `isthmus snapshot --to` writes it."""
+    """As `isthmus features snapshot --to` writes it."""
     first = _snapshot(_rows(500))
     site.files, site.asked = {"/files/late": first.data}, []
     page.goto(site.url)

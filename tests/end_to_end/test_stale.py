@@ -86,7 +86,7 @@ def test_another_model_or_a_number_answers_where_they_are_too_old(
     key = Project(shop.root).snapshots / "key.pem"
     own = key.read_bytes()
     key.unlink()
-    with pytest.raises(DataError, match=r"is not signed by the key .*Run `isthmus snapshot`"):
+    with pytest.raises(DataError, match=r"is not signed by the key .*Run `isthmus features snapshot`"):
         site(Project(shop.root), "late_order", tmp_path / "refused")
     key.write_bytes(own)
     shop.replace("stale=0.25", "stale=None")

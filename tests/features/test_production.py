@@ -1,4 +1,4 @@
-"""Production quality: the file that `isthmus monitor` writes and a server reads."""
+"""Production quality: the file that `isthmus answers monitor` writes and a server reads."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_no_two_slices_have_a_name_in_common() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"format": 2}', b'{"format": 1}', b"[" * 10_000])
 def test_what_is_no_production_quality_says_so(text: bytes) -> None:
-    with pytest.raises(DataError, match="isthmus monitor"):
+    with pytest.raises(DataError, match="isthmus answers monitor"):
         Production.loads(text)
 
 

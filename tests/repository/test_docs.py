@@ -185,10 +185,10 @@ def test_the_gate_of_the_tutorial_refuses_a_teacher_that_adds_nothing(tmp_path: 
     (block,) = [block for block in blocks("docs/tutorial.md", "python") if "Distillation" in block.text]
     with (tmp_path / "shop" / "definitions.py").open("a") as file:
         file.write(block.text.replace("teacher=server", "teacher=phone"))
-    steps = ("python visits.py", "isthmus apply", "isthmus build", "isthmus training-set", "isthmus distill")
+    steps = ("python visits.py", "isthmus apply", "isthmus build", "isthmus features training-set", "isthmus distill")
     with Terminal(tmp_path / "shop") as terminal:
         terminal.run(Block("docs/tutorial.md", 1, "sh", "\n".join(steps)))
-    refused = run("export", cwd=tmp_path / "shop")
+    refused = run("model", "export", cwd=tmp_path / "shop")
     assert refused.returncode == 1
     assert "gate taught failed: " in refused.stderr
 

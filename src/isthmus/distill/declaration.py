@@ -32,14 +32,14 @@ LEAST_STEPS = 800
 ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorch", "litert", "coreml")
 
 STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
-"""Stages between an ideal prediction and a device's, in order; `isthmus attribute` splits their difference."""
+"""Stages between an ideal prediction and a device's, in order; `isthmus model attribute` splits their difference."""
 EACH = "row"
 """Measure of a stage: how far it moves the score of a row, on average."""
 ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
     Binary: ("score", "log_loss", "auc", EACH),
     Number: ("score", "rmse", "mae", EACH),
 }
-"""Measures that `isthmus attribute` supports per kind of label; for other kinds the models share no score."""
+"""Measures that `isthmus model attribute` supports per kind of label; for other kinds the models share no score."""
 
 EXPORTING = frozenset({
     "tolerance", "tolerances", "rounding", "quantized", "golden", "compared", "max_sizes", "padded", "graph_rows",
@@ -55,7 +55,7 @@ JUDGING = EXPORTING | {
 """Members of a `Task` that affect only the report and the package. All other members may affect the weights."""
 
 PRODUCTION = "production"
-"""Prefix of bounds on metrics that `isthmus monitor` measures."""
+"""Prefix of bounds on metrics that `isthmus answers monitor` measures."""
 SLICES = "slices."
 """Second prefix of such bounds that apply to each slice."""
 LOST = "lost"
@@ -203,7 +203,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The students that `isthmus search` trains to find good, fast and small ones for this machine.
+    """The students that `isthmus model search` trains to find good, fast and small ones for this machine.
 
     `[profiles.serving]` limits a student's p99 and memory and sets its precision. With precision "fastest", the
     precision is searched too.
@@ -306,7 +306,7 @@ class Distillation:
         seeds: number of students and of controls to train, each with its own initial weights, row order and dropout.
         seed: first seed.
         shape: values for names of the task's `shape`, for the student of a `Causal` or of your own task.
-        search: students that `isthmus search` trains.
+        search: students that `isthmus model search` trains.
         gates: requirements for packaging. By default the teacher must help, and the student of a `Tabular` must keep 95
             % of the reference's lift over chance; a `Causal` with a `base` must gain on the domain and may lose at most
             1 % elsewhere.
@@ -317,10 +317,10 @@ class Distillation:
             no answer.
         description: text for reports and pages.
         owner: who is responsible for the model, an email address or "team:NAME".
-        bounds: gates checked after packaging, also as checks in Dagster. `isthmus attribute` checks bounds on a stage
-            and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus monitor` checks bounds on recorded
-            predictions once their labels are known, such as "production.auc" (docs/production.md). A bound on what a
-            deployment loses against the package before it, such as "lost.auc", rolls the deployment back.
+        bounds: gates checked after packaging, also as checks in Dagster. `isthmus model attribute` checks bounds on a
+            stage and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus answers monitor` checks
+            bounds on recorded predictions once their labels are known, such as "production.auc" (docs/production.md). A bound on
+            what a deployment loses against the package before it, such as "lost.auc", rolls the deployment back.
         monitor: rules for matching recorded predictions with labels that become known later.
     """
 

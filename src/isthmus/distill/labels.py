@@ -156,7 +156,7 @@ class Isotonic(Calibration):
 
 @dataclass(frozen=True, kw_only=True)
 class Monitor:
-    """How `isthmus monitor` matches recorded predictions with labels that become known later.
+    """How `isthmus answers monitor` matches recorded predictions with labels that become known later.
 
     The label of a prediction is taken from the spine's row with the same join keys and request fields whose
     `event_timestamp` is nearest to the time of the prediction.

@@ -1,6 +1,6 @@
 """Production quality: recorded predictions compared with labels that became known later.
 
-`isthmus monitor` writes the file, and a server reads it for its gauges. Reading needs neither Arrow nor NumPy.
+`isthmus answers monitor` writes the file, and a server reads it for its gauges. Reading needs neither Arrow nor NumPy.
 """
 
 from collections.abc import Mapping
@@ -170,7 +170,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def loads(cls, text: bytes, where: str = "production.json") -> "Production":
         """Parse the result of `dumps`; raise DataError if it is damaged or has another format."""
-        remedy = "run `isthmus monitor`"
+        remedy = "run `isthmus answers monitor`"
         try:
             if (version := msgspec.json.decode(text, type=_Versioned).format) != FORMAT:
                 raise DataError(where, f"has format {version}", expected=str(FORMAT), remedy=remedy)

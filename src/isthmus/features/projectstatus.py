@@ -191,10 +191,10 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         for name, view in self.views.items():
             if view.waiting:
                 text = f"{view.waiting:,} pushed rows wait for the history of {name} since {minute(view.waiting_since)}"
-                yield Paragraph(f"{text}. Run `isthmus collect` to add them")
+                yield Paragraph(f"{text}. Run `isthmus pushes collect` to add them")
         if self.spool is not None and self.spool.since is not None:
             text = f"Recorded answers wait since {minute(self.spool.since)}, {self.spool.bytes / 1e6:,.1f} MB"
-            yield Paragraph(f"{text}. Run `isthmus recorded` to collect them")
+            yield Paragraph(f"{text}. Run `isthmus answers collect` to collect them")
         if self.models:
             yield TableBlock(
                 ["model", "training set", "student", "package", "verdict", "deployed"],

@@ -124,7 +124,7 @@ class TrainingSet:
 
     def _unreadable(self, error: Exception) -> DataError:
         return DataError(f"training set {self.id}", f"{self.path / DATA} cannot be read ({error})",
-                         remedy=f"remove {self.path} and run `isthmus training-set`")  # fmt: skip
+                         remedy=f"remove {self.path} and run `isthmus features training-set`")  # fmt: skip
 
 
 def described(features: Mapping[str, Sequence[str]]) -> str:
@@ -147,7 +147,7 @@ def to_pandas(table: pa.Table) -> "pd.DataFrame":
     return table.to_pandas(types_mapper=types.get)
 
 
-_NO_TRAINING_SET = "run `isthmus training-set`"
+_NO_TRAINING_SET = "run `isthmus features training-set`"
 
 
 def records_folder(project: Project) -> Path:
@@ -237,7 +237,7 @@ class Artifacts:
             raise DataError(
                 str(student),
                 "is missing, with the report of the package's student",
-                remedy="run `isthmus distill` and `isthmus export`",
+                remedy="run `isthmus distill` and `isthmus model export`",
             )
         return read_report(student, package)
 

@@ -127,7 +127,8 @@ class StoresTable(_Table):
         online: "embedded", or the URL of a Redis server or Redis Cluster.
         keep_contracts_hours: hours to keep the online rows of a replaced contract; at least one minute, so that every
             server can switch.
-        history_seconds: seconds between two collections of pushed rows by `isthmus dev` and `isthmus collect --follow`.
+        history_seconds: seconds between two collections of pushed rows by `isthmus dev` and
+            `isthmus pushes collect --follow`.
     """
 
     offline: str = ".isthmus/offline"
@@ -153,7 +154,7 @@ class ProfilesTable(_Table):
 
 
 class PricesTable(_Table):
-    """`[prices]`: prices of devices, for the boundary card and `isthmus plan`.
+    """`[prices]`: prices of devices, for the boundary card and `isthmus infra plan`.
 
     Attributes:
         currency: currency of all prices.

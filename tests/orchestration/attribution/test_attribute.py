@@ -237,15 +237,15 @@ def test_what_is_not_there(served: Path) -> None:
     with pytest.raises(DataError, match="is missing, and cannot be restored from the package"):
         attribute(project)
     Artifacts.of(project).package_pointer.unlink()
-    with pytest.raises(DataError, match="Run `isthmus export`"):
+    with pytest.raises(DataError, match="Run `isthmus model export`"):
         attribute(project)
 
 
 def test_the_command_and_its_page(served: Path) -> None:
-    done = run("attribute", "--fed", str(_skewed(served)), cwd=served)
+    done = run("model", "attribute", "--fed", str(_skewed(served)), cwd=served)
     assert done.returncode == 0, done.stderr
     assert "log loss: " in done.stdout
-    shown = json.loads(run("attribute", "--json", cwd=served).stdout)
+    shown = json.loads(run("model", "attribute", "--json", cwd=served).stdout)
     assert shown["measures"]["auc"]["parts"].keys() == {STALENESS, DISTILLATION, PRECISION, RUNTIME}
     assert shown["unknown"].keys() == {SKEW}
     assert len(shown["largest"]) == 10
@@ -255,7 +255,7 @@ def test_the_command_and_its_page(served: Path) -> None:
     assert "-0.0%" not in page
     rows = pq.read_table(shown["table"])
     assert rows.num_rows == shown["rows"]
-    done = run("attribute", "--from", "2024-02-30", "--to", "2024-03-01", cwd=served)
+    done = run("model", "attribute", "--from", "2024-02-30", "--to", "2024-03-01", cwd=served)
     assert done.returncode == 2
 
 
@@ -268,7 +268,7 @@ def _bound(root: Path, bounds: str) -> None:
 def test_bounds_are_judged(served: Path) -> None:
     bounds = ('"staleness.row", at_most=0.0', '"distillation.auc", at_least=0.1', '"skew.row", at_most=1')
     _bound(served, ", ".join(f"Gate({bound})" for bound in bounds))
-    done = run("attribute", "--json", cwd=served)
+    done = run("model", "attribute", "--json", cwd=served)
     assert done.returncode == 1
     shown = json.loads(done.stdout)
     assert [bound["holds"] for bound in shown["bounds"]] == [True, False, False]

@@ -101,7 +101,7 @@ def test_another_package_and_nothing_else(unserved: Path) -> None:
     assert mixed.parts[MODEL].value == pytest.approx(found.measures["score"].difference, abs=0.02)
     assert mixed.parts[CONTRACT].value == 0
     done = run(
-        "attribute", "--from", "2024-01-30", "--to", "2024-02-19", "--against", "2024-01-10", "2024-01-30",
+        "model", "attribute", "--from", "2024-01-30", "--to", "2024-02-19", "--against", "2024-01-10", "2024-01-30",
         "--package-against", str(before), "--by", "speed", "--json", cwd=unserved,
     )  # fmt: skip
     shown = json.loads(done.stdout)
@@ -111,7 +111,16 @@ def test_another_package_and_nothing_else(unserved: Path) -> None:
     assert text.count("<svg") == 3
     assert "waterfall of log loss" in text
     done = run(
-        "attribute", "--from", "2024-01-30", "--to", "2024-02-19", "--against", "2024-01-10", "2024-01-30", cwd=unserved
+        "model",
+        "attribute",
+        "--from",
+        "2024-01-30",
+        "--to",
+        "2024-02-19",
+        "--against",
+        "2024-01-10",
+        "2024-01-30",
+        cwd=unserved,
     )
     assert "mean score: " in done.stdout
     assert "40 segments by machine; 100.0% of the rows are in segments of both periods." in done.stdout
@@ -171,7 +180,7 @@ def test_what_is_asked_wrongly(unserved: Path) -> None:
         change(project, days=AFTER, against=BEFORE, by=["heat"])
     with pytest.raises(RequestError, match="no row from 2025-01-01"):
         change(project, days=AFTER, against=Days.parse("2025-01-01", "2025-01-02"))
-    done = run("attribute", "--by", "speed", cwd=unserved)
+    done = run("model", "attribute", "--by", "speed", cwd=unserved)
     assert (done.returncode, "cannot be combined with attribute without --against" in done.stderr) == (2, True)
 
 

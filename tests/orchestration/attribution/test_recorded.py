@@ -123,8 +123,8 @@ def test_what_is_not_known_is_left_out_and_said(recorded: Path) -> None:
     result = attribute(project, recorded=True)
     assert result.rows == 2 * ASKED - 3
     assert result.left_out == {
-        "the row that Redis returned is not in the history: see `isthmus replay`": 1,
-        "the model was fed different inputs: see `isthmus replay`": 2,
+        "the row that Redis returned is not in the history: see `isthmus answers replay`": 1,
+        "the model was fed different inputs: see `isthmus answers replay`": 2,
     }
     with pytest.raises(RequestError, match="--fed: cannot be combined with --recorded"):
         attribute(project, recorded=True, fed=recorded / "fed.parquet")
@@ -155,7 +155,7 @@ def test_an_answer_explained(recorded: Path) -> None:
     assert len(set(row["features"]["speed"].values())) == 1
     assert row["label"] in (0.0, 1.0)
     assert "<svg" in Path(found["page"]).read_text()
-    done = run("explain", worst[ID], cwd=recorded)
+    done = run("answers", "explain", worst[ID], cwd=recorded)
     assert f"Row 1, machine {worst['machine']}: " in done.stdout
     assert "machine_load__load" in done.stdout
     assert "1 of 2 inputs were ideal." in done.stdout
@@ -197,7 +197,7 @@ def test_questions_are_matched_as_labels_are_declared_to_be(recorded: Path) -> N
 def test_an_answer_that_cannot_be_explained(recorded: Path) -> None:
     project = Project(recorded)
     waiting = segments(project.spool)[0].name.partition("-")[0]
-    with pytest.raises(RequestError, match=r"is not in the table yet\. Run `isthmus recorded`"):
+    with pytest.raises(RequestError, match=r"is not in the table yet\. Run `isthmus answers collect`"):
         explain(project, f"{waiting}-1")
     collect(project)
     table = RecordedAnswers(project.offline)
@@ -230,7 +230,7 @@ def test_an_answer_that_cannot_be_explained(recorded: Path) -> None:
 
 
 def _explained(root: Path, identity: str) -> dict[str, Any]:
-    done = run("explain", identity, "--json", cwd=root)
+    done = run("answers", "explain", identity, "--json", cwd=root)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

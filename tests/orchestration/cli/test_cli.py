@@ -142,7 +142,7 @@ def test_the_version_and_a_short_way_to_help() -> None:
 
 
 def test_the_project_may_stand_before_the_verb(shop: Shop) -> None:
-    after = run("history", "--json", "--project", str(shop.root))
+    after = run("deploy", "history", "--json", "--project", str(shop.root))
     assert (after.returncode, after.stderr) == (0, "")
     for before in (["--project", str(shop.root)], [f"--project={shop.root}"]):
         assert run(*before, "history", "--json").stdout == after.stdout
@@ -340,7 +340,7 @@ def test_ctrl_c_ends_a_build_at_once_and_writes_nothing(built: Shop) -> None:
 def test_a_signal_ends_a_training_with_one_line_and_the_same_command_goes_on(
     built: Shop, number: signal.Signals, code: int
 ) -> None:
-    assert run("training-set", cwd=built.root).returncode == 0
+    assert run("features", "training-set", cwd=built.root).returncode == 0
     longer = {**os.environ, "ISTHMUS_PROFILES__TRAINING__EPOCHS": "2000"}
     for begins in ("student-0, epoch 1 of", "student-0, goes on after step"):
         child = subprocess.Popen([SCRIPT, "distill"], cwd=built.root, stderr=subprocess.PIPE, text=True, env=longer)
@@ -446,7 +446,7 @@ def test_the_reports_are_one_document_each(built: Shop) -> None:
     done = run("materialize", "--json", "shelf_demand", cwd=built.root)
     (row,) = strictly(done.stdout).values()
     assert set(row) == {"compared", "changed", "written", "expired", "removed", "seconds"}
-    done = run("training-set", "--json", "--project", str(built.root))
+    done = run("features", "training-set", "--json", "--project", str(built.root))
     made = strictly(done.stdout)
     assert (made["rows_in"], made["rows_out"], set(made["tables"])) == (2400, 2400, views)
     done = run("verify", "--all", "--json", cwd=built.root)

@@ -155,7 +155,7 @@ def test_messages_about_candidates_and_the_way_back_lead_there(exported: Shop) -
         return Deployment.loads(file.read_bytes(), str(file))
 
     leads("deploy --promote", "nothing is deployed", "has no verdict", "has no candidate")
-    assert "no deployment before" in run("rollback", cwd=exported.root).stderr
+    assert "no deployment before" in run("deploy", "rollback", cwd=exported.root).stderr
     exported.replace("epochs = 2", "epochs = 3", "isthmus.toml")
     done("distill", "export", "verify")
     leads("rollback", "no deployment before .* for another package")
@@ -176,7 +176,7 @@ def test_messages_about_candidates_and_the_way_back_lead_there(exported: Shop) -
     third = in_force()
     assert undo(file, third, "it failed", at=clock.now())
     assert in_force().runs == second.runs
-    said = run("rollback", cwd=exported.root).stderr
+    said = run("deploy", "rollback", cwd=exported.root).stderr
     assert "the server has gone back by itself" in said
     done(*NAMED.findall(said))
     assert in_force().runs == first.runs

@@ -1,4 +1,4 @@
-"""What `isthmus fleet` writes: manifests that Kubernetes takes, a configuration that accelerate takes, sound images."""
+"""`isthmus infra fleet` writes manifests for Kubernetes, a configuration for accelerate, and images."""
 
 import json
 import os
@@ -210,7 +210,7 @@ def test_what_servers_record_is_on_the_volume_and_collected_by_their_user(tmp_pa
     assert recorded["volumes"][0]["persistentVolumeClaim"] == serving["volumes"][0]["persistentVolumeClaim"]
     assert collector["volumeMounts"][0] == {"name": "state", "mountPath": "/project/.isthmus"}
     assert recorded["securityContext"] == serving["securityContext"]
-    assert collector["command"] == ["isthmus", "recorded", "--project", "/project"]
+    assert collector["command"] == ["isthmus", "answers", "collect", "--project", "/project"]
     assert collector["image"] == pod(made, "training")["containers"][0]["image"]
     assert "envFrom" not in collector
     (key,) = [one["valueFrom"] for one in server["env"] if one["name"] == "SPOOL_KEY"]

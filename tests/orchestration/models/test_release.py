@@ -1,4 +1,4 @@
-"""`isthmus rollback`, `isthmus history` and candidates, and what is said of the server of the project."""
+"""`isthmus deploy rollback`, `isthmus deploy history` and candidates, and what is said of the server of the project."""
 
 import json
 import socket
@@ -44,7 +44,7 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
     state.mkdir()
     (state / "contract.json").write_bytes(CONTRACT.dumps())
     assert "nothing is deployed" in isthmus(tmp_path, "rollback", code=1)["found"]
-    assert "--canary is 1; it must be" in isthmus(tmp_path, "deploy", "--canary", "1", code=2)["found"]
+    assert "--canary is 1; it must be" in isthmus(tmp_path, "deploy", "canary", "1", code=2)["found"]
 
     file = project.deployment_file
     put = partial(deploy, contract=CONTRACT, profile=ServingProfile(), file=file, tables=TABLES)

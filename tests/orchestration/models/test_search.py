@@ -1,4 +1,4 @@
-"""`isthmus search` of a project: the step, its page, the command line."""
+"""`isthmus model search` of a project: the step, its page, the command line."""
 
 import json
 import os

@@ -123,7 +123,7 @@ def test_without_a_way_back_it_says_why(replaced: Path) -> None:
     assert result.packages[0].lost == ()
     assert any("the loss against the previous package is not known" in why for why in result.packages[0].unknown)
     assert in_force(project.deployment_file) == deployed
-    shown = run("monitor", "failure", cwd=replaced)
+    shown = run("answers", "monitor", "failure", cwd=replaced)
     assert "is not known" in shown.stdout
 
 

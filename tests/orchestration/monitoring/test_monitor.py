@@ -301,9 +301,9 @@ def test_what_a_server_answered_meets_its_labels_and_is_at_its_metrics(exported:
             fields = {name: [row[name]] for name in ("hour", "weight")}
             assert http.post("/predict", json={"entities": keys, "request": fields}).status_code == 200
     exported.replace("2024-02-20T00:00:00Z", NOW, "isthmus.toml")
-    done = commandline.run("recorded", cwd=exported.root)
+    done = commandline.run("answers", "collect", cwd=exported.root)
     assert done.returncode == 0, done.stderr
-    done = commandline.run("monitor", "--json", cwd=exported.root)
+    done = commandline.run("answers", "monitor", "--json", cwd=exported.root)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     (package,) = report["packages"]

@@ -1,4 +1,4 @@
-"""`isthmus plan`: the roofline, the catalogue of devices, the work of a graph, and all of it for a project."""
+"""`isthmus infra plan`: the roofline, the catalogue of devices, the work of a graph, and all of it for a project."""
 
 import copy
 import hashlib
@@ -516,21 +516,21 @@ def test_before_there_is_anything_to_plan(shop: Shop, project: Open) -> None:
     with pytest.raises(GateFailed, match="the serving half is missing"):
         plan(opened, speed=host)
     shutil.rmtree(shop.state / "packages")
-    with pytest.raises(DataError, match=r"package of late_order: not found .* Run `isthmus export`"):
+    with pytest.raises(DataError, match=r"package of late_order: not found .* Run `isthmus model export`"):
         plan(opened, speed=host)
 
 
 def test_the_command_line(shop: Shop) -> None:
     made(shop)
     shop.append('\n[prices]\ncurrency = "EUR"\nhour = { cpu = 0.1, t4 = 0.5 }\n', "isthmus.toml")
-    shown = run("plan", "late_order", "--rate", "100", cwd=shop.root)
+    shown = run("infra", "plan", "late_order", "--rate", "100", cwd=shop.root)
     assert shown.returncode == 0, shown.stderr
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert "Training, 1,790 steps in fp32: 120 GFLOP, 513 MB, 234 FLOP/B." in lines
     assert [line for line in lines if line.startswith("Recommended: this host")]
     assert [line for line in lines if line.startswith("Measured: 42 µs for one row at the last export; ")]
     assert "Left out: h100-sxm, a100-sxm-80gb, l40s, l4, a10, t4; the serving runtime needs a CPU." in lines
-    told = run("plan", "--json", cwd=shop.root)
+    told = run("infra", "plan", "--json", cwd=shop.root)
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
     assert found["currency"] == "EUR"
@@ -547,7 +547,7 @@ def test_the_command_line_refuses(shop: Shop) -> None:
 
 @pytest.mark.timeout(900)
 def test_the_plan_of_a_student_that_was_trained(built: Shop, project: Open) -> None:
-    # The gate of `isthmus export` has tests of its own.
+    # The gate of `isthmus model export` has tests of its own.
     built.replace('Gate("lift_kept", at_least=0.95)', "")
     built.append("\n[profiles.serving]\nlatency_objective_ms = 1000\n", "isthmus.toml")
     opened = project(built)

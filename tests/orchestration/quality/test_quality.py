@@ -146,13 +146,13 @@ def test_on_the_command_line(promising: Shop) -> None:
     assert json.loads(done.stdout)["error"] == "GateFailed"
     assert "view customer_orders, feature mean_amount_7d" in done.stderr
     # The table is still the good one.
-    done = run("quality", "--json", "--html", "report.html", cwd=promising.root)
+    done = run("features", "quality", "--json", "--html", "report.html", cwd=promising.root)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["passed"] is True
     text = (promising.root / "report.html").read_text()
     assert "customer_orders" in text
     assert "<script" not in text
-    done = run("quality", "customer_orders", cwd=promising.root)
+    done = run("features", "quality", "customer_orders", cwd=promising.root)
     assert "mean_amount_7d" in done.stdout
     assert "holds" in done.stdout
 
@@ -259,7 +259,7 @@ def test_statistics_that_are_damaged_or_missing(built: Shop, project: Open) -> N
     made = training_set(project(built))
     cut(made.path / STATISTICS)
     with pytest.raises(
-        DataError, match=r"training set of late_order: its statistics cannot be read .*`isthmus training-set`"
+        DataError, match=r"training set of late_order: its statistics cannot be read .*`isthmus features training-set`"
     ):
         quality(project(built))
     (made.path / STATISTICS).unlink()

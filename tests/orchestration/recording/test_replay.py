@@ -94,7 +94,7 @@ def recording(project: Project, *, model: bool = False) -> Iterator[httpx.Client
 
 def between(project: Project) -> Replay:
     now = project.now()
-    return replay(project, between=(clock.moment(now - 10**12), clock.moment(now + 10**12)))
+    return replay(project, first=clock.moment(now - 10**12), end=clock.moment(now + 10**12))
 
 
 def only(report: Replay, cause: Cause, count: int = 1) -> str:
@@ -138,21 +138,25 @@ def test_undisturbed_lookups_are_the_same(recorded: Shop, project: Open) -> None
     with pytest.raises(RequestError, match="is not an answer id"):
         replay(opened, "")
     with pytest.raises(RequestError, match="has none in that time range"):
-        replay(opened, between=(clock.moment(0), clock.moment(1)))
+        replay(opened, first=clock.moment(0), end=clock.moment(1))
     with pytest.raises(RequestError, match="needs an answer id"):
         replay(opened)
     with pytest.raises(RequestError, match="is empty"):
-        replay(opened, between=(clock.moment(opened.now()), clock.moment(opened.now())))
+        replay(opened, first=clock.moment(opened.now()), end=clock.moment(opened.now()))
     with pytest.raises(PackageError, match="expected a package folder"):
         replay(opened, ids[0], package=recorded.root / "nowhere")
-    done = commandline.run("replay", ids[0], "--project", str(recorded.root))
+    done = commandline.run("answers", "replay", ids[0], "--project", str(recorded.root))
     assert "1 of 1 answers are bit-identical" in done.stdout
-    done = commandline.run("recorded", "--project", str(recorded.root), "--json")
+    done = commandline.run("answers", "collect", "--project", str(recorded.root), "--json")
     assert json.loads(done.stdout) == {"answers": 0, "missing": 0, "problems": []}
-    done = commandline.run("replay", "--between", "1970-01-01", "2100-01-01", "--project", str(recorded.root), "--json")
+    done = commandline.run(
+        "answers", "replay", "--from", "1970-01-01", "--to", "2100-01-01", "--project", str(recorded.root), "--json"
+    )
     assert (done.returncode, json.loads(done.stdout)["same"]) == (0, 42)
     zones = "2024-03-01T01:00:00+01:00", "2024-03-01T00:00:00.000001Z"
-    done = commandline.run("replay", "--between", *zones, "--project", str(recorded.root), "--json")
+    done = commandline.run(
+        "answers", "replay", "--from", zones[0], "--to", zones[1], "--project", str(recorded.root), "--json"
+    )
     assert (done.returncode, json.loads(done.stdout)["same"]) == (0, 42)
 
 
@@ -209,7 +213,7 @@ def test_a_push_that_waits_is_the_same_once_it_is_collected(recorded: Shop, proj
     with recording(opened) as http:
         pushed(http, [two], now - 5 * MINUTE, now - 2 * MINUTE, 79)
         looked_up(http, [two])
-    assert "waits for `isthmus collect`" in only(between(opened), Cause.PUSH)
+    assert "waits for `isthmus pushes collect`" in only(between(opened), Cause.PUSH)
     collect_pushes(opened)
     assert between(opened).causes == {}
 
@@ -436,7 +440,7 @@ def test_answers_of_tensors_are_the_same_in_either_form(recorded: Shop, project:
     assert collect(opened).answers == 2
     ids = [answer.headers["isthmus-answer"] for answer in (first, second)]
     assert [replay(opened, identity).same for identity in ids] == [1, 1]
-    assert replay(opened, between=(clock.moment(NOW), clock.moment(NOW + 1))).same == 2
+    assert replay(opened, first=clock.moment(NOW), end=clock.moment(NOW + 1)).same == 2
 
     other = make_drawing_package(home / "other", weight=3.0)
     # The vector does not depend on that weight.

@@ -115,7 +115,7 @@ def test_texts_are_the_same_and_what_is_not_has_a_cause(built: Shop, project: Op
     assert {len(json.loads(row["request"])["entities"]["customer"][0]) for row in rows} == {32}, "a hash"
     shown: list[str] = []
     report = replay(
-        opened, between=(clock.moment(now - DAY), clock.moment(now + DAY)), progress=lambda text, _: shown.append(text)
+        opened, first=clock.moment(now - DAY), end=clock.moment(now + DAY), progress=lambda text, _: shown.append(text)
     )
     assert (report.answers, report.same) == (6, 2)
     found = {difference.id: (difference.cause, difference.found) for difference in report.differences}

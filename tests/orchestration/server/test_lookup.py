@@ -1,4 +1,4 @@
-"""`isthmus lookup` answers what the API answers, without a server."""
+"""`isthmus features lookup` answers what the API answers, without a server."""
 
 import json
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def test_the_command(built: Shop, project: Open) -> None:
     ],
 )
 def test_what_cannot_be_looked_up(built: Shop, arguments: list[str], sentence: str) -> None:
-    refused = run("lookup", *arguments, cwd=built.root)
+    refused = run("features", "lookup", *arguments, cwd=built.root)
     assert refused.returncode == 2
     assert sentence in refused.stderr
     assert "Traceback" not in refused.stderr

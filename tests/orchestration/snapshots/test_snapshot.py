@@ -198,7 +198,7 @@ def test_before_anything_is_built_nothing_is_written(shop: Shop) -> None:
     apply(project)
     with pytest.raises(DataError, match="isthmus build"):
         snapshot(project)
-    with pytest.raises(DataError, match="Run `isthmus snapshot`"):
+    with pytest.raises(DataError, match="Run `isthmus features snapshot`"):
         copy(project, None, shop.root / "out")
 
 
@@ -253,7 +253,7 @@ def test_the_key_of_the_settings_signs(kept: Project) -> None:
 def test_a_damaged_pointer_is_written_again(kept: Project) -> None:
     before = snapshot(kept)
     (shelf(kept, SERVICE).folder / LATEST).write_bytes(b"{}")
-    with pytest.raises(DataError, match="Run `isthmus snapshot`"):
+    with pytest.raises(DataError, match="Run `isthmus features snapshot`"):
         copy(kept, None, kept.root / "out")
     after = snapshot(kept)
     assert after.rows == before.rows

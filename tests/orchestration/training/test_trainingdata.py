@@ -423,7 +423,7 @@ def test_training_data_as_tensors(built: Shop, tmp_path: Path) -> None:
 
 def test_the_command_line(built: Shop, tmp_path: Path) -> None:
     def join(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        return run("training-set", *arguments, "--project", str(built.root), "--json")
+        return run("features", "training-set", *arguments, "--project", str(built.root), "--json")
 
     path, out = _written(_spine(), tmp_path / "spine.parquet"), tmp_path / "out"
     done = join("--spine", str(path), "--features", FEATURES, "--out", str(out), "--no-status")
@@ -447,7 +447,16 @@ def test_the_command_line(built: Shop, tmp_path: Path) -> None:
 def test_the_screen_says_of_each_feature_how_serving_differed(built: Shop, tmp_path: Path) -> None:
     path = _written(_spine(), tmp_path / "spine.parquet")
     done = run(
-        "training-set", "--spine", str(path), "--features", FEATURES, "--as-served", "--out", "x", cwd=built.root
+        "features",
+        "training-set",
+        "--spine",
+        str(path),
+        "--features",
+        FEATURES,
+        "--as-served",
+        "--out",
+        "x",
+        cwd=built.root,
     )
     assert done.returncode == 0, done.stderr
     lag = json.loads((built.root / "x" / "_record.json").read_text())["lag"]

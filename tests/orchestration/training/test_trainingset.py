@@ -79,7 +79,7 @@ def test_a_training_set_that_is_damaged(built: Shop, project: Open) -> None:
     (made.path / "_record.json").write_text("{}")
     opened = project(built)
     with pytest.raises(
-        DataError, match=r"training set of late_order: its record cannot be read .*Run `isthmus training-set`"
+        DataError, match=r"training set of late_order: its record cannot be read .*Run `isthmus features training-set`"
     ):
         Artifacts(opened, opened.definitions.distillations["late_order"]).current_training_set()
 

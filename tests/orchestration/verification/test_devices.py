@@ -120,7 +120,7 @@ def test_whatever_is_wrong_in_it_is_found(project: Project) -> None:
     assert (found["event_timestamp"], found["known_at"]) == (2, 2)
     assert found["distance"] >= 1
     assert all(name.startswith(VIEW) for name in _differing(verdict))
-    with pytest.raises(GateFailed, match="isthmus snapshot"):
+    with pytest.raises(GateFailed, match="isthmus features snapshot"):
         require_passed(verdict)
 
 
@@ -158,7 +158,9 @@ def test_a_snapshot_that_no_device_takes_fails(project: Project) -> None:
     assert refused() == "its file is gone"
     verdict = verify(project)
     assert _differing(verdict) == {f"snapshot {SERVICE}.file"}
-    with pytest.raises(GateFailed, match=rf"1 of .* differ: snapshot {SERVICE}\.file .*Run `isthmus snapshot`"):
+    with pytest.raises(
+        GateFailed, match=rf"1 of .* differ: snapshot {SERVICE}\.file .*Run `isthmus features snapshot`"
+    ):
         require_passed(verdict)
 
 
@@ -180,10 +182,10 @@ def test_what_cannot_be_compared_is_said(project: Project) -> None:
     assert skipped().startswith(f"it has contract 000000000000, and {SERVICE} has ")
     snapshot(project)
     assert skipped(6 * HOUR + MINUTE) == (
-        "it is 361 minutes old, and devices accept at most 360: run `isthmus snapshot`"
+        "it is 361 minutes old, and devices accept at most 360: run `isthmus features snapshot`"
     )
     shutil.rmtree(place.folder)
-    assert verify(project).skipped["the snapshot"] == skipped() == "none was written: run `isthmus snapshot`"
+    assert verify(project).skipped["the snapshot"] == skipped() == "none was written: run `isthmus features snapshot`"
 
 
 def test_every_runtime_answers_and_is_fed_what_the_tables_have(on_device: Shop, web: None) -> None:
@@ -268,7 +270,7 @@ def test_a_byte_of_an_owner_is_found_by_the_owner(of_owners: Shop) -> None:
     assert example.key == owner
     assert example.online == "it is not signed with the project's key, or was altered"
     assert _differing(verdict) == {f"snapshot {SERVICE}.files", "snapshot customer_orders.late_rate_7d"}
-    with pytest.raises(GateFailed, match=r"files .1 of 60.*Run `isthmus snapshot`"):
+    with pytest.raises(GateFailed, match=r"files .1 of 60.*Run `isthmus features snapshot`"):
         require_passed(verdict)
 
 
@@ -303,7 +305,7 @@ def test_what_is_wrong_with_an_owner_is_found_though_it_is_signed(of_owners: Sho
     assert differing(put({third: [(b"i", *whole[third][0])]}))[f"snapshot {SERVICE}.files"] == 1
     # Of an earlier declaration it is not compared.
     of_owners.replace('owner="customer"', "owner=None")
-    assert _compared(Project(of_owners.root)).skipped == "its `owner` has changed: run `isthmus snapshot`"
+    assert _compared(Project(of_owners.root)).skipped == "its `owner` has changed: run `isthmus features snapshot`"
 
 
 def test_a_file_of_owners_that_was_altered_or_is_gone_fails(of_owners: Shop) -> None:

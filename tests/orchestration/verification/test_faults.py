@@ -138,7 +138,7 @@ def test_what_must_be_signed_is_signed_by_export_and_neither_verified_nor_deploy
     ("change", "words"),
     [
         ({}, r"the serving half is missing"),
-        ({"precision": "fp32"}, r"measured with precision fp32; expected precision int8.*isthmus export"),
+        ({"precision": "fp32"}, r"measured with precision fp32; expected precision int8.*isthmus model export"),
         ({"threads": 9}, r"measured with threads 9; expected threads 1"),
         ({"memory_mb": None}, r"the serving half lacks memory_mb"),
     ],
@@ -154,7 +154,7 @@ def test_what_was_not_measured_is_not_deployed(
     with pytest.raises(GateFailed, match=words):
         deploy(project(exported))
     file.write_bytes(b"{")
-    with pytest.raises(DataError, match=r"cannot be read.*isthmus export"):
+    with pytest.raises(DataError, match=r"cannot be read.*isthmus model export"):
         deploy(project(exported))
 
 
@@ -598,7 +598,7 @@ def test_two_inputs_of_the_package_swapped(exported: Shop, project: Open) -> Non
     forge(exported, {"manifest.json": json.dumps(manifest).encode()})
     named, verdict = found(exported, project)
     assert set(named) == {*FILES, f"file {PREDICT}"}
-    with pytest.raises(GateFailed, match=r"file model.fp32.onnx .* Run `isthmus export`"):
+    with pytest.raises(GateFailed, match=r"file model.fp32.onnx .* Run `isthmus model export`"):
         require_passed(verdict)
 
 

@@ -478,7 +478,7 @@ def test_a_push_is_on_its_way_to_the_history_unless_it_is_for_the_online_store_a
         refused = push(small, {**df, "carrier": [other, other]})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert "2 pushed rows wait for it; 2 more exceed the limit" in refused.json()["found"]
-        assert "isthmus collect" in refused.json()["remedy"]
+        assert "isthmus pushes collect" in refused.json()["remedy"]
         assert flights(small, other) == ["NOT_FOUND"], "all rows or none, and nowhere"
         assert push(small, {**ROW, "carrier": [other]}, to="offline").json() == {"rows": 1, "written": 0}
         assert flights(small, other) == ["NOT_FOUND"]

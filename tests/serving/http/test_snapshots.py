@@ -73,7 +73,7 @@ def test_what_is_not_there_is_named(offered: tuple[Server, Shelf], server: Serve
     for http in (running.http, server.http):
         answer = http.get("/snapshots/late")
         assert answer.status_code == 404
-        assert "run `isthmus snapshot`" in answer.json()["remedy"]
+        assert "run `isthmus features snapshot`" in answer.json()["remedy"]
     unknown = running.http.get("/snapshots/lat")
     assert (unknown.status_code, unknown.json()["found"]) == (404, "no service 'lat' (did you mean late?)")
     for path in ("/snapshots/..%2Flate", "/snapshots/late/x", "/snapshots/", "/snapshots/%00", "/snapshots//7"):
@@ -142,7 +142,7 @@ def test_a_shared_snapshot_that_is_not_what_its_name_says_is_not_served(
     shelf.path(digest).write_bytes(data)
     refused = server.http.get("/snapshots/late", headers=PLAIN)
     assert (refused.status_code, refused.json()["found"]) == (503, "is damaged: its SHA-256 differs")
-    assert refused.json()["remedy"] == "run `isthmus snapshot`"
+    assert refused.json()["remedy"] == "run `isthmus features snapshot`"
     assert str(shelf.folder) not in refused.text
 
 
@@ -196,7 +196,7 @@ def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> 
     _add_owners(shelf, 3)
     (file,) = shelf.folder.glob("*.owners")
     file.write_bytes(file.read_bytes()[:4000])
-    assert "isthmus snapshot" in refused("/snapshots/late/7", 503)["remedy"]
+    assert "isthmus features snapshot" in refused("/snapshots/late/7", 503)["remedy"]
 
 
 def test_a_key_of_an_owner_opens_its_snapshot_alone(offered: tuple[Server, Shelf]) -> None:

@@ -76,7 +76,7 @@ def digest_of(server: Server) -> str:
 
 
 def quality(package: str, *slices: SliceQuality, broken: bool = True) -> Production:
-    """As of `isthmus monitor`."""
+    """As of `isthmus answers monitor`."""
     measures = {"auc": MeasuredValue(0.7, 0.6, 0.8), "brier": MeasuredValue(0.2)}
     found = PackageQuality(
         package=package, precision="fp32", first=0, last=1, answers=20, rows=10, measures=measures,

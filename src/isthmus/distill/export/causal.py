@@ -88,8 +88,8 @@ def export(
 ) -> DecodingReport:
     """Write the package of a model to `packages/<name>-<digest>`. The same model gives the same bytes.
 
-    `isthmus export` calls it for the student of a `Causal`. A precision that differs too much from the model is left
-    out. If fp32 is requested and fails, nothing is written.
+    `isthmus model export` calls it for the student of a `Causal`. A precision that differs too much from the model is
+    left out. If fp32 is requested and fails, nothing is written.
 
     Raises:
         ConfigurationError: model or tokenizer cannot be exported or do not match.

@@ -147,7 +147,7 @@ def require_service(where: str, old: Contract, new: Contract, service: str) -> N
         raise ContractMismatch(
             where, f"its service has changed since the package was exported ({summary(because)})",
             expected=f"service {service} as in contract {old.hash[:12]}",
-            remedy="make the model again, from `isthmus training-set` to `isthmus deploy`, or undo the change",
+            remedy="make the model again, from `isthmus features training-set` to `isthmus deploy`, or undo the change",
         )  # fmt: skip
 
 

@@ -224,7 +224,7 @@ class IsthmusOfflineStore(OfflineStore):
     ) -> None:
         """Append rows to the source of a view, atomically.
 
-        Rows of a view that `isthmus apply` has registered are pushed instead: they wait for `isthmus collect`.
+        Rows of a view that `isthmus apply` has registered are pushed instead: they wait for `isthmus pushes collect`.
 
         Raises:
             ValueError: the rows have other columns than the source.

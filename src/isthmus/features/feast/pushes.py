@@ -1,6 +1,6 @@
 """Push rows with Feast's SDK to the history of a view that `isthmus apply` has registered.
 
-Rows go into the stream in Redis, like all pushed rows, and `isthmus collect` adds them to the table. With
+Rows go into the stream in Redis, like all pushed rows, and `isthmus pushes collect` adds them to the table. With
 `IsthmusOnlineStore`, this process writes to the stream; with `online_store: {type: remote}`, the server does.
 """
 

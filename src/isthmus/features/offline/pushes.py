@@ -150,10 +150,10 @@ class PushLog:
             new = table is None and DeltaTable.is_deltatable(self.path, self._options)
             if isinstance(error, CommitFailedError) or new:
                 raise DataError(where, "another process wrote to them at the same moment",
-                                remedy="no rows are lost: run `isthmus collect` again") from error  # fmt: skip
+                                remedy="no rows are lost: run `isthmus pushes collect` again") from error  # fmt: skip
             raise DataError(
                 where, f"{self.path} cannot be written ({first_line(error)})",
-                remedy="its rows are unchanged, and new rows wait in Redis: fix the cause, then run `isthmus collect`",
+                remedy="its rows are unchanged, new rows wait in Redis: fix the cause and run `isthmus pushes collect`",
             ) from error  # fmt: skip
 
     def _open(self, version: int | None = None) -> DeltaTable | None:

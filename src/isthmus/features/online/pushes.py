@@ -126,7 +126,7 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
     if counts[0] < rows:
         raise DependencyError(
             f"history of {table}", f"{counts[1]:,} pushed rows wait for it; {rows:,} more exceed the limit",
-            remedy="run `isthmus collect`, or push with `to: online`, which skips the history", passes=True,
+            remedy="run `isthmus pushes collect`, or push with `to: online`, which skips the history", passes=True,
         )  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
         return "its training has changed: run `isthmus distill`"
     if now["report"] != made_of["report"]:
         return "only its evaluation has changed: `isthmus distill` evaluates it again without training"
-    return "" if now["kind"] == made_of["kind"] else "only its package has changed: run `isthmus export`"
+    return "" if now["kind"] == made_of["kind"] else "only its package has changed: run `isthmus model export`"
 
 
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:

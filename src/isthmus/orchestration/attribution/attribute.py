@@ -1,4 +1,4 @@
-"""Attribute the gap between ideal and actual scores to the stages that cause it (`isthmus attribute`)."""
+"""Attribute the gap between ideal and actual scores to the stages that cause it (`isthmus model attribute`)."""
 
 import io
 from collections.abc import Callable, Mapping

@@ -53,7 +53,7 @@ def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
         first, last = (clock.moment(int(at)).date() for at in (times.min(), times.max()))
         raise RequestError(
             f"training set {examples.id}", f"no row from {days}", expected=f"days from {first} to {last}",
-            remedy="run `isthmus training-set` for newer rows",
+            remedy="run `isthmus features training-set` for newer rows",
         )  # fmt: skip
     return TrainingRows(examples, table.take(pa.array(places)), places)
 

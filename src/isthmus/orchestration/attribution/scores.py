@@ -139,7 +139,7 @@ def _require_current(project: Project, package: Package) -> None:
     if changes := outdated(package.files.folder, contract):
         raise ContractMismatch(
             str(package.files.folder), f"cannot run under contract {contract.hash[:12]} ({'; '.join(changes)})",
-            remedy="run `isthmus training-set`, `isthmus distill` and `isthmus export`",
+            remedy="run `isthmus features training-set`, `isthmus distill` and `isthmus model export`",
         )  # fmt: skip
 
 

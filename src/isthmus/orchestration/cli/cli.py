@@ -35,8 +35,21 @@ app = typer.Typer(
 )
 for part in (project, features, models, releases):
     app.add_typer(part.verbs)
-for name, part in (("keys", keys), ("contract", contracts), ("package", packages)):
-    app.add_typer(part.verbs, name=name, cls=CommandGroup)
+for name, about, parts in (
+    ("features", "Look features up, measure them, and write training sets and snapshots.", [features.features]),
+    ("pushes", "Collect rows that were pushed to the API.", [features.pushes]),
+    ("model", "Search, export and examine students.", [models.model]),
+    ("package", "Check a package, or write its page.", [packages.verbs, models.package]),
+    ("deploy", "", [releases.deployments]),
+    ("answers", "Collect, replay, explain and measure recorded answers.", [features.answers, models.answers]),
+    ("infra", "Plan hardware, and write Kubernetes manifests.", [models.infra, releases.infra]),
+    ("keys", "", [keys.verbs]),
+    ("contract", "", [contracts.verbs]),
+):
+    group = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None) if about else parts.pop()
+    for part in parts:
+        group.add_typer(part)
+    app.add_typer(group, name=name, cls=CommandGroup)
 
 
 def _version(show: bool) -> None:

@@ -13,6 +13,11 @@ from isthmus.orchestration.cli.options import HtmlOption, JsonOption, NameArgume
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress, say
 
 verbs = typer.Typer()
+features = typer.Typer()
+pushes = typer.Typer()
+answers = typer.Typer()
+MOMENTS = ["%Y-%m-%d", "%Y-%m-%d %H:%M:%S", *(f"%Y-%m-%dT%H:%M:%S{end}" for end in ("", "%z", ".%f%z"))]
+"""Formats of moments on the command line; the last two are the ones that a replay shows."""
 ViewsArgument = Annotated[list[str] | None, typer.Argument(help="Feature views (default: all).")]
 
 
@@ -79,7 +84,7 @@ def materialize(
     present({name: counts.as_dict() for name, counts in written.items()}, as_json=as_json)
 
 
-@verbs.command()
+@pushes.command()
 def collect(
     follow: Annotated[
         bool, typer.Option("--follow", help="Repeat every `[stores] history_seconds` until stopped.")
@@ -99,7 +104,7 @@ def collect(
     present({name: asdict(counts) for name, counts in collected.items()}, as_json=as_json)
 
 
-@verbs.command()
+@answers.command("collect")
 def recorded(
     follow: Annotated[
         bool, typer.Option("--follow", help="Repeat every `[stores] history_seconds` until stopped.")
@@ -121,18 +126,18 @@ def recorded(
     present(asdict(collected), as_json=as_json)
 
 
-@verbs.command()
+@answers.command()
 def replay(
     identity: Annotated[
         str | None, typer.Argument(metavar="ID", help="Id of one answer, from its `isthmus-answer` header.")
     ] = None,
-    between: Annotated[
-        tuple[datetime, datetime] | None,
-        typer.Option(
-            help="All answers from the first time until before the second. UTC unless a zone is given.",
-            # Replay prints times in the last two formats.
-            formats=["%Y-%m-%d", "%Y-%m-%d %H:%M:%S", *(f"%Y-%m-%dT%H:%M:%S{end}" for end in ("", "%z", ".%f%z"))],
-        ),
+    first: Annotated[
+        datetime | None,
+        typer.Option("--from", metavar="TIME", help="All answers from this moment on, in UTC.", formats=MOMENTS),
+    ] = None,
+    end: Annotated[
+        datetime | None,
+        typer.Option("--to", metavar="TIME", help="Only answers before this moment, in UTC.", formats=MOMENTS),
     ] = None,
     package: Annotated[
         Path | None, typer.Option(**local("Package to use instead of the one that gave the answer."))
@@ -145,11 +150,11 @@ def replay(
     from isthmus.orchestration.recording import replay as run
 
     with progress() as bar:
-        report = run.replay(open_project(project), identity, between, package=package, progress=bar)
+        report = run.replay(open_project(project), identity, first=first, end=end, package=package, progress=bar)
     judge(report.as_dict(), partial(replay_blocks, report), partial(run.require_same, report), as_json=as_json)
 
 
-@verbs.command()
+@features.command()
 def snapshot(
     service: Annotated[
         str | None, typer.Argument(help="A feature service with `device`. Optional if there is only one.")
@@ -180,7 +185,7 @@ def snapshot(
     present(written.as_dict(), as_json=as_json)
 
 
-@verbs.command()
+@features.command()
 def lookup(
     name: Annotated[str, typer.Argument(help="A feature service, or a list of features: view:feature,…")],
     keys: Annotated[
@@ -199,16 +204,17 @@ def lookup(
     present(answer, lambda: [TableBlock(*table(answer, keys or []))], as_json=as_json)
 
 
-@verbs.command()
+@features.command()
 def quality(
     views: ViewsArgument = None,
     since: Annotated[
         datetime | None,
         typer.Option(
-            help="Compare rows with event times after this one, in UTC (default: after the current training set)."
+            "--from",
+            help="Compare rows with event times after this one, in UTC (default: after the current training set).",
         ),
     ] = None,
-    until: Annotated[datetime | None, typer.Option(help="Last event time to compare, in UTC.")] = None,
+    until: Annotated[datetime | None, typer.Option("--to", help="Last event time to compare, in UTC.")] = None,
     html: HtmlOption = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
@@ -227,7 +233,7 @@ def quality(
     judge(report.as_dict(), partial(quality_blocks, report), partial(require_quality, report), as_json=as_json)
 
 
-@verbs.command("training-set")
+@features.command("training-set")
 def training_set(
     name: NameArgument = None,
     spine: Annotated[

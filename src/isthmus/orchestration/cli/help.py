@@ -8,11 +8,8 @@ if TYPE_CHECKING:
     import click
 
 GROUPS = {
-    "Project": ("init", "status", "dev", "demo"),
-    "Features": ("apply", "build", "materialize", "collect", "snapshot", "lookup", "quality", "training-set"),
-    "Models": ("distill", "search", "export", "ladder", "attribute", "explain", "monitor", "plan", "page"),
-    "Releases and servers": ("verify", "deploy", "rollback", "history", "serve", "recorded", "replay", "fleet"),
-    "Keys, contracts and packages": ("keys", "contract", "package"),
+    "Commands": ("init", "status", "dev", "apply", "build", "materialize", "distill", "verify", "serve"),
+    "Groups": ("features", "pushes", "model", "package", "deploy", "answers", "infra", "keys", "contract"),
 }
 
 WIDTH = 120  # maximum line length of help texts
@@ -20,7 +17,7 @@ _WHOLE = 1000  # characters of a short help text; click truncates at its default
 
 
 class CommandGroup(TyperGroup):
-    """Lists the verbs of `isthmus` under the titles of `GROUPS`, and the verbs of a subgroup under one title."""
+    """Lists the commands of `isthmus` under the titles of `GROUPS`, and those of a group under one title."""
 
     def format_commands(self, ctx: "click.Context", formatter: "click.HelpFormatter") -> None:
         width = max(map(len, self.commands))

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from isthmus.features.days import Days
 
 verbs = typer.Typer()
+model = typer.Typer()
+answers = typer.Typer()
+infra = typer.Typer()
+package = typer.Typer()
 
 
 @verbs.command()
@@ -32,7 +36,7 @@ def distill(
     present(report, partial(distillation_blocks, report), as_json=as_json)
 
 
-@verbs.command()
+@model.command()
 def search(
     name: NameArgument = None,
     trials: Annotated[
@@ -54,7 +58,7 @@ def search(
     judge(plain, partial(search_blocks, plain), partial(require_fit, report.data), as_json=as_json)
 
 
-@verbs.command()
+@model.command()
 def export(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Export the student as a package for the API and for devices."""
     from isthmus.orchestration.cli.screens.report import export_blocks
@@ -65,7 +69,7 @@ def export(name: NameArgument = None, project: ProjectOption = None, as_json: Js
     present(report, partial(export_blocks, report), as_json=as_json)
 
 
-@verbs.command()
+@model.command()
 def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Compare the last package in each runtime with its PyTorch student. Exit code 1 if one deviates."""
     from isthmus.orchestration.cli.packages import ladder_blocks
@@ -76,7 +80,7 @@ def ladder(name: NameArgument = None, project: ProjectOption = None, as_json: Js
     judge(rungs.as_dict(), partial(ladder_blocks, rungs), rungs.require, as_json=as_json)
 
 
-@verbs.command()
+@model.command()
 def attribute(
     name: NameArgument = None,
     first: Annotated[
@@ -149,7 +153,7 @@ def _change(
     present(result.as_dict(), partial(change_blocks, result), as_json=as_json)
 
 
-@verbs.command()
+@answers.command()
 def monitor(
     name: NameArgument = None,
     follow: Annotated[bool, typer.Option("--follow", help="Repeat every hour until stopped.")] = False,
@@ -177,7 +181,7 @@ def monitor(
     judge(run.plain(opened, result), partial(screen, result, file), require, as_json=as_json)
 
 
-@verbs.command()
+@answers.command()
 def explain(
     identity: Annotated[
         str, typer.Argument(metavar="ID", help="Id of a prediction, from its `isthmus-answer` header.")
@@ -195,7 +199,7 @@ def explain(
     present(result.as_dict(), partial(explanation_blocks, result), as_json=as_json)
 
 
-@verbs.command()
+@infra.command()
 def plan(
     name: Annotated[str | None, typer.Argument(help="Distillation (default: all).")] = None,
     rate: Annotated[
@@ -215,7 +219,7 @@ def plan(
     present(report, partial(plan_blocks, report), as_json=as_json)
 
 
-@verbs.command()
+@package.command()
 def page(
     name: NameArgument = None, out: OutOption = Path("site"), project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:

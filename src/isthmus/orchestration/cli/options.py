@@ -36,7 +36,8 @@ ProjectOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout, the rest to stderr.")]
 HtmlOption = Annotated[Path | None, typer.Option(**local("Also write the report as a self-contained HTML page."))]
 OutOption = Annotated[Path, typer.Option(**local("Folder to write. Files from an earlier run are replaced."))]
-NameArgument = Annotated[str | None, typer.Argument(help="Distillation. Optional if there is only one.")]
+DISTILLATION = "Distillation. Optional if there is only one."
+NameArgument = Annotated[str | None, typer.Argument(help=DISTILLATION)]
 
 
 def open_project(folder: Path | None) -> "Project":

@@ -19,16 +19,9 @@ if TYPE_CHECKING:
     from isthmus.features.document.blocks import Block, Text
     from isthmus.package.inspect import Inspection
 
-verbs = typer.Typer(help="Check a package from any source.", no_args_is_help=True, rich_markup_mode=None)
-
-
+verbs = typer.Typer()
 MEMORY = 8 << 30  # bytes that ONNX Runtime may use to verify a package
 SECONDS = 600  # CPU seconds for it
-
-
-@verbs.callback()
-def _package() -> None:
-    """Check a package from any source."""
 
 
 @verbs.command()

@@ -70,7 +70,7 @@ def dev(
     raise typer.Exit(run(open_project(project), host=host, port=port))
 
 
-@verbs.command()
+@verbs.command(hidden=True)
 def demo(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Run the whole project once, from raw data to predictions from a running API, and show the results."""
     from isthmus.orchestration.demo import demo as run

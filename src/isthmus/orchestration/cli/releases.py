@@ -8,6 +8,7 @@ import typer
 
 from isthmus.features.errors import RequestError
 from isthmus.orchestration.cli.options import (
+    DISTILLATION,
     HtmlOption,
     JsonOption,
     NameArgument,
@@ -18,6 +19,8 @@ from isthmus.orchestration.cli.options import (
 from isthmus.orchestration.cli.screens.terminal import judge, present, progress
 
 verbs = typer.Typer()
+deployments = typer.Typer()
+infra = typer.Typer()
 
 
 @verbs.command()
@@ -49,36 +52,54 @@ def verify(
     )  # fmt: skip
 
 
-@verbs.command()
+@deployments.callback(invoke_without_command=True)
 def deploy(
-    name: NameArgument = None,
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="Run next to the deployed model. Compare its answers, never return them.")
-    ] = False,
-    canary: Annotated[
-        float | None, typer.Option(help="Run next to the deployed model and answer this share of requests, e.g. 0.1.")
-    ] = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Replace the deployed model with the candidate.")] = False,
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option("--model", help=DISTILLATION)] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Deploy the package to the API. Requires a passing verdict."""
-    from isthmus.orchestration.models import release
-
-    problem = None
-    if shadow + promote + (canary is not None) > 1 or (promote and name is not None):
-        problem = "use only one of --shadow, --canary and --promote, and no name with --promote"
-    elif canary is not None and not 0 < canary < 1:
-        problem = f"--canary is {canary:g}; it must be between 0 and 1"
-    if problem:
-        raise RequestError("command line", problem, remedy="see `isthmus deploy --help`")
-    opened = open_project(project)
-    share = 0.0 if shadow else canary
-    released = release.promote(opened) if promote else release.deploy(opened, name, share=share)
-    _released(released.as_dict(), as_json=as_json)
+    """Put the package behind the API, after a passing verdict. Without a command, deploy to all requests."""
+    if context.invoked_subcommand is None:
+        _deploy(model, None, project, as_json=as_json)
+    elif model or project or as_json:
+        raise RequestError("command line", "options come after the command", remedy="see `isthmus deploy --help`")
 
 
-@verbs.command()
+@deployments.command()
+def shadow(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Run the package beside the deployed one: its answers are compared and never returned."""
+    _deploy(name, 0.0, project, as_json=as_json)
+
+
+@deployments.command()
+def canary(
+    share: Annotated[float, typer.Argument(help="Share of the requests that the package answers, 0.1 for a tenth.")],
+    name: NameArgument = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the package answer a share of the requests, beside the deployed one."""
+    if not 0 < share < 1:
+        raise RequestError("command line", f"the share is {share:g}", expected="a number above 0 and below 1")
+    _deploy(name, share, project, as_json=as_json)
+
+
+@deployments.command()
+def promote(project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """Put the candidate in the place of the deployed package."""
+    from isthmus.orchestration.models.release import promote as run
+
+    _released(run(open_project(project)).as_dict(), as_json=as_json)
+
+
+def _deploy(name: str | None, share: float | None, project: Path | None, *, as_json: bool) -> None:
+    from isthmus.orchestration.models.release import deploy as run
+
+    _released(run(open_project(project), name, share=share).as_dict(), as_json=as_json)
+
+
+@deployments.command()
 def rollback(
     to: Annotated[str | None, typer.Option(help="Digest prefix of a deployment (default: the previous one).")] = None,
     project: ProjectOption = None,
@@ -93,7 +114,7 @@ def rollback(
     _released(run(open_project(project), to).as_dict(), as_json=as_json)
 
 
-@verbs.command()
+@deployments.command()
 def history(project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """List deployments and rollbacks, newest first."""
     from isthmus.features.clock import moment
@@ -124,7 +145,7 @@ def serve(
     raise typer.Exit(run(open_project(project), port=port))
 
 
-@verbs.command()
+@infra.command()
 def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json: JsonOption = False) -> None:
     """Write Kubernetes manifests, Dockerfiles and an accelerate configuration for two clusters."""
     from isthmus.orchestration.fleet.files import fleet as run

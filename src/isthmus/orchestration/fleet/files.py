@@ -1,4 +1,4 @@
-"""`isthmus fleet`: write files for Kubernetes and Docker from the templates in `templates/`."""
+"""`isthmus infra fleet`: write files for Kubernetes and Docker from the templates in `templates/`."""
 
 import json
 import math
@@ -99,7 +99,9 @@ def _written(out: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        raise DataError(str(out / NOTE), f"cannot be read ({error})", expected="what `isthmus fleet` wrote") from error
+        raise DataError(
+            str(out / NOTE), f"cannot be read ({error})", expected="what `isthmus infra fleet` wrote"
+        ) from error
     # Never touch files outside the folder, even if the note lists them.
     return {
         name: checksum

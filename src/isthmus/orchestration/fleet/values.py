@@ -131,7 +131,7 @@ def _server_settings(project: Project) -> str:
         "limits": server.limits,
         "batch": project.settings.profiles.serving.batch,
         "public_key": project.public_key,
-        "snapshots": None,  # a file host serves them: `isthmus snapshot --to`
+        "snapshots": None,  # a file host serves them: `isthmus features snapshot --to`
         "latency": None,  # no training runs on the same machine
         "latency_objective_ms": project.settings.latency_objective_ms,
         "freshness_objective_seconds": project.freshness_objectives(),

@@ -1,4 +1,4 @@
-"""`isthmus deploy` and `isthmus rollback`. Running servers load a new deployment on their own."""
+"""`isthmus deploy` and `isthmus deploy rollback`. Running servers load a new deployment on their own."""
 
 import http.client
 import json
@@ -166,7 +166,7 @@ def _await_switch(project: Project, deployment: Deployment) -> str:
                 if any((model["package"], model.get("candidate", {}).get("package")) == expected for model in models):
                     return "has switched"
                 if any(model.get("undone", {}).get("package") == deployment.digest for model in models):
-                    return "has switched and rolled the deployment back: see `isthmus history`"
+                    return "has switched and rolled the deployment back: see `isthmus deploy history`"
                 message = f"has not switched: {answer.get('refused') or 'it still serves the previous package'}"
                 time.sleep(_PAUSE_SECONDS)
     except (OSError, http.client.HTTPException, ValueError):

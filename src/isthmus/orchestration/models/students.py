@@ -1,4 +1,4 @@
-"""`isthmus distill`, `isthmus search`, `isthmus export` and `isthmus ladder`.
+"""`isthmus distill`, `isthmus model search`, `isthmus model export` and `isthmus model ladder`.
 
 Without a name, each works on the project's only distillation.
 """
@@ -268,7 +268,7 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
     student = artifacts.models / package.manifest.model
     if not student.exists():
         raise DataError(str(student), "is missing, and cannot be restored from the package",
-                        remedy="run `isthmus distill` and `isthmus export`")  # fmt: skip
+                        remedy="run `isthmus distill` and `isthmus model export`")  # fmt: skip
     material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
     with project.importing():
         yield restored(material, student)
@@ -337,7 +337,7 @@ def require_boundary(project: Project, declared: Distillation) -> None:
             f"boundary card of {declared.name}",
             f"serving was measured with {', '.join(f'{name} {half[name]}' for name in differing)}",
             expected=", ".join(f"{name} {served[name]}" for name in differing),
-            remedy="run `isthmus export`",
+            remedy="run `isthmus model export`",
         )
 
 

@@ -26,7 +26,7 @@ def require_bounds(result: Production, page: Path) -> None:
         raise GateFailed(
             f"production of {result.model}", "; ".join(map(describe, broken)),
             expected="; ".join(map(requirement, broken)),
-            remedy=f"open {page}; `isthmus rollback` restores the previous package",
+            remedy=f"open {page}; `isthmus deploy rollback` restores the previous package",
         )  # fmt: skip
     if result.undone:
         raise GateFailed(f"production of {result.model}", result.undone, expected="a loss within its bound",

@@ -1,4 +1,4 @@
-"""Measure recorded answers by the labels known since, and their drift from training (`isthmus monitor`)."""
+"""Measure recorded answers by the labels known since, and their drift from training (`isthmus answers monitor`)."""
 
 import math
 from collections import Counter

@@ -151,7 +151,7 @@ def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
     if not result.packages:
         yield Paragraph("The table of recorded answers has no answer of this model. To record answers, add")
         yield Code("[server.record]", "isthmus.toml")
-        yield Paragraph("and restart the server. Then run `isthmus recorded` to collect the answers.")
+        yield Paragraph("and restart the server. Then run `isthmus answers collect` to collect the answers.")
     else:
         named: list[tuple[Text, Quality]] = [
             ((code(package.package[:12]), f" {package.precision}"), package) for package in result.packages

@@ -1,4 +1,4 @@
-"""`isthmus plan`: estimate time and cost of training and serving on each device, and recommend one.
+"""`isthmus infra plan`: estimate time and cost of training and serving on each device, and recommend one.
 
 Measured minus estimated time on this host gives the overhead per call, which is assumed to be the same on all devices.
 """

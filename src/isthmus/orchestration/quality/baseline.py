@@ -95,7 +95,7 @@ def references(project: Project, view: ViewContract) -> list[ReferenceStatistics
             continue
         except (ValueError, msgspec.MsgspecError) as error:
             raise DataError(f"training set of {name}", f"its statistics cannot be read ({error})",
-                            remedy="run `isthmus training-set`") from error  # fmt: skip
+                            remedy="run `isthmus features training-set`") from error  # fmt: skip
         rows = measured.views.get(view.name)
         if rows is not None and rows.contract == view.hash:
             references.append(

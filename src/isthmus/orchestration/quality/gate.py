@@ -40,7 +40,7 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
         with offline.reading(history.view.table):
             broken += [str(finding) for finding in findings(project, name, history.data) if not finding.passed]
     if broken:
-        remedy = "run `isthmus quality`, then fix the rows or the expectation; nothing was written"
+        remedy = "run `isthmus features quality`, then fix the rows or the expectation; nothing was written"
         raise failure("materialize", broken, remedy)
 
 

@@ -1,4 +1,4 @@
-"""Statistics of the offline tables, their expectations, and their drift (`isthmus quality`)."""
+"""Statistics of the offline tables, their expectations, and their drift (`isthmus features quality`)."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -113,7 +113,7 @@ def require_quality(report: QualityReport) -> None:
     """Raise GateFailed with every broken expectation and every drift."""
     if wrong := [*map(str, report.broken()), *report.drifted()]:
         raise gate.failure("quality", wrong, "check the rows and their sources; if the world has changed, run "
-                           "`isthmus training-set`")  # fmt: skip
+                           "`isthmus features training-set`")  # fmt: skip
 
 
 def _drift(history: ViewHistory, reference: ReferenceStatistics, after: int | None, until: int | None) -> ViewDrift:

@@ -1,4 +1,4 @@
-"""Collect recorded answers from the servers' spool into the table (`isthmus recorded`).
+"""Collect recorded answers from the servers' spool into the table (`isthmus answers collect`).
 
 Each commit first appends answers together with the number of each process's last batch, then deletes the segments that
 are complete. The next run finishes whatever a killed run left.
@@ -174,7 +174,7 @@ def absence(project: Project, identity: str) -> RequestError:
         remedy = "check the metric `isthmus_dropped_answers_total`, and raise `memory_mb` or `spool_mb`"
         return RequestError(where, problem, remedy=remedy)
     if run and any(path.name.startswith(f"{run}-") for path in segments(project.spool)):
-        return RequestError(where, "is not in the table yet", remedy="run `isthmus recorded`")
+        return RequestError(where, "is not in the table yet", remedy="run `isthmus answers collect`")
     return RequestError(
         where, "is not in the table",
         remedy="check that it was recorded; it may have been dropped, lost with a killed server, or be older than "

@@ -174,7 +174,7 @@ class Causes:
             return Cause.HISTORY, f"the row of {_at(was.event)} was removed from the history"
         return Cause.PUSH, (
             f"the row of {_at(was.event)}, known since {_at(was.known)}, is not in the history: it was written "
-            "only to Redis, or waits for `isthmus collect`"
+            "only to Redis, or waits for `isthmus pushes collect`"
         )
 
     def _ahead(self, recorded: Recorded) -> dict[int, int]:

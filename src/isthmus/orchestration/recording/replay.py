@@ -1,4 +1,4 @@
-"""Recompute recorded answers from the history and the packages, and compare them bit by bit (`isthmus replay`).
+"""Recompute recorded answers from the history and the packages, and compare them bit by bit (`isthmus answers replay`).
 
 The rows of each answer are joined from the offline tables at its moment, and its request transforms and model run over
 them. Every difference is reported with a cause.
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from isthmus.features import clock
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, PackageError, RequestError
 from isthmus.features.offline.history import ViewHistory
@@ -91,29 +90,29 @@ class Replay:
 
 
 def replay(
-    project: Project, identity: str | None = None, between: tuple[datetime, datetime] | None = None, *,
+    project: Project, identity: str | None = None, *, first: datetime | None = None, end: datetime | None = None,
     package: Path | None = None, progress: Progress = silent,
 ) -> Replay:  # fmt: skip
-    """Recompute the answer with an id, or all answers in a half-open time range.
+    """Recompute the answer with an id, or all answers from `first` on and before `end`.
 
-    If `package` is set, it replaces the package that answered.
+    Moments without a time zone are in UTC. If `package` is set, it replaces the package that answered.
 
     Raises:
-        RequestError: no such answer is recorded, the range is empty, or not exactly one of `identity` and `between` is
-            set.
+        RequestError: no such answer is recorded, the range is empty, or neither or both of an id and a range are given.
         DataError: the table cannot be read.
         DependencyError: an answer is a generated text and the extra `generate` is not installed.
         PackageError: `package` is not a valid package folder.
     """
-    if (identity is None) == (between is None):
-        raise RequestError("replay", "needs an answer id or a time range, not both", expected="ID, or --between A B")
-    condition = ds.field("id") == identity
-    if between is not None:
-        first, end = (clock.micros(_zoned(moment)) for moment in between)
-        if first >= end:
-            raise RequestError("range", "is empty", expected="a start before the end")
-        first, end = (pa.scalar(moment, pa.int64()).cast(pa.timestamp("us", tz="UTC")) for moment in (first, end))
-        condition = (ds.field("at") >= first) & (ds.field("at") < end)
+    if (identity is None) == (first is None and end is None):
+        raise RequestError("replay", "needs an answer id or a time range", expected="ID, or --from and --to")
+    first, end = _zoned(first), _zoned(end)
+    if first and end and first >= end:
+        raise RequestError("range", "is empty", expected="a start before the end")
+    condition = ds.field("id") == identity if identity is not None else ds.scalar(True)
+    if first:
+        condition &= ds.field("at") >= first
+    if end:
+        condition &= ds.field("at") < end
     if package is not None:
         open_package(package)
     progress("reading recorded answers", 0.0)
@@ -122,7 +121,7 @@ def replay(
         if identity is not None:
             raise absence(project, identity)
         raise RequestError("recorded answers", "the table has none in that time range",
-                           remedy="run `isthmus recorded`; answers older than `keep_days` are deleted")  # fmt: skip
+                           remedy="run `isthmus answers collect`; answers older than `keep_days` are gone")  # fmt: skip
     return _Replay(project, answers, package, progress).run()
 
 
@@ -134,8 +133,8 @@ def require_same(report: Replay) -> None:
                          expected="all the same")  # fmt: skip
 
 
-def _zoned(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+def _zoned(moment: datetime | None) -> datetime | None:
+    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @dataclass(slots=True)

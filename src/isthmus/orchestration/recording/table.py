@@ -186,12 +186,12 @@ class RecordedAnswers:
         except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
             if isinstance(error, CommitFailedError):
                 raise DataError("recorded answers", "another process wrote to them at the same time",
-                                remedy="nothing is lost: run `isthmus recorded` again") from error  # fmt: skip
+                                remedy="nothing is lost: run `isthmus answers collect` again") from error  # fmt: skip
             if refusal := unavailable("recorded answers", self.path, error):
                 raise refusal from error
             raise DataError(
                 "recorded answers", f"{self.path} cannot be written ({first_line(error)})",
-                remedy="nothing is lost: fix the cause, then run `isthmus recorded` again",
+                remedy="nothing is lost: fix the cause, then run `isthmus answers collect` again",
             ) from error  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`isthmus collect`: move pushed rows from Redis to the offline tables."""
+"""`isthmus pushes collect`: move pushed rows from Redis to the offline tables."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -105,7 +105,7 @@ def _problems(project: Project, table: str, counts: CollectedPushes) -> Iterator
         where = f"they are set aside in Redis as {pushes.aside(project.name, table).decode()}"
         yield (
             f"{counts.aside:,} pushed rows of {table} cannot be collected (the last one {counts.why}): {where}; "
-            "`isthmus collect --again` retries them"
+            "`isthmus pushes collect --again` retries them"
         )
 
 

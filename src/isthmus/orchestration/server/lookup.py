@@ -1,4 +1,4 @@
-"""`isthmus lookup`: look up features as the API does, without a server."""
+"""`isthmus features lookup`: look up features as the API does, without a server."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -35,7 +35,7 @@ def push(
         rows: join keys, `event_timestamp`, every feature, and optionally `known_at` (default: now), as a mapping of
             column names to lists, an Arrow table, or a pandas or Polars frame.
         to: "online_and_offline" writes to the online store at once and to the offline table with the next
-            `isthmus collect`; "offline" and "online" write to one of them.
+            `isthmus pushes collect`; "offline" and "online" write to one of them.
 
     Returns:
         `rows`, the number of rows, and `written`, the number of rows that changed the online store.

@@ -1,4 +1,4 @@
-"""`isthmus snapshot`: write a service's stored features for devices, as a signed file and deltas to it."""
+"""`isthmus features snapshot`: write a service's stored features for devices, as a signed file and deltas to it."""
 
 import os
 import statistics
@@ -251,7 +251,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
     with place.locked():
         latest = place.latest()
         if latest is None:
-            raise DataError(f"snapshot of {service.name}", "does not exist", remedy="run `isthmus snapshot`")
+            raise DataError(f"snapshot of {service.name}", "does not exist", remedy="run `isthmus features snapshot`")
         newest = place.snapshot(latest.snapshot)
         deltas = {f"{service.name}.{digest[:SHORT]}": place.delta(digest, latest) for digest in latest.earlier}
         # Devices that are up to date also request a delta, so write an empty one.

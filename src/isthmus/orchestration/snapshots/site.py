@@ -1,4 +1,4 @@
-"""`isthmus page`: write a static web page that runs the last package in the browser."""
+"""`isthmus package page`: write a static web page that runs the last package in the browser."""
 
 import hashlib
 import json
@@ -101,7 +101,7 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
     if manifest.device is None:
         return {}
     service, key, where = manifest.device.service, signer(project).public_key, f"snapshot of {manifest.device.service}"
-    remedy = "run `isthmus snapshot`"
+    remedy = "run `isthmus features snapshot`"
     if manifest.device.owner is None:
         copy(project, service, folder / _SNAPSHOTS)
         data = (folder / _SNAPSHOTS / service).read_bytes()
@@ -110,7 +110,7 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
     header, _ = read_header(data, where)
     if header.hash != manifest.device.hash or (header.owner and header.owner[0]) != manifest.device.owner:
         raise DataError(where, f"has another contract or owner than the package: {header.hash[:12]}",
-                        expected=manifest.device.hash[:12], remedy=f"{remedy}, and `isthmus export`")  # fmt: skip
+                        expected=manifest.device.hash[:12], remedy=f"{remedy}, and `isthmus model export`")  # fmt: skip
     views = kept_views(project.applied(), service)
     try:
         require_sealed(read_snapshot(data, views, where), key, where)

@@ -23,7 +23,7 @@ def training_data(
 
     Reads the current tables. Rows are computed when they are read: `.table()` and `.reader()` return Arrow, `.pandas()`
     a DataFrame whose integers stay integers beside nulls, `.torch()` tensors. `.write(folder)` writes Parquet and a
-    record that `isthmus training-set --like` reproduces.
+    record that `isthmus features training-set --like` reproduces.
 
     Args:
         project: the project, or its folder.

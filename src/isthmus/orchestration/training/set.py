@@ -1,4 +1,4 @@
-"""Write the training set of a distillation (`isthmus training-set`)."""
+"""Write the training set of a distillation (`isthmus features training-set`)."""
 
 from pathlib import Path
 

@@ -103,12 +103,12 @@ def compare_snapshot(
     place = shelf(project, service)
     latest = place.latest()
     if latest is None:
-        return ComparedSnapshot(skipped="none was written: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped="none was written: run `isthmus features snapshot`")
     fingerprints = {history.view.name: history.fingerprint for history in histories}
     if any(fingerprints.get(view) != fingerprint for view, fingerprint in latest.tables.items()):
-        return ComparedSnapshot(skipped="it is older than the tables: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped="it is older than the tables: run `isthmus features snapshot`")
     if device.owner != (latest.owner and latest.owner[0]):
-        return ComparedSnapshot(skipped="its `owner` has changed: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped="its `owner` has changed: run `isthmus features snapshot`")
     views, compared = kept_views(contract, service), dict[str, Mapping[str, FeatureVerdict]]()
     try:
         key = signer(project).public_key
@@ -129,7 +129,7 @@ def compare_snapshot(
         return ComparedSnapshot(skipped="a newer one has just replaced it: verify again")
     if (old := at - file.header.made) > (allowed := device.age // MICROSECOND):
         minutes = f"{old / 60e6:,.0f} minutes old, and devices accept at most {allowed / 60e6:,.0f}"
-        return ComparedSnapshot(skipped=f"it is {minutes}: run `isthmus snapshot`")
+        return ComparedSnapshot(skipped=f"it is {minutes}: run `isthmus features snapshot`")
     by_name = {history.view.name: history for history in histories}
     offline = project.offline_store()
     for view in views:
@@ -173,7 +173,7 @@ def _read_owners(
 def _require_current(header: Header, contract: Contract) -> None:
     if header.hash != (current := contract.service(header.service).hash):
         problem = f"it has contract {header.hash[:12]}, and {header.service} has {current[:12]}"
-        raise _OtherContract(f"{problem}: run `isthmus snapshot`")
+        raise _OtherContract(f"{problem}: run `isthmus features snapshot`")
 
 
 def device_rows(

@@ -63,7 +63,9 @@ def recompute(
     compared, singly = {}, {}
     for name, transform in transforms.items():
         if examples.computed.get(name, {}).get("hash") != transform.hash:
-            skipped[name] = f"training set {examples.id} was made before it changed: run `isthmus training-set`"
+            skipped[name] = (
+                f"training set {examples.id} was made before it changed: run `isthmus features training-set`"
+            )
             continue
         declaration = project.definitions.transforms[name]
         engine = _Engine(transform, declaration, contract, table, keys)

@@ -162,7 +162,7 @@ class _Verification:
         samples |= {} if rows is None else {"rows of request transforms": rows}
         if self.declared and not self.package:
             blocked = Artifacts(self.project, self.declared).blocked()
-            no_package = blocked or "no exported package can run under this contract: run `isthmus export`"
+            no_package = blocked or "no exported package can run under this contract: run `isthmus model export`"
             skipped = {"the package": no_package} | skipped
         skipped = {**skipped, **({"the snapshot": snapshot.skipped} if snapshot.skipped else {})}
         parts = self._package(histories, device)
@@ -227,10 +227,10 @@ def _remedy(verdict: Verdict) -> str:
     if differing.intersection(verdict.tables) or not verdict.differing:
         return "run `isthmus build` and `isthmus materialize --full`, then verify again"
     if any(name.startswith(f"{SNAPSHOT} ") for name in differing):
-        return "run `isthmus snapshot`, then verify again"
+        return "run `isthmus features snapshot`, then verify again"
     package = (*verdict.files.values(), *verdict.inputs.values(), *verdict.device.values())
     if not differing and any(part.differing for part in package):
-        return "run `isthmus export`, then verify again"
+        return "run `isthmus model export`, then verify again"
     if not differing:
         return (
             "a row has different values alone than in a batch: run `isthmus apply` if the graph is older than this "
@@ -238,5 +238,5 @@ def _remedy(verdict: Verdict) -> str:
         )
     return (
         "an engine and a graph may differ in the last digits of some functions (docs/row-functions.md): give the "
-        "field a tolerance. If the engine is newer, run `isthmus training-set` and `isthmus export` again"
+        "field a tolerance. If the engine is newer, repeat `isthmus features training-set` and `isthmus model export`"
     )

@@ -1,4 +1,4 @@
-// Service worker that caches the files of a page, so that it opens offline. `isthmus page` fills in VERSION and FILES.
+// Service worker that caches the files of a page, so that it opens offline. `isthmus package page` fills in VERSION and FILES.
 // Stored features are not cached here; they are in a browser database, with their age.
 
 const VERSION = "";

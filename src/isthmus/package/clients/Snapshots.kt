@@ -78,7 +78,7 @@ class Row(val status: Status, val event: Long?, val known: Long?, val values: Ma
  * @param url address of the snapshot, on a server or as a file.
  * @param key public key in PEM that the snapshot must be signed with.
  * @param folder for the last good snapshot, which is checked when it is opened; created if it is missing.
- * @param files true if deltas are files next to it, as written by `isthmus snapshot --to`.
+ * @param files true if deltas are files next to it, as written by `isthmus features snapshot --to`.
  * @param headers headers to send with each request, such as an API key.
  * @param owner value of the join key that the device names as owner; only if it names one.
  * @param now current time in microseconds since 1970 UTC.

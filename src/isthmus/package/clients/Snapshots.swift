@@ -78,7 +78,7 @@ public final class Snapshots: @unchecked Sendable {
     ///   - url: of the snapshot: a server's, or that of a file.
     ///   - key: whose owner must have signed it: a public key in PEM.
     ///   - folder: for the last good snapshot, which is checked when it is opened; created if it is missing.
-    ///   - files: whether differences are files beside it, as `isthmus snapshot --to` writes them.
+    ///   - files: whether differences are files beside it, as `isthmus features snapshot --to` writes them.
     ///   - headers: of every request, such as an API key.
     ///   - owner: the value of the join key that the device names as owner, whose rows it has; only where it names one.
     ///   - now: the time in microseconds since 1970 UTC.

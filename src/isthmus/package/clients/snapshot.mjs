@@ -322,7 +322,7 @@ export class Snapshots {
    *
    * @param device `device` of the package's manifest.
    * @param url address of the snapshot, on a server or as a file.
-   * @param files true if deltas are files next to it, as written by `isthmus snapshot --to`.
+   * @param files true if deltas are files next to it, as written by `isthmus features snapshot --to`.
    * @param key public key in PEM that the snapshot must be signed with.
    * @param headers headers to send with each request, such as an API key.
    * @param now current time in microseconds since 1970 UTC, a BigInt.

@@ -224,7 +224,7 @@ class Owners:
             yield
         except (sqlite3.Error, struct.error, msgspec.MsgspecError, TypeError, ValueError, StopIteration,
                 LookupError) as error:  # fmt: skip
-            raise DataError(self._where, f"is damaged ({error})", remedy="run `isthmus snapshot`") from error
+            raise DataError(self._where, f"is damaged ({error})", remedy="run `isthmus features snapshot`") from error
 
 
 def _blob(value: object) -> bytes:
@@ -247,6 +247,6 @@ def open_owners(file: Path) -> Iterator[Owners]:
     except sqlite3.Error as error:
         if not file.exists():
             raise FileNotFoundError(errno.ENOENT, "does not exist", str(file)) from error
-        raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus snapshot`") from error
+        raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus features snapshot`") from error
     with closing(db):
         yield Owners(db, str(file))

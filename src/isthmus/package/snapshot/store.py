@@ -75,7 +75,7 @@ class Shelf:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus snapshot`") from error
+            raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus features snapshot`") from error
 
     def before(self) -> Latest | None:
         """Return the description of the snapshot to replace, or None if it cannot be read."""
@@ -97,7 +97,7 @@ class Shelf:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             if _sha256(path, status.st_ino, status.st_ctime_ns, status.st_size) != digest:
-                raise DataError(str(path), "is damaged: its SHA-256 differs", remedy="run `isthmus snapshot`")
+                raise DataError(str(path), "is damaged: its SHA-256 differs", remedy="run `isthmus features snapshot`")
             return file.read()
 
     def delta(self, digest: str, latest: Latest) -> bytes:

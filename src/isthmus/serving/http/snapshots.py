@@ -103,7 +103,7 @@ def _files(shelf: Shelf | None, service: str, value: str | None, since: str | No
     raise NotFoundError(
         f"snapshot of {service}",
         "does not exist",
-        remedy="if the service declares a `device`, run `isthmus snapshot` on the server",
+        remedy="if the service declares a `device`, run `isthmus features snapshot` on the server",
     )
 
 

@@ -1,4 +1,4 @@
-"""Gauges of production quality, read from the file that `isthmus monitor` writes."""
+"""Gauges of production quality, read from the file that `isthmus answers monitor` writes."""
 
 import time
 from collections.abc import Iterator, Mapping

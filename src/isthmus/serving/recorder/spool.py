@@ -1,7 +1,7 @@
 """The folder of recorded answers waiting to be collected: segments, each written by one process.
 
 A process locks the segment that it writes to and loses the lock when it ends, so a segment that can be locked is
-complete. `isthmus recorded` removes such a segment once its answers are in the table.
+complete. `isthmus answers collect` removes such a segment once its answers are in the table.
 """
 
 import errno

@@ -128,7 +128,7 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
         if decision := read_decision(file, current):
             raise GateFailed(f"package {current.digest[:12]}", f"was given up: {decision.why}",
                              expected="a deployment to try a package beside",
-                             remedy="deploy again once the server has gone back, or `isthmus rollback`")  # fmt: skip
+                             remedy="deploy again when the server is back, or `isthmus deploy rollback`")  # fmt: skip
         objective = profile.latency_objective_ms
         candidate = CandidateDeployment(deployment=deployment, share=share, latency_objective_ms=objective)
         # Only one trial runs at a time: the server keeps one model on standby.
@@ -156,11 +156,11 @@ def promote(
         candidate = _beside(file).candidate
         if candidate is None:
             raise GateFailed(str(file), "has no candidate", expected="a candidate to promote",
-                             remedy="run `isthmus deploy --shadow`, or with `--canary SHARE`")  # fmt: skip
+                             remedy="run `isthmus deploy shadow`, or with `--canary SHARE`")  # fmt: skip
         if decision := read_decision(file, candidate.deployment):
             where = f"package {candidate.deployment.digest[:12]}"
             raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that still runs",
-                             remedy="run `isthmus rollback` to drop it")  # fmt: skip
+                             remedy="run `isthmus deploy rollback` to drop it")  # fmt: skip
         deployment = _verified(rollout, candidate.deployment, generations, at, public_key)
         rollout.switch(file, _on_probation(file, deployment, probation_seconds, candidate.latency_objective_ms))
         history.add(Event(at=at, action="promote", deployment=deployment, why=why))
@@ -342,10 +342,10 @@ def _earlier(file: Path, events: list[Event], current: Deployment | None, to: st
             expected = one_of(digest[:12] for digest in known) if known else "a deployment; nothing was ever deployed"
             what = f"{len(matches)} packages of the history begin" if matches else "no package of the history begins"
             raise GateFailed(str(file), f"{what} with {to!r}", expected=expected,
-                             remedy="see `isthmus history`")  # fmt: skip
+                             remedy="see `isthmus deploy history`")  # fmt: skip
         if current is not None and current.digest == matches[0]:
             raise GateFailed(str(file), f"package {matches[0][:12]} is already in force", expected="another package",
-                             remedy="see `isthmus history`")  # fmt: skip
+                             remedy="see `isthmus deploy history`")  # fmt: skip
         return known[matches[0]]
     if current is None:
         raise GateFailed(str(file), "nothing is deployed", expected="a deployment to go back from",
@@ -353,7 +353,9 @@ def _earlier(file: Path, events: list[Event], current: Deployment | None, to: st
     before = succession(events)[:-1]
     if current.undone is not None:
         # The user may mean the deployment that failed, which is no longer in force.
-        further = f"run `isthmus rollback --to {before[-1].digest[:12]}`" if before else "no earlier deployment exists"
+        further = (
+            f"run `isthmus deploy rollback --to {before[-1].digest[:12]}`" if before else "no earlier deployment exists"
+        )
         raise GateFailed(str(file), f"the server has gone back by itself: {current.undone.why}",
                          expected="--to with a package, to go further back",
                          remedy=further)  # fmt: skip

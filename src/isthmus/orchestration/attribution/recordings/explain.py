@@ -1,4 +1,4 @@
-"""Explain row by row why a recorded prediction differs from the ideal one (`isthmus explain`)."""
+"""Explain row by row why a recorded prediction differs from the ideal one (`isthmus answers explain`)."""
 
 from typing import Any
 

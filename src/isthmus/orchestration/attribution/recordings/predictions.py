@@ -55,7 +55,7 @@ def predictions(project: Project, declared: Distillation, days: Days | None = No
         raise RequestError(
             f"recorded answers of {declared.name}",
             f"the table has no prediction{'' if days is None else f' from {days}'}{f' ({why})' if why else ''}",
-            expected="predictions of a server that has `[server.record]`", remedy="run `isthmus recorded`",
+            expected="predictions of a server that has `[server.record]`", remedy="run `isthmus answers collect`",
         )  # fmt: skip
     last = own.slice(int(np.argmax(own["at"].cast(pa.int64()).to_numpy())), 1).to_pylist()[0]
     part, precision = (
@@ -84,7 +84,7 @@ def prediction(project: Project, identity: str) -> PackagePredictions:
     if first["route"] != PREDICT:
         kind = {"lookup": "is a lookup", "generate": "is a text"}.get(first["route"], "has tensors")
         raise RequestError(f"answer {identity}", f"{kind} and has no score", expected="the id of a prediction",
-                           remedy=f"run `isthmus replay {identity}`")  # fmt: skip
+                           remedy=f"run `isthmus answers replay {identity}`")  # fmt: skip
     return PackagePredictions(Origins(project).package(first["package"]), _precision(first["variant"]), part, {})
 
 

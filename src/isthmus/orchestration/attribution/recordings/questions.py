@@ -149,8 +149,8 @@ def recorded_rows(
         [name for name in reader.request if name in served.column_names], left_out,
     )  # fmt: skip
     known, alike = (np.concatenate([getattr(part, name) for part in parts]) for name in ("known", "alike"))
-    found = found.keep(known, "the row that Redis returned is not in the history: see `isthmus replay`")
-    found = found.keep(alike[known], "the model was fed different inputs: see `isthmus replay`")
+    found = found.keep(known, "the row that Redis returned is not in the history: see `isthmus answers replay`")
+    found = found.keep(alike[known], "the model was fed different inputs: see `isthmus answers replay`")
     _require(len(found.scores), declared, found.left_out)
     return found
 
@@ -276,7 +276,7 @@ class _Reader:
             pa.table({**table, **dict(zip(types, as_table[0].columns, strict=True))}), as_table[1], as_table[1],
             recorded.outputs.astype(np.float64), found.known,
             digests(fed) == recorded.digest.view(np.uint64),
-            {"their requests cannot be read: see `isthmus replay`": unread} if unread else {},
+            {"their requests cannot be read: see `isthmus answers replay`": unread} if unread else {},
         )  # fmt: skip
 
     def _key(

@@ -1,4 +1,4 @@
-"""Output of `isthmus distill` and `isthmus search`."""
+"""Output of `isthmus distill` and `isthmus model search`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

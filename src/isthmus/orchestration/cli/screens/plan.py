@@ -1,4 +1,4 @@
-"""Output of `isthmus plan`."""
+"""Output of `isthmus infra plan`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Output of `isthmus replay`."""
+"""Output of `isthmus answers replay`."""
 
 from collections.abc import Iterator
 
