@@ -96,6 +96,16 @@ def test_help_names_every_verb_in_a_group_and_cuts_no_sentence() -> None:
             assert "..." not in text.partition("Options:")[2]
 
 
+def test_the_reference_lists_every_command() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
+    rows = re.findall(
+        r"^\| (?:`([a-z]+)` )?\| (`.*) \|$", page.partition("## Commands")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    assert {group: re.findall("`([a-z-]+)`", names) for group, names in rows} == {
+        "": VERBS, **{group: sorted(names) for group, names in COMMANDS.items()}
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("verb", [*EVERY, *([group] for group in COMMANDS)], ids=" ".join)
 def test_every_verb_has_help(verb: list[str]) -> None:
     done = run(*verb, "--help")
