@@ -319,8 +319,8 @@ class Distillation:
         owner: who is responsible for the model, an email address or "team:NAME".
         bounds: gates checked after packaging, also as checks in Dagster. `isthmus model attribute` checks bounds on a
             stage and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus answers monitor` checks
-            bounds on recorded predictions once their labels are known, such as "production.auc" (docs/production.md). A bound on
-            what a deployment loses against the package before it, such as "lost.auc", rolls the deployment back.
+            bounds on recorded predictions once their labels are known, such as "production.auc" (docs/production.md). A
+            bound on what a deployment loses against the package before it, such as "lost.auc", rolls it back.
         monitor: rules for matching recorded predictions with labels that become known later.
     """
 
