@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from isthmus.orchestration.graph.component import IsthmusProjectComponent
     from isthmus.orchestration.graph.resource import IsthmusResource
     from isthmus.orchestration.graph.translator import IsthmusTranslator
-    from isthmus.orchestration.step import AssetNode
+    from isthmus.orchestration.steps.step import AssetNode
 
 __all__ = [
     "AssetNode",
@@ -25,6 +25,6 @@ __getattr__, __dir__ = lazily(
         "isthmus.orchestration.graph.component": "IsthmusProjectComponent",
         "isthmus.orchestration.graph.resource": "IsthmusResource",
         "isthmus.orchestration.graph.translator": "IsthmusTranslator",
-        "isthmus.orchestration.step": "AssetNode",
+        "isthmus.orchestration.steps.step": "AssetNode",
     },
 )

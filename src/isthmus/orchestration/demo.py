@@ -22,7 +22,7 @@ from isthmus.orchestration.graph.resource import Context, Results, selection
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import serving
-from isthmus.orchestration.step import REPORT, NodeMaterialization, display_metadata
+from isthmus.orchestration.steps.step import REPORT, NodeMaterialization, display_metadata
 from isthmus.orchestration.verification.client import Client
 
 EXAMPLES = 2

@@ -24,7 +24,7 @@ from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.students import export
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.step import NodeCheck, StepRequest
+from isthmus.orchestration.steps.step import NodeCheck, StepRequest
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
 from tests.distill.packages import resum

@@ -462,7 +462,7 @@ from pathlib import Path
 
 sys.prefix = sys.exec_prefix = sys.argv[2]  # the links lead there: what is installed is not the project's code
 from isthmus.orchestration.graph import child, steps
-from isthmus.orchestration.step import StepRequest
+from isthmus.orchestration.steps.step import StepRequest
 from isthmus.orchestration.project import Project
 
 for module in (steps, *steps.ROOMS):

@@ -23,7 +23,7 @@ from isthmus.orchestration.monitoring.labels import Without
 from isthmus.orchestration.monitoring.monitor import follow, monitor
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import FOLDER
-from isthmus.orchestration.step import NodeCheck, StepRequest
+from isthmus.orchestration.steps.step import NodeCheck, StepRequest
 from isthmus.orchestration.verification.verify import verify
 from tests import commandline
 from tests.orchestration.monitoring.recordings import DAY, HOUR, digest, orders, record

@@ -28,7 +28,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.snapshots.create import KEY, shelf, signer, snapshot
-from isthmus.orchestration.step import NodeCheck, StepRequest
+from isthmus.orchestration.steps.step import NodeCheck, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set

@@ -45,7 +45,7 @@ from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import WebRuntime
 from isthmus.orchestration.server.serve import running, settings
-from isthmus.orchestration.step import NodeMaterialization, StepRequest
+from isthmus.orchestration.steps.step import NodeMaterialization, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client, private_api

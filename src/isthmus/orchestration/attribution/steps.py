@@ -1,6 +1,6 @@
 """Step that checks the bounds of a package on the stages that change its score."""
 
-from isthmus.orchestration.step import Results, Step, Work, plots
+from isthmus.orchestration.steps.step import Results, Step, Work, plots
 
 
 def _attribute(work: Work) -> Results:

@@ -19,8 +19,8 @@ from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import IsthmusResource, StepRunner
 from isthmus.orchestration.graph.steps import STEPS
 from isthmus.orchestration.graph.translator import IsthmusTranslator
-from isthmus.orchestration.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
-from isthmus.orchestration.step import AssetNode, Kind, Pool, Step
+from isthmus.orchestration.steps.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
+from isthmus.orchestration.steps.step import AssetNode, Kind, Pool, Step
 
 RESOURCE = "isthmus"
 _PRIORITIES: dict[Pool, str] = {"serve": "2", "engine": "1", "train": "0"}

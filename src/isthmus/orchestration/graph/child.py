@@ -15,7 +15,7 @@ from dagster_pipes import PipesContext, open_dagster_pipes
 from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.step import (
+from isthmus.orchestration.steps.step import (
     FAILED,
     NodeCheck,
     NodeMaterialization,

@@ -15,7 +15,7 @@ from isthmus.orchestration.graph.assets import build_definitions
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import IsthmusResource
 from isthmus.orchestration.graph.translator import IsthmusTranslator
-from isthmus.orchestration.outline import Outline
+from isthmus.orchestration.steps.outline import Outline
 
 
 class ScaffoldParams(BaseModel):

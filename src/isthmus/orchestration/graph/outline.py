@@ -19,7 +19,8 @@ import msgspec
 
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
 from isthmus.features.files import write_atomically
-from isthmus.orchestration.outline import (
+from isthmus.orchestration.settings import PROCESS_VARIABLES
+from isthmus.orchestration.steps.outline import (
     FORMAT,
     CodeLocation,
     ModelOutline,
@@ -28,7 +29,6 @@ from isthmus.orchestration.outline import (
     SourceOutline,
     ViewOutline,
 )
-from isthmus.orchestration.settings import PROCESS_VARIABLES
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation

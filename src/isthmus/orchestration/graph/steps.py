@@ -13,7 +13,7 @@ from isthmus.orchestration.monitoring import steps as monitoring
 from isthmus.orchestration.quality import steps as quality
 from isthmus.orchestration.recording import steps as recording
 from isthmus.orchestration.snapshots import steps as snapshots
-from isthmus.orchestration.step import REPORT, Asset, Kind, NodeCheck, NodeMaterialization, Step, StepRequest
+from isthmus.orchestration.steps.step import REPORT, Asset, Kind, NodeCheck, NodeMaterialization, Step, StepRequest
 from isthmus.orchestration.tables import steps as tables
 from isthmus.orchestration.training import steps as training
 from isthmus.orchestration.verification import steps as verification

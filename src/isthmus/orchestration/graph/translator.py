@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 
 from isthmus.orchestration.graph.steps import ASSETS
-from isthmus.orchestration.outline import CodeLocation
-from isthmus.orchestration.step import AssetNode
+from isthmus.orchestration.steps.outline import CodeLocation
+from isthmus.orchestration.steps.step import AssetNode
 
 
 class IsthmusTranslator:

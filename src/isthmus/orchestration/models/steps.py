@@ -6,8 +6,8 @@ from typing import Any
 from isthmus.features.contract.schema import sha256
 from isthmus.features.document.markdown import to_markdown
 from isthmus.features.errors import GateFailed
-from isthmus.orchestration.outline import ModelOutline
-from isthmus.orchestration.step import Asset, Metadata, Results, Step, Work, plots, table
+from isthmus.orchestration.steps.outline import ModelOutline
+from isthmus.orchestration.steps.step import Asset, Metadata, Results, Step, Work, plots, table
 
 _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 

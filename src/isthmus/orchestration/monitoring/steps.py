@@ -1,6 +1,6 @@
 """Step that checks the production quality of a deployed model."""
 
-from isthmus.orchestration.step import Metadata, Results, Step, Work, plots, table
+from isthmus.orchestration.steps.step import Metadata, Results, Step, Work, plots, table
 
 
 def _monitor(work: Work) -> Results:

@@ -1,6 +1,6 @@
 """Steps that check the offline tables."""
 
-from isthmus.orchestration.step import Metadata, Results, Step, Work, table
+from isthmus.orchestration.steps.step import Metadata, Results, Step, Work, table
 
 HOLDS = "holds_its_contract"
 DRIFT = "resembles_its_training"  # the check that makes a model due for training when it fails

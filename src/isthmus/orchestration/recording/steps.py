@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
-from isthmus.orchestration.outline import Outline
-from isthmus.orchestration.step import Asset, Results, Step, Work
+from isthmus.orchestration.steps.outline import Outline
+from isthmus.orchestration.steps.step import Asset, Results, Step, Work
 
 
 def _collect(work: Work) -> Results:

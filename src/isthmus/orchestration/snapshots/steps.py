@@ -1,7 +1,7 @@
 """Step that writes the files of stored features for devices."""
 
-from isthmus.orchestration.outline import SnapshotOutline
-from isthmus.orchestration.step import Asset, Results, Step, Work
+from isthmus.orchestration.steps.outline import SnapshotOutline
+from isthmus.orchestration.steps.step import Asset, Results, Step, Work
 
 
 def _snapshot(work: Work) -> Results:

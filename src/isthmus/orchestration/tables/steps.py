@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from isthmus.orchestration.outline import ViewOutline
-from isthmus.orchestration.step import Asset, Results, Step, Work
+from isthmus.orchestration.steps.outline import ViewOutline
+from isthmus.orchestration.steps.step import Asset, Results, Step, Work
 
 if TYPE_CHECKING:
     from isthmus.features.offline.history import ViewHistory

@@ -1,7 +1,7 @@
 """Steps that write and check the training set of a model."""
 
-from isthmus.orchestration.outline import ModelOutline
-from isthmus.orchestration.step import Asset, Results, Step, Work
+from isthmus.orchestration.steps.outline import ModelOutline
+from isthmus.orchestration.steps.step import Asset, Results, Step, Work
 
 
 def _training_set(work: Work) -> Results:

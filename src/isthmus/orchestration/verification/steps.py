@@ -1,6 +1,6 @@
 """Step that compares the values of a package with the stores, the API and the devices."""
 
-from isthmus.orchestration.step import Results, Step, Work, plots, table
+from isthmus.orchestration.steps.step import Results, Step, Work, plots, table
 
 _DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")
 

@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.features.document.blocks import cell
 from isthmus.features.progress import Progress
-from isthmus.orchestration.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
+from isthmus.orchestration.steps.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
 
 if TYPE_CHECKING:
     from isthmus.orchestration.project import Project
