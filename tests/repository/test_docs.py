@@ -25,9 +25,9 @@ from dagster._cli import create_dagster_cli
 from feast.repo_config import RepoConfig
 from tree_sitter import Language, Parser
 
+from isthmus.dagster import IsthmusProjectComponent
 from isthmus.orchestration import settings
 from isthmus.orchestration.cli import cli
-from isthmus.orchestration.graph import IsthmusProjectComponent
 from isthmus.orchestration.graph.instance import INSTANCE
 from isthmus.orchestration.planning import devices
 from isthmus.orchestration.project import Project

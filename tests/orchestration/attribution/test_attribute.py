@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
+from isthmus.dagster import build_definitions
 from isthmus.distill.declaration import STAGES
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
@@ -20,7 +21,6 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.attribute import attribute, day_range
 from isthmus.orchestration.attribution.report import Attribution
 from isthmus.orchestration.attribution.stages import DISTILLATION, PRECISION, RUNTIME, SKEW, STALENESS
-from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.students import export
 from isthmus.orchestration.project import Project

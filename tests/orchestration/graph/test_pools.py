@@ -11,7 +11,7 @@ import pytest
 import yaml
 from dagster_pipes import DAGSTER_PIPES_CONTEXT_ENV_VAR, DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_env_var
 
-from isthmus.orchestration.graph import build_definitions
+from isthmus.dagster import build_definitions
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.resource import CHILD
 from isthmus.orchestration.project import Project

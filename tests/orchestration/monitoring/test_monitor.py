@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from isthmus.dagster import build_definitions
 from isthmus.distill.evaluation import metrics
 from isthmus.features import clock
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Production, production_file
-from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.monitoring.bounds import KEEPS, LIKE, require_bounds
