@@ -183,8 +183,7 @@ class Objective(nn.Module):
         """Compute every term once, without gradients, before the first step.
 
         Raises a ConfigurationError that lists all problems: outputs that are missing or do not fit, and losses that are
-        not
-        scalars.
+        not scalars.
         """
         problems = []
         for name, term in self.terms.items():
@@ -214,10 +213,8 @@ class Objective(nn.Module):
         """Return the total of a batch, and each term's unweighted value, detached, for logs.
 
         A term with weight 0 is not computed and has no value. Synchronizes with a GPU to check the total, since a step
-        with a
-        non-finite total would ruin the student. `labels` may be None if no term uses them; `progress` is the finished
-        share of
-        training, 0 to 1.
+        with a non-finite total would ruin the student. `labels` may be None if no term uses them; `progress` is the
+        finished share of training, 0 to 1.
 
         Raises:
             ConfigurationError: every weight is 0, a weight is not finite, or outputs are missing or do not fit.
