@@ -260,7 +260,7 @@ def _cron(seconds: float) -> str:
 
 
 def _model(project: "Project", declared: "Distillation") -> ModelOutline:
-    from isthmus.distill.declaration import MONITORED, STAGES
+    from isthmus.distill.gates import MONITORED, STAGES
 
     contract, profiles = project.definitions.contract, project.settings.profiles
     read = {
