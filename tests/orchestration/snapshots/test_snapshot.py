@@ -21,11 +21,11 @@ from isthmus.features.values.entitykey import decode_values
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.cli.cli import app
-from isthmus.orchestration.graph.events import NodeMaterialization, StepRequest
 from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.create import copy, shelf, signer, snapshot, undisclosed
+from isthmus.orchestration.steps.step import NodeMaterialization, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.package.snapshot.delta import applied
