@@ -18,7 +18,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from isthmus import DataError, GateFailed
 from isthmus.distill.reports import boundary_card, images, model_card, page, require_boundary, warnings
-from isthmus.distill.reports.plots import Axis, axis
+from isthmus.features.document.charts import Axis, axis
 from isthmus.distill.reports.report import (
     GateRecord,
     ModelRecord,

@@ -2,10 +2,9 @@
 
 from isthmus.distill.reports.boundarycard import boundary_card, require_boundary
 from isthmus.distill.reports.comparison import comparison, explained, legend, measures
-from isthmus.distill.reports.figures import images
 from isthmus.distill.reports.findings import teacher_gain, warnings
 from isthmus.distill.reports.modelcard import model_card
-from isthmus.distill.reports.page import page
+from isthmus.distill.reports.page import images, page
 from isthmus.distill.reports.report import Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_page
 

@@ -14,12 +14,12 @@ from isthmus.features.document.blocks import (
     TableBlock,
     Text,
     bad,
-    bars,
     cell,
     decimal,
     good,
     strong,
 )
+from isthmus.features.document.charts import histogram
 from isthmus.features.document.html import to_html
 from isthmus.features.quality.statistics import FeatureStatistics, ViewStatistics
 from isthmus.orchestration.quality.measure import QualityReport, ViewDrift
@@ -31,15 +31,13 @@ _MEASURES = {
     "wasserstein": "average shift of the values, in standard deviations of the training set",
 }
 _BARS = 24
-_WIDTH, _HEIGHT = 144, 28
-_STYLE = "svg rect { fill: #4a7ab5 }\n"
 
 
 def page(report: QualityReport) -> str:
     verdict = good("passed") if report.passed else bad("failed")
     wrong = [bad(str(sentence)) for sentence in (*report.broken(), *report.drifted())]
     blocks = [Heading(("Feature quality: ", verdict), 1), *([Bullets(wrong)] if wrong else []), *quality_blocks(report)]
-    return to_html("Feature quality", blocks, _STYLE)
+    return to_html("Feature quality", blocks)
 
 
 def quality_blocks(report: QualityReport) -> Iterator[Block]:
@@ -112,4 +110,4 @@ def _plot(feature: FeatureStatistics) -> Figure:
         # Divided by 2 to avoid overflow of the range.
         inside = values[(values >= low) & (values <= high)] / 2
         shares = np.histogram(inside, _BARS, (low / 2, high / 2))[0].tolist() if low < high else [1.0]
-    return Figure(bars(shares, _WIDTH, _HEIGHT), "distribution", width=_WIDTH, height=_HEIGHT)
+    return histogram(shares, "distribution", color="blue", size=(144, 28))
