@@ -17,10 +17,9 @@ from markdown_it import MarkdownIt
 from playwright.sync_api import Page, sync_playwright
 
 from isthmus import DataError, GateFailed
+from isthmus.distill.gates import GateResult
 from isthmus.distill.reports import boundary_card, images, model_card, page, require_boundary, warnings
-from isthmus.features.document.charts import Axis, axis
 from isthmus.distill.reports.report import (
-    GateRecord,
     ModelRecord,
     Report,
     SeedMean,
@@ -32,6 +31,7 @@ from isthmus.distill.reports.report import (
 )
 from isthmus.distill.reports.words import duration, measure, money, number, scaled, share
 from isthmus.features.document.blocks import Paragraph, TableBlock
+from isthmus.features.document.charts import Axis, axis
 from isthmus.features.document.markdown import to_markdown
 from tests.chromium import launch
 from tests.distill.samplereports import HOSTILE, empty, hostile, report, sparse
@@ -301,8 +301,9 @@ def test_what_later_versions_add_is_no_error() -> None:
 def test_the_documentation_names_every_part_of_a_report() -> None:
     written = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", written.split("## report.json")[1]))
-    for part in (Report, ModelRecord, TrainingRun, SeedMean, WorstSlice, GateRecord, TrainingHalf, ServingHalf):
+    for part in (Report, ModelRecord, TrainingRun, SeedMean, WorstSlice, TrainingHalf, ServingHalf):
         assert set(part.__struct_fields__) <= named
+    assert GateResult.__dataclass_fields__.keys() <= named
 
 
 def test_numbers_in_words() -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from isthmus.distill.gates import GateResult
 from isthmus.distill.reports.boundarycard import SCOPE, Prices, age_sentences, halves
 from isthmus.distill.reports.comparison import color, comparison, explained, legend, measures, metrics, worst_slices
 from isthmus.distill.reports.findings import limits, teacher_gain
-from isthmus.distill.reports.report import GateRecord, Report, read_report
+from isthmus.distill.reports.report import Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
 from isthmus.distill.reports.words import between, measure, number, span
 from isthmus.features.document.blocks import (
@@ -81,7 +82,7 @@ def _summary(report: Report) -> Iterable[Paragraph]:
     yield from (Paragraph(strong(sentence)) for sentence in teacher_gain(report))
 
 
-def _conclusion(gates: Sequence[GateRecord]) -> Iterable[Paragraph]:
+def _conclusion(gates: Sequence[GateResult]) -> Iterable[Paragraph]:
     broken = [gate.metric for gate in gates if not gate.holds]
     if broken:
         yield Paragraph(
@@ -91,7 +92,7 @@ def _conclusion(gates: Sequence[GateRecord]) -> Iterable[Paragraph]:
         yield Paragraph(f"The student passed all {len(gates)} gates, so it can be exported.")
 
 
-def _gates(gates: Iterable[GateRecord]) -> Block:
+def _gates(gates: Iterable[GateResult]) -> Block:
     rows: list[list[Text]] = [
         [
             gate.metric,

@@ -57,6 +57,7 @@ _MODULES = {
     "isthmus.transforms.preparation.steps": "isthmus.transforms.steps",
 }
 _OBJECTS = {
+    "isthmus.distill.gates.Gate": "isthmus.distill.declaration.Gate",
     "isthmus.distill.evaluation.paired.PairedLoss": "isthmus.distill.evaluation.paired.Loss",
     "isthmus.distill.outputs.form.OutputFormat": "isthmus.distill.outputs.form.Form",
     "isthmus.distill.export.causal.ModelOrigin": "isthmus.distill.export.decoding.Origin",

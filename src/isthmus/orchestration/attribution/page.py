@@ -139,7 +139,7 @@ def _bounds(result: Attribution) -> Iterator[Block]:
         rows: list[Sequence[Text]] = []
         for bound in result.bounds:
             outcome = good("holds") if bound.holds else bad("broken")
-            rows.append([bound.gate.metric, outcome, cell(bound.value), bound.expected])
+            rows.append([bound.metric, outcome, cell(bound.found), bound.expected])
         yield TableBlock(["bound", "", "found", "expected"], rows, numbers=["found"])
 
 

@@ -1,7 +1,7 @@
 """The result of an attribution: the parts of each measure and of each row."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,11 @@ class Attribution:
         built: dict[str, Any] = msgspec.to_builtins(plain, enc_hook=str)
         for name, measure in self.measures.items():
             built["measures"][name]["difference"] = measure.difference
-        bounds = [asdict(bound.gate) | {"value": bound.value, "holds": bound.holds} for bound in self.bounds]
+        bounds = [
+            {"metric": bound.metric, "at_least": bound.at_least, "at_most": bound.at_most, "value": bound.found,
+             "holds": bound.holds}
+            for bound in self.bounds
+        ]  # fmt: skip
         files = {"page": str(page_file(self.folder)), "table": str(rows_file(self.folder))}
         return {**built, "bounds": bounds, "passed": self.passed, **files}
 

@@ -42,10 +42,7 @@ def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> Non
     declared, prices = artifacts.declared, artifacts.project.settings.prices
     report = read_report(model, package)
     report["description"] = declared.description
-    report["gates"] = [
-        {**asdict(result.gate), "found": result.value, "holds": result.holds}
-        for result in check_gates(report, declared.required, declared.where)
-    ]
+    report["gates"] = [asdict(result) for result in check_gates(report, declared.required, declared.where)]
     document = page(report, prices.hour, prices.currency, _last_search(artifacts))
     write_atomically(model / PAGE, document.encode())
     write_atomically(model / MODEL_CARD, model_card(report).encode())

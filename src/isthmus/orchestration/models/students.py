@@ -315,7 +315,7 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
             "; ".join(result.failure for result in failed),
             remedy="train longer or on more data, or change the gates in the definitions",
         )
-    return {result.gate.metric: result.value for result in results}
+    return {result.metric: result.found for result in results}
 
 
 def require_boundary(project: Project, declared: Distillation) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from isthmus.distill.gates import describe, requirement
 from isthmus.features import clock
 from isthmus.features.document.blocks import (
     Block,
@@ -24,7 +25,6 @@ from isthmus.features.document.blocks import (
 from isthmus.features.document.charts import Dot, plot
 from isthmus.features.document.html import image, to_html
 from isthmus.features.production import MeasuredValue, PackageQuality, Production, Quality
-from isthmus.orchestration.monitoring.bounds import describe, requirement
 from isthmus.orchestration.monitoring.deploymentloss import describe_loss
 
 _READING = """\
