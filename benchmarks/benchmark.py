@@ -34,7 +34,7 @@ from isthmus.features.document.blocks import (
     bad,
     good,
 )  # fmt: skip
-from isthmus.features.document.charts import Color, Row, rows_chart
+from isthmus.features.document.charts import Bar, Row, rows_chart
 from isthmus.features.document.html import to_html
 from isthmus.features.files import write_atomically
 
@@ -184,9 +184,9 @@ def chart(rows: Sequence[dict[str, Any]]) -> Figure:
     lines = []
     for row in rows:
         ratio, low, high = (max(row[name], FLOOR) for name in ("ratio", "low", "high"))
-        target: list[tuple[float, float, Color]] = [] if row["bar"] is None else [(row["bar"], row["bar"], "red")]
+        target: list[Bar] = [] if row["bar"] is None else [(row["bar"], row["bar"], "red")]
         name = f"{row['case']}, against {row['peer_name']}"
-        bars = [(FLOOR, ratio, "green"), *target]
+        bars: list[Bar] = [(FLOOR, ratio, "green"), *target]
         lines.append(Row(name, "ink", bars=bars, span=(low, high), text=f"{row['ratio']:.1f}x"))
     caption = "Logarithmic; red marks the target, a line the spread."
     return rows_chart(lines, "Factor by which Isthmus is better", caption, log=True)

@@ -111,6 +111,11 @@ class BlockGroup:
 Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Figure | BlockGroup
 
 
+def drawn(cells: Sequence[Text]) -> bool:
+    """Return True for a column of figures only, which Markdown and terminals leave out."""
+    return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
+
+
 def plain(text: Text) -> str:
     match text:
         case str():

@@ -89,12 +89,16 @@ def drawable(value: float | None) -> TypeGuard[float]:
     return value is not None and abs(value) < _LARGEST
 
 
+Bar = tuple[float | None, float, Color]
+"""Begin, end and color; None begins at the left end of the axis."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A row of a chart.
 
     Attributes:
-        bars: begin, end and color of each bar; None begins at the left end of the axis.
+        bars: bars, drawn in this order.
         span: ends of a line, for example an interval.
         dots: numbers shown as dots.
         faint: numbers shown as small, faint dots.
@@ -103,7 +107,7 @@ class Row:
 
     name: str
     color: Color = "soft"
-    bars: Sequence[tuple[float | None, float, Color]] = ()
+    bars: Sequence[Bar] = ()
     span: tuple[float, float] | None = None
     dots: Sequence[float] = ()
     faint: Sequence[float] = ()
@@ -116,7 +120,7 @@ def rows_chart(lines: Sequence[Row], label: str, caption: str = "", *, log: bool
     left = max(72, _CHARACTER * max(map(len, names)) + 12)
     right = max(_RIGHT, _CHARACTER * max(len(row.text) for row in lines) + 12)
     width = max(_WIDTH, math.ceil(left + _BARS + right))
-    ends = [end for row in lines for begin, end, _ in row.bars for end in (begin, end) if end is not None]
+    ends = [at for row in lines for *bar, _ in row.bars for at in bar if at is not None]
     x = axis(
         [*ends, *(at for row in lines for at in (*(row.span or ()), *row.dots, *row.faint))],
         left, width - right, log=log,
@@ -131,7 +135,7 @@ def rows_chart(lines: Sequence[Row], label: str, caption: str = "", *, log: bool
             parts.append(_colored(color, f'<rect x="{low:.1f}" y="{middle - (_ROW - 10) / 2:.1f}" {size}/>'))
         content = f'<text class="name" x="6" y="{middle + 4:.1f}">{escape(name)}</text>'
         if row.span:
-            content += _line("range", *map(x, row.span), middle, middle)
+            content += _line("range", x(row.span[0]), x(row.span[1]), middle, middle)
         content += "".join(_dot(x(at), middle, faint=True) for at in row.faint)
         content += "".join(_dot(x(at), middle) for at in row.dots)
         if row.text:

@@ -2,14 +2,15 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from isthmus.features.document.blocks import cell
+from isthmus.features.document.blocks import Block, cell
+from isthmus.features.document.markdown import to_markdown
 
 Metadata = dict[str, Any]
 """Names mapped to numbers, texts, or {"type": ..., "raw_value": ...} in the format of Dagster Pipes."""
@@ -103,9 +104,8 @@ def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
     }
 
 
-def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:
-    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return {"raw_value": "\n".join("| " + " | ".join(line) + " |" for line in lines), "type": "md"}
+def markdown(*blocks: Block) -> Metadata:
+    return {"raw_value": to_markdown(blocks), "type": "md"}
 
 
 def plots(images: Mapping[str, str]) -> Metadata:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from isthmus.features.contract.schema import sha256
-from isthmus.features.document.markdown import to_markdown
+from isthmus.features.document.blocks import TableBlock
 from isthmus.features.errors import ContractMismatch, GateFailed
 from isthmus.features.progress import Progress
 from isthmus.orchestration.graph.events import (
@@ -20,9 +20,9 @@ from isthmus.orchestration.graph.events import (
     NodeCheck,
     NodeMaterialization,
     StepRequest,
+    markdown,
     plots,
     report_metadata,
-    table,
 )
 
 if TYPE_CHECKING:
@@ -121,11 +121,8 @@ def _check_tables(project: "Project", request: StepRequest, progress: Progress) 
         broken = [str(finding) for finding in report.findings if not finding.passed]
         metadata = {
             "rows": report.statistics.rows,
-            "expectations": table(
-                ([finding.feature, finding.expectation, finding.found] for finding in report.findings),
-                ["feature", "expectation", "found"],
-            ),
-            "statistics": table(page.feature_rows(report.statistics), page.FEATURE_COLUMNS),
+            "expectations": markdown(page.expectations_table(report.findings)),
+            "statistics": markdown(page.features_table(report.statistics)),
         }
         yield NodeCheck(node, check, not broken, "\n".join(broken), metadata)
 
@@ -146,7 +143,7 @@ def _check_drift(project: "Project", request: StepRequest, progress: Progress) -
         ]
         few = ", ".join(f"{model.rows} new for {model.name}" for model in report.views[name].drift if not model.judged)
         metadata: Metadata = {"too few rows to judge": few} if few else {}
-        metadata |= {"drift": table(rows, ["model", "feature", "psi", "exceeded"])} if rows else {}
+        metadata |= {"drift": markdown(TableBlock(["model", "feature", "psi", "exceeded"], rows))} if rows else {}
         yield NodeCheck(node, check, not drifted, "\n".join(drifted), metadata, blocking=False)
 
 
@@ -274,7 +271,6 @@ def _export(project: "Project", request: StepRequest, progress: Progress) -> Ite
 
 
 def _verify(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeCheck]:
-    from isthmus.features.document.blocks import plain
     from isthmus.orchestration import status
     from isthmus.orchestration.artifacts import page_file
     from isthmus.orchestration.verification import page
@@ -296,14 +292,11 @@ def _verify(project: "Project", request: StepRequest, progress: Progress) -> Ite
                 counts = [f"{feature.differing:,}", f"{feature.compared:,}"]
                 rows.append([name, *counts, f"{feature.worst:.6g}", f"{feature.tolerance:g}", *sides])
         if rows:
-            metadata["differs"] = table(rows, _DIFFERS)
+            metadata["differs"] = markdown(TableBlock(_DIFFERS, rows))
         if verdict.limits:
             metadata["limits"] = "; ".join(verdict.limits)
         if verdict.runtimes:
-            metadata["runtimes"] = table(
-                ([plain(cell) for cell in row] for row in page.runtimes(verdict).rows),
-                ["runtime", *page.RUNTIME_NUMBERS],
-            )
+            metadata["runtimes"] = markdown(page.runtimes(verdict))
         message = "" if verdict.passed else f"{verdict.differing:,} of {verdict.compared:,} values differ"
         if not verdict.passed:
             # After a passing verdict, the deployment updates the status.
@@ -339,8 +332,7 @@ def _monitor(project: "Project", request: StepRequest, progress: Progress) -> It
         wrong = problems(result)[check]
         metadata: Metadata = {**page.headline(result), **report_metadata(plain(project, result), began)}
         metadata["weeks"] = plots(page.images(result))
-        titles, rows = page.worst(result)
-        metadata |= {"slices": table(rows, titles)} if rows else {}
+        metadata |= {"slices": markdown(page.worst(result))} if result.packages and result.packages[0].slices else {}
         yield NodeCheck(node, check, not wrong, "\n".join(wrong), metadata, blocking=False)
 
 
@@ -420,25 +412,15 @@ _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 
 def _models(report: Mapping[str, Any]) -> Metadata:
     from isthmus.distill.gates import gate_figures
-    from isthmus.distill.reports import explained
+    from isthmus.distill.reports import comparison, explained, measures, read_report
 
-    measures = list(report["models"]["student"]["quality"])
-    rows = [
-        [name, *(_figure(model["quality"].get(measure)) for measure in measures), *(_figure(model[c]) for c in _COSTS)]
-        for name, model in report["models"].items()
-    ]
-    shown = table(rows, ["model", *measures, *_COSTS])
-    meanings = to_markdown(explained([*measures, *gate_figures(report), "p50", "p99"]))
-    return {**shown, "raw_value": f"{shown['raw_value']}\n\n{meanings}"}
+    read = read_report(report)
+    return markdown(comparison(read), *explained([*measures(read), *gate_figures(report)]))
 
 
 def _figures(model: Mapping[str, Any]) -> Metadata:
     values = {**model.get("quality", {}), **{name: model.get(name) for name in _COSTS}}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _name(node: str) -> str:

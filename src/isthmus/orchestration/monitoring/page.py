@@ -73,20 +73,9 @@ def headline(result: Production) -> dict[str, str]:
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
 
-def worst(result: Production) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return titles and rows of the first package's worst slices; no rows if it has none."""
-    slices = result.packages[0].slices if result.packages else ()
-    measures = list(dict.fromkeys(name for part in slices for name in part.measures))
-    rows = [
-        [
-            " ".join(part.name.split()),
-            f"{part.answers:,}",
-            f"{part.rows:,}",
-            *(" ".join(map(plain, _parts(part.measures.get(each), each == result.metric))) for each in measures),
-        ]
-        for part in slices
-    ]
-    return ["slice", "answers", "labeled", *(name.replace("_", " ") for name in measures)], rows
+def worst(result: Production) -> TableBlock:
+    """Return the worst slices of the first package."""
+    return _table("slice", [(part.name, part) for part in result.packages[0].slices], only=result.metric)
 
 
 def images(result: Production) -> dict[str, str]:

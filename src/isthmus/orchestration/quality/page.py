@@ -1,6 +1,6 @@
 """A quality report as an HTML page, and on the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -22,9 +22,10 @@ from isthmus.features.document.blocks import (
 from isthmus.features.document.charts import histogram
 from isthmus.features.document.html import to_html
 from isthmus.features.quality.statistics import FeatureStatistics, ViewStatistics
+from isthmus.features.quality.validation import Finding
 from isthmus.orchestration.quality.measure import QualityReport, ViewDrift
 
-FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
+_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean", "distribution")
 _MEASURES = {
     "psi": "population stability index, change of the shares of its bins",
     "ks": "Kolmogorov-Smirnov statistic, the largest gap between the two cumulative distributions",
@@ -47,14 +48,9 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
         hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
         yield Heading(name)
         yield Paragraph(f"{statistics.rows:,} rows, version {statistics.version}, {hashes}")
-        plots = map(_plot, statistics.features.values())
-        rows: list[list[Text]] = [[*row, plot] for row, plot in zip(feature_rows(statistics), plots, strict=True)]
-        yield TableBlock([*FEATURE_COLUMNS, "distribution"], rows, numbers=FEATURE_COLUMNS[2:])
+        yield features_table(statistics)
         if view.findings:
-            rows = [
-                [f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in view.findings
-            ]
-            yield TableBlock(["feature", "expectation", "found", ""], rows)
+            yield expectations_table(view.findings)
         for drift in view.drift:
             yield from _drift(drift)
     if any(drift.judged for view in report.views.values() for drift in view.drift):
@@ -68,15 +64,20 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
         )
 
 
-def feature_rows(statistics: ViewStatistics) -> list[list[str]]:
-    """Return a view's features as rows of FEATURE_COLUMNS; the median of categories is the most frequent one."""
-    rows = []
+def features_table(statistics: ViewStatistics) -> TableBlock:
+    """List the features of a view; the median of categories is the most frequent one."""
+    rows: list[list[Text]] = []
     for name, feature in statistics.features.items():
         nulls = f"{feature.nulls / feature.rows:.1%}" if feature.rows else "-"
         median = next(iter(feature.top), None) if feature.categorical else feature.quantile(0.5)
         figures = map(cell, (feature.distinct, feature.low, median, feature.high, feature.mean))
-        rows.append([name, feature.dtype, nulls, *figures])
-    return rows
+        rows.append([name, feature.dtype, nulls, *figures, _plot(feature)])
+    return TableBlock(_COLUMNS, rows, numbers=_COLUMNS[2:-1])
+
+
+def expectations_table(findings: Iterable[Finding]) -> TableBlock:
+    rows = [[f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in findings]
+    return TableBlock(["feature", "expectation", "found", ""], rows)
 
 
 def _drift(drift: ViewDrift) -> Iterator[Block]:

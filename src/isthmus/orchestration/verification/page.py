@@ -23,7 +23,7 @@ from isthmus.features.document.blocks import (
     plain,
     strong,
 )
-from isthmus.features.document.charts import Dot, Row, histogram, plot, rows_chart, share_in_cell
+from isthmus.features.document.charts import Bar, Dot, Row, histogram, plot, rows_chart, share_in_cell
 from isthmus.features.document.html import image, to_html
 from isthmus.package.verdict import FeatureVerdict, ValueDifference, Verdict, merged
 
@@ -34,7 +34,6 @@ IMAGES = 3
 _BARS = 25
 # Characters of a value on the terminal, enough for the error of a server that refused.
 _SHOWN = 160
-RUNTIME_NUMBERS = ("files", "rows", "differing", "largest difference", "ms")
 _NUMBERS = ("compared", "equal", "differing", "largest difference", "tolerance")
 _READING = """\
 A row is a view, a request transform, or a part of the package. `snapshot`: rows on devices. `API`: answers of the
@@ -125,7 +124,8 @@ def runtimes(verdict: Verdict) -> TableBlock:
             name, f"{len(runtime.files)}", f"{runtime.rows:,}", differing, _number(total.worst),
             f"{runtime.milliseconds:,.0f}",
         ])  # fmt: skip
-    return TableBlock(["runtime", *RUNTIME_NUMBERS], rows, numbers=RUNTIME_NUMBERS)
+    numbers = ("files", "rows", "differing", "largest difference", "ms")
+    return TableBlock(["runtime", *numbers], rows, numbers=numbers)
 
 
 def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
@@ -141,7 +141,8 @@ def images(verdict: Verdict) -> dict[str, str]:
     for name, features in _groups(verdict).items():
         total = merged(list(features.values()))
         share = total.differing / max(total.compared, 1)
-        bars = [(0.0, 1.0, "green"), *([(0.0, share, "red")] if share else [])] if total.compared else []
+        bars: list[Bar] = [(0.0, 1.0, "green")] if total.compared else []
+        bars += [(0.0, share, "red")] if share else []
         rows.append(Row(name, bars=bars, text=f"{total.differing:,} of {total.compared:,}"))
     figures = {"values that differ": rows_chart(rows, "what differs")}
     drawable = {name: feature for name, feature in _differing(verdict).items() if feature.pairs}
