@@ -120,7 +120,7 @@ def rows_chart(lines: Sequence[Row], label: str, caption: str = "", *, log: bool
     left = max(72, _CHARACTER * max(map(len, names)) + 12)
     right = max(_RIGHT, _CHARACTER * max(len(row.text) for row in lines) + 12)
     width = max(_WIDTH, math.ceil(left + _BARS + right))
-    ends = [at for row in lines for *bar, _ in row.bars for at in bar if at is not None]
+    ends = [at for row in lines for begin, end, _ in row.bars for at in (begin, end) if at is not None]
     x = axis(
         [*ends, *(at for row in lines for at in (*(row.span or ()), *row.dots, *row.faint))],
         left, width - right, log=log,
