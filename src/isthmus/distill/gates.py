@@ -7,7 +7,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from isthmus.distill.labels import Binary, Classes, Label, Number
-from isthmus.features.errors import ConfigurationError, Problem, one_of
+from isthmus.features.errors import ConfigurationError, GateFailed, Problem, one_of
 
 if TYPE_CHECKING:
     # Definitions must not import third-party libraries.
@@ -116,6 +116,13 @@ def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) ->
 def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
     """Check the gates whose figures are in `figures` and skip the others."""
     return [check_gate(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
+
+
+def require_held(where: str, results: Iterable[GateResult], remedy: str) -> None:
+    """Raise a GateFailed that lists every result that does not hold."""
+    if failed := [result for result in results if not result.holds]:
+        expected = "; ".join(result.expected for result in failed)
+        raise GateFailed(where, "; ".join(map(str, failed)), expected=expected, remedy=remedy)
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from isthmus.distill.gates import GateResult
-from isthmus.features.errors import GateFailed
+from isthmus.distill.gates import GateResult, require_held
 
 _OMITTED = ("table", "folder", "bounds")
 # The mean of all scores.
@@ -92,12 +91,8 @@ class Attribution:
 
 def require_bounds(result: Attribution) -> None:
     """Raise GateFailed if a bound is broken; bounds on unknown stages count as broken."""
-    if failed := [bound for bound in result.bounds if not bound.holds]:
-        raise GateFailed(
-            f"attribution of {result.name}", "; ".join(map(str, failed)),
-            expected="; ".join(bound.expected for bound in failed),
-            remedy=f"open {page_file(result.folder)}, or change the bounds in the definitions",
-        )  # fmt: skip
+    remedy = f"open {page_file(result.folder)}, or change the bounds in the definitions"
+    require_held(f"attribution of {result.name}", result.bounds, remedy)
 
 
 def page_file(folder: Path) -> Path:

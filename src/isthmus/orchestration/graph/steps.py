@@ -209,7 +209,7 @@ def _check_examples(project: "Project", request: StepRequest, _progress: Progres
 
 def _distill(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.distill.gates import gate_figures
-    from isthmus.distill.reports import images
+    from isthmus.distill.reports.page import images
     from isthmus.orchestration.artifacts import Artifacts
     from isthmus.orchestration.models import cards, students
 
@@ -412,7 +412,8 @@ _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 
 def _models(report: Mapping[str, Any]) -> Metadata:
     from isthmus.distill.gates import gate_figures
-    from isthmus.distill.reports import comparison, explained, measures, read_report
+    from isthmus.distill.reports.comparison import comparison, explained, measures
+    from isthmus.distill.reports.report import read_report
 
     read = read_report(report)
     return markdown(comparison(read), *explained([*measures(read), *gate_figures(report)]))
