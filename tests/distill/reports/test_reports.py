@@ -19,7 +19,7 @@ from playwright.sync_api import Page, sync_playwright
 from isthmus import DataError, GateFailed
 from isthmus.distill.gates import GateResult
 from isthmus.distill.reports.boundarycard import boundary_card, require_boundary
-from isthmus.distill.reports.comparison import warnings
+from isthmus.distill.reports.findings import warnings
 from isthmus.distill.reports.modelcard import model_card
 from isthmus.distill.reports.page import images, page
 from isthmus.distill.reports.report import (

@@ -3,15 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.distill.reports.comparison import (
-    comparison,
-    explained,
-    legend,
-    limits,
-    measures,
-    teacher_gain,
-    worst_slices,
-)
+from isthmus.distill.reports.comparison import comparison, explained, legend, measures, worst_slices
+from isthmus.distill.reports.findings import limits, teacher_gain
 from isthmus.distill.reports.report import ModelRecord, Quality, Report, read_report
 from isthmus.distill.reports.words import UNKNOWN, duration, measure, number
 from isthmus.features.document.blocks import Block, Bullets, Heading, Paragraph

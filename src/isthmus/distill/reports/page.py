@@ -5,17 +5,8 @@ from typing import Any
 
 from isthmus.distill.gates import GateResult
 from isthmus.distill.reports.boundarycard import SCOPE, Prices, age_sentences, halves
-from isthmus.distill.reports.comparison import (
-    color,
-    comparison,
-    explained,
-    legend,
-    limits,
-    measures,
-    metrics,
-    teacher_gain,
-    worst_slices,
-)
+from isthmus.distill.reports.comparison import color, comparison, explained, legend, measures, metrics, worst_slices
+from isthmus.distill.reports.findings import limits, teacher_gain
 from isthmus.distill.reports.report import Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
 from isthmus.distill.reports.words import between, measure, number, span
