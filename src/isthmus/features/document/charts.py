@@ -114,20 +114,18 @@ class Row:
     text: str = ""
 
 
-def rows_chart(lines: Sequence[Row], label: str, caption: str = "", *, log: bool = False) -> Figure:
+def rows_chart(rows: Sequence[Row], label: str, caption: str = "", *, log: bool = False) -> Figure:
     """Draw rows over a common axis. Long names and texts make the chart wider."""
-    names = [_cut(row.name, _NAME) for row in lines]
-    left = max(72, _CHARACTER * max(map(len, names)) + 12)
-    right = max(_RIGHT, _CHARACTER * max(len(row.text) for row in lines) + 12)
+    names = [_cut(row.name, _NAME) for row in rows]
+    left = max(72, _CHARACTER * max(map(len, names), default=0) + 12)
+    right = max(_RIGHT, _CHARACTER * max((len(row.text) for row in rows), default=0) + 12)
     width = max(_WIDTH, math.ceil(left + _BARS + right))
-    ends = [at for row in lines for begin, end, _ in row.bars for at in (begin, end) if at is not None]
-    x = axis(
-        [*ends, *(at for row in lines for at in (*(row.span or ()), *row.dots, *row.faint))],
-        left, width - right, log=log,
-    )  # fmt: skip
-    height = _ROW * len(lines) + _FOOT
+    numbers = [at for row in rows for begin, end, _ in row.bars for at in (begin, end) if at is not None]
+    numbers += [at for row in rows for at in (*(row.span or ()), *row.dots, *row.faint)]
+    x = axis(numbers or [0.0], left, width - right, log=log)
+    height = _ROW * len(rows) + _FOOT
     parts = [_across(x, _numbers(x), height, width)]
-    for n, (row, name) in enumerate(zip(lines, names, strict=True)):
+    for n, (row, name) in enumerate(zip(rows, names, strict=True)):
         middle = _ROW * (n + 0.5) + 2
         for begin, end, color in row.bars:
             low, high = sorted((x(x.low if begin is None else begin), x(end)))
@@ -180,19 +178,10 @@ def plot(  # noqa: PLR0913 - everything that a plot can show
     y_limits: Sequence[float] = (),
     diagonal: bool = False,
 ) -> Figure:
-    """Draw lines and dots over two axes.
+    """Draw lines, and dots above them, over two axes.
 
-    Args:
-        label: text for screen readers.
-        caption: text below the plot.
-        dots: points, drawn above the lines; faint ones first.
-        lines: lines with at least one point each.
-        log: whether the horizontal axis is logarithmic.
-        x_label: text below the horizontal axis.
-        x_names: names of the places 0, 1, ... of a horizontal axis without numbers.
-        x_limits: numbers to mark on the horizontal axis.
-        y_limits: numbers to mark on the vertical axis.
-        diagonal: draw the line of equal x and y instead of numbers, over two axes with the same ends.
+    `x_names` are the names of the places 0, 1, ... of a horizontal axis without numbers. `x_limits` and `y_limits` are
+    numbers to mark. With `diagonal`, both axes have the same ends, and the line of equal x and y replaces the numbers.
     """
     legend = dict.fromkeys((line.name, line.color) for line in lines if line.name)
     left, top, bottom = _LEFT, 22 if legend else 8, _HEIGHT - _FOOT - 4 - (_LABEL if x_label else 0)
