@@ -34,7 +34,6 @@ from isthmus.distill.reports.report import (
 )
 from isthmus.distill.reports.words import duration, measure, money, number, scaled, share
 from isthmus.features.document.blocks import Paragraph, TableBlock
-from isthmus.features.document.charts import Axis, axis
 from isthmus.features.document.markdown import to_markdown
 from tests.chromium import launch
 from tests.distill.samplereports import HOSTILE, empty, hostile, report, sparse
@@ -322,33 +321,6 @@ def test_numbers_in_words() -> None:
         "0.00 EUR", "2.50 EUR", "1,234.57 EUR", "0.000000631 EUR"]  # fmt: skip
     assert money(2.5, "") == "2.50"
     assert [share(x) for x in (0.69, 1.0, 0.1234, None)] == ["69 %", "100 %", "12.3 %", "-"]
-
-
-NUMBERS = st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=5)
-
-
-@given(NUMBERS)
-def test_every_number_has_its_place_on_an_axis(values: list[float]) -> None:
-    line = axis(values, 10, 90)
-    for value in (*values, *line.ticks()):
-        assert 10 - 1e-6 <= line(value) <= 90 + 1e-6
-    assert 2 <= len(line.ticks()) <= 8
-
-
-@given(st.lists(st.floats(1e-9, 1e15), min_size=1, max_size=5))
-def test_every_latency_has_its_place_on_a_logarithmic_axis(values: list[float]) -> None:
-    line = axis(values, 10, 90, log=True)
-    for value in (*values, *line.ticks()):
-        assert 10 - 1e-6 <= line(value) <= 90 + 1e-6
-    assert 2 <= len(line.ticks()) <= 8
-
-
-def test_ticks_are_round() -> None:
-    assert Axis(0.0, 1.0, 0, 1).ticks() == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert Axis(0.7369, 0.7531, 0, 1).ticks() == [0.74, 0.745, 0.75]
-    assert Axis(12, 4100, 0, 1, log=True).ticks() == [100, 1000]
-    assert Axis(9, 62, 0, 1, log=True).ticks() == [10, 20, 50]
-    assert Axis(27, 62, 0, 1, log=True).ticks() == [27, 62]
 
 
 def test_the_page_shows_every_number_of_the_plots() -> None:
