@@ -74,3 +74,10 @@ def test_a_plot_names_its_weeks_and_lines() -> None:
     assert [text.text for text in elements(figure, "text")][-3:] == ["steps", "student", "control"]
     assert len(re.findall("<polyline", figure.content)) == 2
     assert len(elements(figure, "circle")) == 1  # a line of one point
+
+
+def test_two_sides_may_be_as_large_as_floats_are() -> None:
+    # An eighth of the largest float: the verdict divides by it.
+    figure = plot("x", "x", dots=[Dot(at, -at, "red") for at in (2e307, -2e307, 0.0)], diagonal=True)
+    assert "inf" not in figure.content
+    assert "nan" not in figure.content

@@ -51,7 +51,7 @@ class Axis:
 
     def __call__(self, value: float) -> float:
         low, high, at = (math.log10(x) if self.log else x for x in (self.low, self.high, value))
-        return self.start + (self.end - self.start) * (at - low) / (high - low)
+        return self.start + (self.end - self.start) * ((at - low) / (high - low))
 
     def ticks(self) -> list[float]:
         """Return round numbers on the axis, or both ends if there are fewer than two."""
