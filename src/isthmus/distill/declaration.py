@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.gates import OVERALL, Gate, bound_problems, bounded
+from isthmus.distill.gates import OVERALL, Gate, bound_problems, limited
 from isthmus.distill.labels import Binary, Calibration, Label, Monitor
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.settings import TrainingSettings, failed_checks
@@ -350,8 +350,8 @@ class Distillation:
                 f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
             ),
             ("shape", not (self.shape and fixed) and _plain([*self.shape.values()]), fixed or _PLAIN_VALUES),
-            ("gates", bounded(self.required), "at_least or at_most in each, finite numbers"),
-            ("bounds", bounded(self.bounds), "at_least or at_most in each, finite numbers"),
+            ("gates", limited(self.required), "at_least or at_most in each, finite numbers"),
+            ("bounds", limited(self.bounds), "at_least or at_most in each, finite numbers"),
             ("owner", is_owner(self.owner), OWNER),
             (
                 "runtimes",
@@ -364,7 +364,7 @@ class Distillation:
                 f'"{ONNX_RUNTIME}", alone or with "{EXECUTORCH}": other runtimes cannot grow a cache',
             ),
         ]
-        problems = [*failed_checks(self, self.where, checks), *bound_problems(self.bounds, self.label, self.where)]
+        problems = [*failed_checks(self, self.where, checks), *bound_problems(self.where, self.label, self.bounds)]
         problems += self.monitor.problems(f"{self.where}: monitor", self.spine)
         if isinstance(self.task, Tabular):
             problems += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
