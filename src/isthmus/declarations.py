@@ -4,7 +4,8 @@
 
 from dataclasses import is_dataclass
 
-from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
+from isthmus.distill.declaration import Distillation, Search, Tabular
+from isthmus.distill.gates import Gate
 from isthmus.distill.labels import Binary, Classes, Isotonic, Monitor, Number, Rank, Temperature
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.language.decoding import DecodingSettings

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
 from isthmus.dagster import build_definitions
-from isthmus.distill.declaration import STAGES
+from isthmus.distill.gates import STAGES
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.offline.log import FOLDER

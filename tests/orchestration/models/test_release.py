@@ -71,7 +71,9 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
     assert [line["action"] for line in reversed(lines)] == [
         "deploy", "deploy", "deploy", "canary", "drop", "shadow", "promote", "rollback", "rollback",
     ]  # fmt: skip
-    shown = subprocess.run([SCRIPT, "history"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [SCRIPT, "deploy", "history"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
     assert [line.split()[1] for line in shown.splitlines()[3:12]] == [line["action"] for line in lines]
 
 

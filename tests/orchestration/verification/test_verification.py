@@ -380,7 +380,7 @@ def test_images_of_a_verdict_are_drawings_whatever_names_hold() -> None:
     for name, address in found.items():
         drawing = ET.fromstring(base64.b64decode(address.partition(",")[2]))  # noqa: S314 - made here
         kinds = {element.tag.rpartition("}")[2] for element in drawing.iter()}
-        assert kinds <= {"svg", "style", "text", "rect", "line", "circle"}, name
+        assert kinds <= {"svg", "style", "g", "text", "rect", "line", "circle"}, name
     markdown = MarkdownIt("commonmark")
     markdown.validateLink = lambda url: True  # type: ignore[method-assign]  # noqa: ARG005 - it knows no SVG; Dagster does
     told = markdown.render(plots(found)["raw_value"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from isthmus.distill.gates import GateResult
 from isthmus.features.errors import DataError
 
 FORMAT = 1
@@ -68,14 +69,6 @@ class AtAge(msgspec.Struct, frozen=True):
 
     seconds: float
     found: SeedMean
-
-
-class GateRecord(msgspec.Struct, frozen=True):
-    metric: str
-    at_least: float | None = None
-    at_most: float | None = None
-    found: float | None = None
-    holds: bool = False
 
 
 class TrainingHalf(msgspec.Struct, frozen=True):
@@ -144,7 +137,7 @@ class Report(RunReport, frozen=True, kw_only=True):
     """The report that readers see: adds the declaration's description and gates, and the serving cost."""
 
     description: str = ""
-    gates: list[GateRecord] = []
+    gates: list[GateResult] = []
     serving: ServingHalf | None = None
 
 

@@ -161,7 +161,7 @@ def _cron(seconds: float) -> str:
 
 
 def _model(project: "Project", declared: "Distillation") -> ModelOutline:
-    from isthmus.distill.declaration import MONITORED, STAGES
+    from isthmus.distill.gates import BOUNDED, STAGES, bounds_on
 
     contract, profiles = project.definitions.contract, project.settings.profiles
     read = {
@@ -194,8 +194,8 @@ def _model(project: "Project", declared: "Distillation") -> ModelOutline:
         _hash(teaching),
         _hash(training),
         _hash([training, list(project.runtimes(declared)), profiles.serving.identity(), *_owner(declared)]),
-        any(bound.metric.partition(".")[0] in STAGES for bound in declared.bounds),
-        project.settings.server.record is not None and type(declared.label) in MONITORED,
+        bool(bounds_on(declared.bounds, *STAGES)),
+        project.settings.server.record is not None and type(declared.label) in BOUNDED,
     )
 
 

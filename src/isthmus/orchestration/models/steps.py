@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from isthmus.features.contract.schema import sha256
-from isthmus.features.document.markdown import to_markdown
 from isthmus.features.errors import GateFailed
 from isthmus.orchestration.steps.outline import ModelOutline
-from isthmus.orchestration.steps.step import Asset, Metadata, Results, Step, Work, plots, table
+from isthmus.orchestration.steps.step import Asset, Metadata, Results, Step, Work, markdown, plots
 
 _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 
 
 def _distill(work: Work) -> Results:
     from isthmus.distill.gates import gate_figures
-    from isthmus.distill.reports import images
+    from isthmus.distill.reports.page import images
     from isthmus.orchestration.artifacts import Artifacts
     from isthmus.orchestration.models import cards, students
 
@@ -50,25 +49,16 @@ def _distill(work: Work) -> Results:
 
 def _models(report: Mapping[str, Any]) -> Metadata:
     from isthmus.distill.gates import gate_figures
-    from isthmus.distill.reports import explained
+    from isthmus.distill.reports.comparison import comparison, explained, measures
+    from isthmus.distill.reports.report import read_report
 
-    measures = list(report["models"]["student"]["quality"])
-    rows = [
-        [name, *(_figure(model["quality"].get(measure)) for measure in measures), *(_figure(model[c]) for c in _COSTS)]
-        for name, model in report["models"].items()
-    ]
-    shown = table(rows, ["model", *measures, *_COSTS])
-    meanings = to_markdown(explained([*measures, *gate_figures(report), "p50", "p99"]))
-    return {**shown, "raw_value": f"{shown['raw_value']}\n\n{meanings}"}
+    read = read_report(report)
+    return markdown(comparison(read), *explained([*measures(read), *gate_figures(report)]))
 
 
 def _figures(model: Mapping[str, Any]) -> Metadata:
     values = {**model.get("quality", {}), **{name: model.get(name) for name in _COSTS}}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _check_student(work: Work) -> Results:

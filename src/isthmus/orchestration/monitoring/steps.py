@@ -1,6 +1,6 @@
 """Step that checks the production quality of a deployed model."""
 
-from isthmus.orchestration.steps.step import Metadata, Results, Step, Work, plots, table
+from isthmus.orchestration.steps.step import Metadata, Results, Step, Work, markdown, plots
 
 
 def _monitor(work: Work) -> Results:
@@ -12,8 +12,7 @@ def _monitor(work: Work) -> Results:
     for check in work.checks:
         metadata: Metadata = {**page.headline(result), **work.metadata(plain(work.project, result))}
         metadata["weeks"] = plots(page.images(result))
-        titles, rows = page.worst(result)
-        metadata |= {"slices": table(rows, titles)} if rows else {}
+        metadata |= {"slices": markdown(page.worst(result))} if result.packages and result.packages[0].slices else {}
         yield "\n".join(problems(result)[check]), metadata
 
 

@@ -1,6 +1,7 @@
 """Steps that check the offline tables."""
 
-from isthmus.orchestration.steps.step import Metadata, Results, Step, Work, table
+from isthmus.features.document.blocks import TableBlock
+from isthmus.orchestration.steps.step import Metadata, Results, Step, Work, markdown
 
 HOLDS = "holds_its_contract"
 DRIFT = "resembles_its_training"  # the check that makes a model due for training when it fails
@@ -23,11 +24,8 @@ def _check_tables(work: Work) -> Results:
         broken = [str(finding) for finding in report.findings if not finding.passed]
         metadata = {
             "rows": report.statistics.rows,
-            "expectations": table(
-                ([finding.feature, finding.expectation, finding.found] for finding in report.findings),
-                ["feature", "expectation", "found"],
-            ),
-            "statistics": table(page.feature_rows(report.statistics), page.FEATURE_COLUMNS),
+            "expectations": markdown(page.expectations_table(report.findings)),
+            "statistics": markdown(page.features_table(report.statistics)),
         }
         yield "\n".join(broken), metadata
 
@@ -46,7 +44,7 @@ def _check_drift(work: Work) -> Results:
     ]
     few = ", ".join(f"{model.rows} new for {model.name}" for model in models if not model.judged)
     metadata: Metadata = {"too few rows to judge": few} if few else {}
-    metadata |= {"drift": table(rows, ["model", "feature", "psi", "exceeded"])} if rows else {}
+    metadata |= {"drift": markdown(TableBlock(["model", "feature", "psi", "exceeded"], rows))} if rows else {}
     yield "\n".join(report.drifted()), metadata
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from isthmus.features.document.blocks import cell
+from isthmus.features.document.blocks import Block, cell
+from isthmus.features.document.markdown import to_markdown
 from isthmus.features.progress import Progress
 from isthmus.orchestration.steps.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
 
@@ -265,9 +266,8 @@ def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
     }
 
 
-def table(rows: Iterable[Sequence[str]], columns: Sequence[str]) -> Metadata:
-    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return {"raw_value": "\n".join("| " + " | ".join(line) + " |" for line in lines), "type": "md"}
+def markdown(*blocks: Block) -> Metadata:
+    return {"raw_value": to_markdown(blocks), "type": "md"}
 
 
 def plots(images: Mapping[str, str]) -> Metadata:

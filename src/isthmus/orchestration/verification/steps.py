@@ -1,12 +1,12 @@
 """Step that compares the values of a package with the stores, the API and the devices."""
 
-from isthmus.orchestration.steps.step import Results, Step, Work, plots, table
+from isthmus.features.document.blocks import TableBlock
+from isthmus.orchestration.steps.step import Results, Step, Work, markdown, plots
 
 _DIFFERS = ("", "differing", "compared", "worst", "tolerance", "first key", "event time", "offline", "online")
 
 
 def _verify(work: Work) -> Results:
-    from isthmus.features.document.blocks import plain
     from isthmus.orchestration.artifacts import page_file
     from isthmus.orchestration.verification import page
     from isthmus.orchestration.verification.verify import verify
@@ -25,14 +25,11 @@ def _verify(work: Work) -> Results:
             counts = [f"{feature.differing:,}", f"{feature.compared:,}"]
             rows.append([name, *counts, f"{feature.worst:.6g}", f"{feature.tolerance:g}", *sides])
     if rows:
-        metadata["differs"] = table(rows, _DIFFERS)
+        metadata["differs"] = markdown(TableBlock(_DIFFERS, rows))
     if verdict.limits:
         metadata["limits"] = "; ".join(verdict.limits)
     if verdict.runtimes:
-        metadata["runtimes"] = table(
-            ([plain(cell) for cell in row] for row in page.runtimes(verdict).rows),
-            ["runtime", *page.RUNTIME_NUMBERS],
-        )
+        metadata["runtimes"] = markdown(page.runtimes(verdict))
     yield "" if verdict.passed else f"{verdict.differing:,} of {verdict.compared:,} values differ", metadata
 
 

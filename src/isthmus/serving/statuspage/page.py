@@ -7,7 +7,6 @@ from isthmus.features.document.html import to_html
 from isthmus.features.projectstatus import ProjectStatus, minute, short
 from isthmus.serving.wire.messages import HistoryState, LatencyState, ModelState, PublishedState, StatusAnswer
 
-_STYLE = "td.v, td code { white-space: nowrap }\n"
 _HASHES = ("package", "contract")
 
 
@@ -30,7 +29,7 @@ def page(status: StatusAnswer) -> str:
         *_project(status.project or None),
         Paragraph(("Also available as JSON: request it with ", code("Accept: application/json"), ".")),
     ]
-    return to_html(f"Status of {status.name}", blocks, _STYLE)
+    return to_html(f"Status of {status.name}", blocks)
 
 
 def _table(
