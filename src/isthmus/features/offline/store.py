@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 from isthmus.features.contract.schema import ViewContract
-from isthmus.features.days import DAY, Days, union
+from isthmus.features.days import DAY, Days
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.canonical import (
     Duplicates,
@@ -152,7 +152,7 @@ class OfflineStore:
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
-        if table is not None and (problems := self._retyped(view, table)):
+        if table is not None and (problems := self.retyped(view, table)):
             raise ConfigurationError(f"offline table of {view.table}", problems)
         if within is not None:
             _require_extendable(view, before)
@@ -186,7 +186,7 @@ class OfflineStore:
             changed = [day for day, entry in days.items() if old.get(day) != entry]
             removed = [day for day in old if day not in days and (within is None or day in within)]
             days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
-            commit = Commit.of(view.hash, days, _until(before, within, now), *_origin(before, within, origin, done))
+            commit = Commit.after(before, view.hash, days, within, origin or RowSources(), done, now)
             rewritten = None if rewrite else sorted([*changed, *removed])
             return Prepared(
                 view, commit, before, table, differing, rewritten, ahead, (pushed, replaced), spools.pop_all()
@@ -301,12 +301,8 @@ class OfflineStore:
             if len(altered):
                 raise OSError(f"{len(altered)} of {len(rows)} rows differ from what was written")
 
-    def fingerprint(self, view: ViewContract) -> str:
-        """Return the fingerprint of a view's history without loading pandas. Raises the errors of `history`."""
-        return self._built(view)[1].fingerprint
-
     def base(self, view: ViewContract) -> str:
-        """Return the fingerprint of the last build of a view, see `Commit`. Raises the errors of `history`."""
+        """Return the fingerprint of a view's last build without loading pandas. Raises the errors of `history`."""
         return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
@@ -334,10 +330,21 @@ class OfflineStore:
             require_readable(table)
         return table, commit
 
-    def retyped(self, view: ViewContract) -> list[Problem]:
-        """Return a problem for each column of the table whose type is not the declared type."""
-        table = self._stored(view.table).open()
-        return [] if table is None else self._retyped(view, table)
+    def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
+        """Return a problem for each column of the table, by default the newest, without the declared type."""
+        table = table or self._stored(view.table).open()
+        if table is None:
+            return []
+        with self.reading(view.table):
+            types = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
+        remedy = f"declare the view with version={view.version + 1}, which starts a new table"
+        return [
+            Problem(
+                f"view {view.name}, {column.name}", f"its table holds {types[column.name]}", str(column.type), remedy
+            )
+            for column in table_schema(view)
+            if types.get(column.name, column.type) != column.type
+        ]
 
     def reading(self, table: str) -> AbstractContextManager[None]:
         """Return a context that converts errors of reading a damaged table into a DataError."""
@@ -354,18 +361,6 @@ class OfflineStore:
             unwritten="its rows are unchanged: fix the cause, then try again",
         )
         return StoredTable(self.root, table, self.storage_options, errors)
-
-    def _retyped(self, view: ViewContract, table: DeltaTable) -> list[Problem]:
-        with self.reading(view.table):
-            types = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
-        remedy = f"declare the view with version={view.version + 1}, which starts a new table"
-        return [
-            Problem(
-                f"view {view.name}, {column.name}", f"its table holds {types[column.name]}", str(column.type), remedy
-            )
-            for column in table_schema(view)
-            if types.get(column.name, column.type) != column.type
-        ]
 
     def _commit(self, name: str, table: DeltaTable) -> Commit:
         """Return the last commit by Isthmus, at the version of the table."""
@@ -413,22 +408,3 @@ def _require_extendable(view: ViewContract, before: Commit | None) -> None:
         )  # fmt: skip
     if before is not None and before.days is None:
         raise ContractMismatch(where, "built by an earlier version of Isthmus, which did not store days", remedy=remedy)
-
-
-def _until(before: Commit | None, within: Days | None, now: int) -> int:
-    if within is None:
-        return now
-    return max(before.until if before else 0, min(now, within.end * DAY))
-
-
-def _origin(
-    before: Commit | None, within: Days | None, origin: RowSources | None, done: Sequence[Days]
-) -> tuple[RowSources, Sequence[Days]]:
-    origin = origin or RowSources()
-    if within is None or before is None:
-        return origin, tuple(union([within, *done])) if within and origin.content else ()
-    schemas = {name: {**before.origin.schemas.get(name, {}), **types} for name, types in origin.schemas.items()}
-    if not origin.content:
-        return RowSources(schemas), ()
-    earlier = before.done if before.origin.content == origin.content else ()
-    return RowSources(schemas, origin.content), tuple(union([*earlier, *done, within]))

@@ -9,7 +9,7 @@ import redis
 
 from isthmus.features.contract.schema import Contract
 from isthmus.features.online import record
-from isthmus.features.values.stamp import Stamp
+from isthmus.features.online.record import Stamp
 from isthmus.serving.redis.cluster import Cluster
 from isthmus.serving.redis.node import RedisNode
 
