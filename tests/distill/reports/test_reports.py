@@ -17,7 +17,11 @@ from markdown_it import MarkdownIt
 from playwright.sync_api import Page, sync_playwright
 
 from isthmus import DataError, GateFailed
-from isthmus.distill.reports import boundary_card, images, model_card, page, require_boundary, warnings
+from isthmus.distill.reports.boundarycard import boundary_card, require_boundary
+from isthmus.distill.reports.figures import images
+from isthmus.distill.reports.findings import warnings
+from isthmus.distill.reports.modelcard import model_card
+from isthmus.distill.reports.page import page
 from isthmus.distill.reports.plots import Axis, axis
 from isthmus.distill.reports.report import (
     GateRecord,

@@ -7,7 +7,6 @@ from isthmus.distill.reports.comparison import metrics
 from isthmus.distill.reports.plots import (
     STYLE,
     Curve,
-    LatencyRange,
     Strip,
     curves,
     drawable,
@@ -92,7 +91,7 @@ def training(report: Report) -> dict[str, Figure]:
 
 def latency(report: Report) -> dict[str, Figure]:
     rows = [
-        LatencyRange(name, model.p50_us, model.p99_us)
+        (name, model.p50_us, model.p99_us)
         for name, model in report.models.items()
         if drawable(model.p50_us) and drawable(model.p99_us) and 0 < model.p50_us <= model.p99_us
     ]

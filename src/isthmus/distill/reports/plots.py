@@ -107,20 +107,14 @@ def strips(metric: str, rows: Sequence[Strip]) -> Figure:
     return _rows(x, parts, metric, metric)
 
 
-@dataclass(frozen=True)
-class LatencyRange:
-    model: str
-    low: float
-    high: float
-
-
-def latency_ranges(label: str, rows: Sequence[LatencyRange], caption: str) -> Figure:
-    x = axis([at for row in rows for at in (row.low, row.high)], 72, _WIDTH - 10, log=True)
+def latency_ranges(label: str, rows: Sequence[tuple[str, float, float]], caption: str) -> Figure:
+    """Draw the range from p50 to p99 of each model."""
+    x = axis([at for _, *ends in rows for at in ends], 72, _WIDTH - 10, log=True)
     parts = []
-    for n, row in enumerate(rows):
-        low, high = x(row.low), x(row.high)
+    for n, (model, *ends) in enumerate(rows):
+        low, high = map(x, ends)
         dots = _dot(low, _middle(n)) + _dot(high, _middle(n), faint=True)
-        parts.append(_model_row(n, row.model, _range(n, low, high) + dots))
+        parts.append(_model_row(n, model, _range(n, low, high) + dots))
     return _rows(x, parts, label, caption)
 
 

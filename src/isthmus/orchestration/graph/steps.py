@@ -212,7 +212,7 @@ def _check_examples(project: "Project", request: StepRequest, _progress: Progres
 
 def _distill(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization]:
     from isthmus.distill.gates import gate_figures
-    from isthmus.distill.reports import images
+    from isthmus.distill.reports.figures import images
     from isthmus.orchestration.artifacts import Artifacts
     from isthmus.orchestration.models import cards, students
 
@@ -420,7 +420,7 @@ _COSTS = ("parameters", "bytes", "p50_us", "p99_us")
 
 def _models(report: Mapping[str, Any]) -> Metadata:
     from isthmus.distill.gates import gate_figures
-    from isthmus.distill.reports import explained
+    from isthmus.distill.reports.comparison import explained
 
     measures = list(report["models"]["student"]["quality"])
     rows = [
