@@ -23,8 +23,7 @@ from packaging.requirements import Requirement
 from isthmus import ConfigurationError, DataError
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.orchestration.fleet.files import NOTE, files, fleet
-from isthmus.orchestration.fleet.values import constraints
+from isthmus.orchestration.fleet.files import NOTE, constraints, files, fleet
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.settings import VARIABLE, ServerSettings

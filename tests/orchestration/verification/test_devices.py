@@ -419,7 +419,7 @@ def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(
 def test_every_format_is_asked_in_its_runtime_through_the_snapshot(
     on_device: Shop, web: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_installed("make accept", [conversion.LIBRARIES for conversion in CONVERSIONS.values()])
+    require_installed("make accept", [conversion.program.libraries for conversion in CONVERSIONS.values()])
     monkeypatch.setenv("ISTHMUS_PACKAGES__RUNTIMES", json.dumps([*CONVERSIONS]))
     opened = Project(on_device.root)
     exported = export(opened)

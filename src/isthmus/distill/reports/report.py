@@ -1,6 +1,5 @@
 """The measurements of a distillation, as `report.json`. docs/evaluation.md explains each part."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,7 +128,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `report.json`; NaN and infinity become None."""
-        plain: dict[str, Any] = _finite(msgspec.to_builtins(self, enc_hook=float))  # NumPy numbers
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self, enc_hook=float))  # NumPy numbers
         return plain
 
 
@@ -150,11 +149,3 @@ def read_report(data: Mapping[str, Any]) -> Report:
         return msgspec.convert(data, Report)
     except msgspec.ValidationError as error:
         raise DataError(where, str(error), remedy="run `isthmus distill` again") from error
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -20,7 +20,6 @@ _MODULES = {
     "isthmus.distill.runtimes.litert": "isthmus.distill.litert",
     "isthmus.distill.runtimes.network": "isthmus.distill.portable.network",
     "isthmus.distill.runtimes.process": "isthmus.distill.portable.process",
-    "isthmus.distill.runtimes.programs": "isthmus.distill.formats.programs",
     "isthmus.distill.tabular.student": "isthmus.distill.student",
     "isthmus.distill.tabular.task": "isthmus.distill.tabular",
     "isthmus.distill.tabular.teacher": "isthmus.distill.boosting",
@@ -59,7 +58,7 @@ _MODULES = {
 _OBJECTS = {
     "isthmus.distill.gates.Gate": "isthmus.distill.declaration.Gate",
     "isthmus.distill.losses.objective.Schedule": "isthmus.distill.transfer.schedule.Schedule",
-    "isthmus.distill.evaluation.paired.PairedLoss": "isthmus.distill.evaluation.paired.Loss",
+    "isthmus.distill.evaluation.confidence.PairedLoss": "isthmus.distill.evaluation.paired.Loss",
     "isthmus.distill.outputs.form.OutputFormat": "isthmus.distill.outputs.form.Form",
     "isthmus.distill.export.causal.ModelOrigin": "isthmus.distill.export.decoding.Origin",
     "isthmus.distill.settings.TrainingSettings": "isthmus.distill.settings.Settings",

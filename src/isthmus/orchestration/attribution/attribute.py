@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.evaluation.metrics import auc, log_loss
-from isthmus.distill.evaluation.residuals import mae, rmse
+from isthmus.distill.evaluation.metrics import auc, log_loss, mae, rmse
 from isthmus.distill.gates import EACH, STAGES, GateResult, bounds_on, check_gate
 from isthmus.distill.labels import Binary
 from isthmus.distill.tabular.scores import Scores

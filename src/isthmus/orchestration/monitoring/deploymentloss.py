@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.evaluation.paired import lost
+from isthmus.distill.evaluation.confidence import lost
 from isthmus.distill.gates import LOST, Gate, bounds_on
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError, IsthmusError

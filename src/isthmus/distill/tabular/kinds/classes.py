@@ -7,7 +7,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from isthmus.distill.declaration import Tabular
-from isthmus.distill.evaluation.multiclass import confidence_error, multiclass_log_loss, multiclass_metrics
+from isthmus.distill.evaluation.metrics import confidence_error, multiclass_log_loss, multiclass_metrics
 from isthmus.distill.labels import MOST_CLASSES
 from isthmus.distill.losses.logits import hard_targets, soft_targets
 from isthmus.distill.losses.objective import Objective

@@ -7,7 +7,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from isthmus.distill.declaration import Tabular
-from isthmus.distill.evaluation.residuals import correlation, mae, r2, rmse
+from isthmus.distill.evaluation.metrics import correlation, mae, r2, rmse
 from isthmus.distill.labels import Number
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.regression import absolute_errors, squared_errors

@@ -10,7 +10,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from torch import Tensor
 
 from isthmus.distill.declaration import Tabular
-from isthmus.distill.evaluation.relevance import chance_ndcg, ndcg, reciprocal_rank
+from isthmus.distill.evaluation.metrics import chance_ndcg, ndcg, reciprocal_rank
 from isthmus.distill.labels import MOST_RELEVANT, Rank
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.ranking import graded_lists, grouped_lists
