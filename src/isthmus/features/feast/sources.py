@@ -303,9 +303,6 @@ class SourceRows:
     created: Ints
     table: pa.Table
 
-    def values(self, feature: str, types: ValueTypes) -> pa.ChunkedArray:
-        return self.source.values(self.table, feature, types)
-
     def answer(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
         """Return the position of the row for each key and time, shape (n,) each; null if missing or expired."""
         columns = list(keys) or [pa.array(np.zeros(len(at), np.int64))]

@@ -77,39 +77,35 @@ class OnlineStore:
         """
         codec = RowCodec(view)
 
-        def names(part: slice) -> list[bytes]:
+        def names(part: slice = slice(None)) -> list[bytes]:
             return entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
 
-        def write(rule: bytes) -> list[int]:
-            return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], packed()) or [0, 0, 0]
-
-        def packed() -> Iterator[Piece]:
+        def pieces() -> Iterator[Piece]:
             for start in range(0, len(event), PIECE):
                 part = slice(start, start + PIECE)
                 values = {name: column.take(part) for name, column in columns.items()}
                 yield names(part), codec.encode(event[part], known[part], values)
 
-        if horizon is not None:
-            changed, written, newer = write(struct.pack("<q", horizon))
-            if newer:
-                self._remember(view, names(slice(None)), horizon)
-            return WriteCounts(len(event), changed, written)
-        return self._pushed(view, lambda: names(slice(None)), known, write)
+        if horizon is None:
+            return self._pushed(view, names, known, pieces)
+        changed, written, newer = self._write(view, struct.pack("<q", horizon), pieces())
+        if newer:
+            self._remember(view, names(), horizon)
+        return WriteCounts(len(event), changed, written)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
         """Write packed rows under their entity keys, by the rules of `write` for pushed rows."""
+        return self._pushed(view, lambda: names, known_times(rows), lambda: [(names, rows)])
 
-        def write(rule: bytes) -> list[int]:
-            return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], [(names, rows)]) or [0, 0, 0]
-
-        return self._pushed(view, lambda: names, known_times(rows), write)
+    def _write(self, view: ViewContract, rule: bytes, pieces: Iterable[Piece]) -> list[int]:
+        return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], pieces) or [0, 0, 0]
 
     def _pushed(
         self,
         view: ViewContract,
         names: Callable[[], Sequence[bytes]],
         known: Ints,
-        write: Callable[[bytes], Sequence[int]],
+        pieces: Callable[[], Iterable[Piece]],
     ) -> WriteCounts:
         steps = scripts.push_steps(view)
         reply: Any = None
@@ -121,7 +117,7 @@ class OnlineStore:
                     case scripts.PushStep.ANNOUNCE:
                         self._suspect(view, names(), known)
                     case bytes(rule):
-                        reply = write(rule)
+                        reply = self._write(view, rule, pieces())
         except StopIteration as end:
             changed, written, _ = end.value
         return WriteCounts(len(known), changed, written)
@@ -153,12 +149,7 @@ class OnlineStore:
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
             arguments = scripts.announced(names[part], known[part])
-            run(
-                self.client,
-                scripts.ANNOUNCE,
-                arguments,
-                [([scripts.suspects(self.contract.project, view.online_name)], [])],
-            )
+            run(self.client, scripts.ANNOUNCE, arguments, [([self._suspects(view)], [])])
 
     def _remember(self, view: ViewContract, names: Sequence[bytes], horizon: int) -> None:
         stored = zip(names, self.rows(view, names), strict=True)

@@ -21,8 +21,9 @@ from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.scan import Scan, in_lots
-from isthmus.features.pointintime.asof import AsOfQueries, Integers
+from isthmus.features.pointintime.asof import AsOfQueries
 from isthmus.features.values.arrow import ARROW, micros
+from isthmus.features.values.columns import Ints
 
 PASS = 1 << 20
 """Spine rows per pass over the histories."""
@@ -161,7 +162,7 @@ class _ViewJoin:
     def keys(self, spine: pa.Table, first: int) -> list[pa.ChunkedArray]:
         return [cast(spine, column.name, ARROW[column.dtype.name], first) for column in self.view.keys]
 
-    def answers(self, keys: Sequence[pa.ChunkedArray], at: Integers) -> "_Answers":
+    def answers(self, keys: Sequence[pa.ChunkedArray], at: Ints) -> "_Answers":
         view = self.view
         scan = self._scan(at)
         places, events = self._places(scan, keys, at)
@@ -181,7 +182,7 @@ class _ViewJoin:
         values = [rows[column.name].cast(ARROW[column.dtype.name]) for column in self._fields]
         return _Answers([_combined(column) for column in values], row_of, codes)
 
-    def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers) -> tuple[Integers, Integers]:
+    def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Ints) -> tuple[Ints, Ints]:
         queries = AsOfQueries(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
         names = [column.name for column in self.view.keys]
         for first, rows in scan.blocks([*names, "event_timestamp", "known_at"]):
@@ -189,7 +190,7 @@ class _ViewJoin:
             queries.offer([rows[name] for name in names], event, known, first)
         return queries.answers()
 
-    def _scan(self, at: Integers) -> Scan:
+    def _scan(self, at: Ints) -> Scan:
         last = pa.scalar(int(at.max(initial=_EARLIEST)), _TIME)
         condition = (ds.field("event_timestamp") <= last) & (ds.field("known_at") <= last)
         if not self._status and self.view.ttl is not None:
@@ -205,7 +206,7 @@ class _Answers:
     """The distinct matching rows of a view, and the index into them for each spine row, or -1."""
 
     values: Sequence[pa.Array]
-    rows: Integers
+    rows: Ints
     codes: "np.ndarray[Any, np.dtype[np.int8]] | None"
 
     def columns(self, part: slice) -> list[pa.Array]:
@@ -300,7 +301,7 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
     return bool(actual == expected or pa.types.is_null(actual) or integers or texts or blobs or times)
 
 
-def moments(spine: pa.Table, first: int) -> Integers:
+def moments(spine: pa.Table, first: int) -> Ints:
     """Return the times of spine rows in microseconds; `first` is the number of the first row, for messages."""
     times = spine["event_timestamp"]
     if times.null_count:

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, Transaction
 from isthmus.features.days import DAY
 from isthmus.features.offline.delta import StoredTable, TableErrors, files_of
 from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.columns import Ints
 from isthmus.orchestration.project import Project
 from isthmus.serving.recorder.batch import ANSWER, AnswerBatch, AnswerGroup
 
@@ -69,8 +70,6 @@ _ERRORS = TableErrors(
     ),
     unwritten="nothing is lost: fix the cause, then run `isthmus answers collect` again",
 )
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RecordedAnswers:
