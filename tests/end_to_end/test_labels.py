@@ -131,6 +131,6 @@ def predicted(project: Project, row: dict[str, Any]) -> dict[str, Any]:
     with (
         log.open("wb") as file,
         serving(project, port=0, log=file, private=True) as server,
-        closing(Client(project.applied(), project.settings.server.limits, server, log)) as client,
+        closing(Client(project.applied(), server, log)) as client,
     ):
         return client.answer("/predict", {"model": "late_order", "request": row})

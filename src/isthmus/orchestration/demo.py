@@ -135,7 +135,7 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     with (
         log.open("wb") as file,
         serving(project, port=0, log=file, private=True) as server,
-        closing(Client(contract, project.settings.server.limits, server, log)) as client,
+        closing(Client(contract, server, log)) as client,
     ):
         for row in rows.to_pylist():
             entities = {name: [row[name]] for name in sorted(keys)}

@@ -89,7 +89,7 @@ class RuntimeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of `isthmus verify`.
+    """The outcome of `isthmus verify`. Each comparison adds its results to the groups.
 
     Attributes:
         contract: hash of the contract of both sides.
@@ -116,18 +116,18 @@ class Verdict:
 
     contract: str
     at: int
-    views: Mapping[str, Mapping[str, FeatureVerdict]]
+    views: dict[str, Mapping[str, FeatureVerdict]]
     tables: Mapping[str, str] = field(default_factory=dict)
-    ahead: Mapping[str, int] = field(default_factory=dict)
+    ahead: dict[str, int] = field(default_factory=dict)
     package: str | None = None
     model: FeatureVerdict | None = None
-    files: Mapping[str, FeatureVerdict] = field(default_factory=dict)
-    inputs: Mapping[str, FeatureVerdict] = field(default_factory=dict)
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    singly: Mapping[str, FeatureVerdict] = field(default_factory=dict)
-    device: Mapping[str, FeatureVerdict] = field(default_factory=dict)
-    runtimes: Mapping[str, RuntimeVerdict] = field(default_factory=dict)
-    samples: Mapping[str, Sample] = field(default_factory=dict)
+    files: dict[str, FeatureVerdict] = field(default_factory=dict)
+    inputs: dict[str, FeatureVerdict] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    singly: dict[str, FeatureVerdict] = field(default_factory=dict)
+    device: dict[str, FeatureVerdict] = field(default_factory=dict)
+    runtimes: dict[str, RuntimeVerdict] = field(default_factory=dict)
+    samples: dict[str, Sample] = field(default_factory=dict)
 
     @property
     def compared(self) -> int:

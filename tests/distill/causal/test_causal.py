@@ -49,6 +49,7 @@ from isthmus.package.inputs import ModelInput
 from isthmus.package.inspect import OnnxRuntime, inspect
 from isthmus.package.manifest import open_package
 from isthmus.package.prompts import read_prompts
+from isthmus.package.verdict import Verdict
 from tests.distill.causal.support import END, HERE, SHAPE, declaration, domain, material, tokenizer, training_set
 from tests.distill.decoder.support import greedy_naively
 from tests.serving.support import CONTRACT
@@ -214,7 +215,8 @@ def test_the_package_of_a_student_says_what_it_says(exported: ExportReport, furt
 def test_a_package_is_verified_beside_its_student(exported: ExportReport, further: DistillationReport) -> None:
     opened = open_package(exported.path)
     beside = Parity(material(**FURTHER), opened, further.path)
-    compared = compare_runtimes(beside, opened, all_keys=True)
+    compared = Verdict("", 0, {})
+    compare_runtimes(beside, opened, verdict=compared, all_keys=True)
     files = [f"model.{precision}.ort" for precision in ("fp32", "int8", "int4")]
     web = [f"{file} in onnxruntime-web" for file in files if "int8" not in file]
     assert {*compared.files} == {*files, *(f"{file} behind prompts" for file in files), *web}

@@ -33,8 +33,9 @@ from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.devices import ComparedSnapshot, compare_snapshot, device_rows
+from isthmus.orchestration.verification.modelinputs import PREDICT
 from isthmus.orchestration.verification.runtimes import compare_feeds, compare_runtimes
-from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
+from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.package.clients import CLIENT
 from isthmus.package.featurizer.interpreter import CoreFeeds
 from isthmus.package.golden import TensorBytes
@@ -223,8 +224,9 @@ def test_a_device_whose_every_row_is_refused_answers_nothing_and_the_verdict_say
     none = {"shelf_demand__sold_1d": Values(np.zeros(count, np.int64), np.ones(count, bool))}
     rows = replace(every, offline={**every.offline, **none}, stored={**every.stored, **none})
     with parity(opened, declared, package) as beside:
-        parts = compare_runtimes(beside, package, rows, all_keys=False)
-        answered = compare_runtimes(beside, package, every, all_keys=False)
+        parts, answered = Verdict("", 0, {}), Verdict("", 0, {})
+        compare_runtimes(beside, package, rows, verdict=parts, all_keys=False)
+        compare_runtimes(beside, package, every, verdict=answered, all_keys=False)
     said = {"what a device answers": f"a request transform refuses all {count:,} rows"}
     assert parts.skipped.items() - answered.skipped.items() == said.items()
 

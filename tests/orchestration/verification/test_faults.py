@@ -49,11 +49,11 @@ from isthmus.orchestration.steps.step import NodeMaterialization, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client, private_api
-from isthmus.orchestration.verification.modelinputs import compare_package
+from isthmus.orchestration.verification.modelinputs import PREDICT, compare_package
 from isthmus.orchestration.verification.page import screen
 from isthmus.orchestration.verification.recomputation import recompute
 from isthmus.orchestration.verification.sides import SINGLES, OnlineSide
-from isthmus.orchestration.verification.verify import PREDICT, require_passed, verify
+from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.orchestration.verification.views import compare_view
 from isthmus.package.inspect import OnnxRuntime, inspect
 from isthmus.package.manifest import open_package, package_digest, read_package
@@ -395,11 +395,10 @@ def test_a_server_that_computes_something_else(exported: Shop, project: Open, tm
     other = Shop(Path(shutil.copytree(exported.root, tmp_path / "other")))
     other.replace("F.coalesce(shelf_demand__sold_1d, F.lit(1))", "F.coalesce(shelf_demand__sold_1d, F.lit(2))")
     apply(project(other))
-    declared = project(exported).distillation()
     found = []
     for asked in (project(exported), project(other)):
         with asked.redis() as url, private_api(asked, asked.applied(), url, asked.now()) as api:
-            compared, *_ = recompute(project(exported), project(exported).applied(), declared, None, api, 2000)
+            compared = _recomputed(project(exported), project(exported).applied(), api).views
         found.append({f"{view}.{name}": one.differing for view, one_view in compared.items()
                       for name, one in one_view.items() if one.differing})  # fmt: skip
         assert {one.compared for one in compared["API moment"].values()} == {2000}
@@ -408,6 +407,12 @@ def test_a_server_that_computes_something_else(exported: Shop, project: Open, tm
     (example, *_) = compared["API moment"]["per_sold"].examples
     assert example.online == pytest.approx(example.offline / 2)
     assert example.event_timestamp
+
+
+def _recomputed(project: Project, contract: Contract, api: Client) -> Verdict:
+    verdict = Verdict(contract.hash, 0, {})
+    recompute(project, contract, project.distillation(), api, verdict, all_keys=True)
+    return verdict
 
 
 def with_another_last_bit_alone(graph: bytes) -> bytes:
@@ -435,7 +440,7 @@ def with_another_last_bit_alone(graph: bytes) -> bytes:
 def test_a_graph_whose_bits_depend_on_the_size_of_the_batch(exported: Shop, project: Open) -> None:
     """The tolerance for an engine hides nothing of it, and only the rows that are computed alone show it."""
     opened = project(exported)
-    contract, declared = opened.applied(), opened.distillation()
+    contract = opened.applied()
     transform = contract.transforms["moment"]
     transform = replace(transform, graph=with_another_last_bit_alone(transform.graph))
     contract = replace(contract, transforms={**contract.transforms, "moment": transform})
@@ -444,13 +449,12 @@ def test_a_graph_whose_bits_depend_on_the_size_of_the_batch(exported: Shop, proj
     written["computed"]["moment"]["hash"] = transform.hash
     record.write_text(json.dumps(written))
     with opened.redis() as url, private_api(opened, contract, url, opened.now()) as api:
-        compared, alone, *_ = recompute(opened, contract, declared, None, api, 2000)
-    assert {part.differing for parts in compared.values() for part in parts.values()} == {0}
-    differing = {name: part for name, part in flat(alone).items() if part.differing}
+        verdict = _recomputed(opened, contract, api)
+    assert {part.differing for part in flat(verdict.views).values()} == {0}
+    differing = {name: part for name, part in verdict.singly.items() if part.differing}
     assert set(differing) == {"moment.per_sold", "API moment.per_sold"}
-    assert {part.compared for part in flat(alone).values()} == {SINGLES}
+    assert {part.compared for part in verdict.singly.values()} == {SINGLES}
     assert all(0 < part.worst < 1e-15 for part in differing.values())
-    verdict = Verdict(contract.hash, 0, compared, singly=flat(alone))
     with pytest.raises(GateFailed, match=r"moment\.per_sold alone \(\d+ of 256\).*isthmus apply"):
         require_passed(verdict)
 
@@ -524,19 +528,23 @@ def test_a_server_that_answers_something_else_to_a_single_row(exported: Shop, pr
     with opened.redis() as url, connect(url) as client, log.open("wb") as file:
         configured = msgspec.structs.replace(settings(opened, url, 0, private=True), workers=1, now=at)
         with running(configured, file) as child:
-            with closing(Client(contract, configured.limits, child, log)) as direct:
+            with closing(Client(contract, child, log)) as direct:
                 assert direct.refused() is None
-            with altering(log) as front, closing(Client(contract, configured.limits, child, front)) as api:
+            with altering(log) as front, closing(Client(contract, child, front)) as api:
                 online = OnlineSide(OnlineStore(client, contract), url, api, at)
                 history = next(history for history in histories if history.view.name == "customer_orders")
-                view = compare_view(offline, history, online, all_keys=True)
-                predictions = compare_package(opened, declared, open_package(package(exported)), histories, online, 100)
-    assert {part.differing for part in view.features.values()} == {0}
-    assert [name for name, part in view.singly.items() if part.differing] == ["mean_amount_7d"]
-    assert view.singly["mean_amount_7d"].compared == len(history.table().group_by("customer").aggregate([]))
-    inputs, among, alone, sample = predictions
-    assert sample == Sample(100, 2000)
-    assert (among.differing, {part.differing for part in inputs.values()}) == (0, {0})
+                verdict = Verdict(contract.hash, at, {})
+                compare_view(offline, history, online, verdict, all_keys=True)
+                opened_package = open_package(package(exported))
+                compare_package(opened, declared, opened_package, histories, online, 100, verdict)
+    changed = "customer_orders.mean_amount_7d"
+    assert {part.differing for part in verdict.views["customer_orders"].values()} == {0}
+    assert {name for name, part in verdict.singly.items() if part.differing} == {changed, f"file {PREDICT}"}
+    assert verdict.singly[changed].compared == len(history.table().group_by("customer").aggregate([]))
+    assert verdict.samples == {"rows asked of the API": Sample(100, 2000)}
+    assert verdict.files[PREDICT].differing == 0
+    assert {part.differing for part in verdict.inputs.values()} == {0}
+    alone = verdict.singly[f"file {PREDICT}"]
     assert alone.differing == alone.compared > 0
 
 

@@ -29,8 +29,10 @@ from isthmus.orchestration.server.serve import running, settings
 from isthmus.serving.limits import Limits
 from isthmus.serving.wire.formats import Format
 
-# Rows per request, if the limits of the project allow as many.
+# Rows per request.
 LOT = 2_000
+# Limits of a private server: those of the project are for strangers.
+LIMITS = Limits(body_bytes=1 << 30, rows=LOT, values=1 << 40, deadline_seconds=60.0)
 READY_SECONDS = 20.0
 # Longer than the server's own deadline for a request.
 ANSWER_SECONDS = 65.0
@@ -42,8 +44,8 @@ TypedValues = tuple[DataType, Values]
 class Client:
     """Client of a private server under one contract. Errors include the last line of the server's log."""
 
-    def __init__(self, contract: Contract, limits: Limits, server: "subprocess.Popen[bytes]", log: Path) -> None:
-        self._contract, self._limits, self._server, self._log = contract, limits, server, log
+    def __init__(self, contract: Contract, server: "subprocess.Popen[bytes]", log: Path) -> None:
+        self._contract, self._server, self._log = contract, server, log
         self._connection: http.client.HTTPConnection | None = None
         self._lot = LOT
 
@@ -71,24 +73,11 @@ class Client:
             ContractMismatch: the server uses another contract, or rows are stored under another one.
             DataError: the answer has other columns or rows than the request.
         """
-        width = max(1, self._limits.values)
         entities = {**keys, **{name: _as_json(dtype, values) for name, (dtype, values) in request.items()}}
-        answer, *rest = (
-            self._lookup(features[n : n + width], list(keys), entities, rows) for n in range(0, len(features), width)
-        )
-        for part in rest:
-            for name in part.column_names:
-                if name not in answer.column_names:
-                    answer = answer.append_column(part.schema.field(name), part[name])
-        return answer
-
-    def _lookup(
-        self, features: Sequence[tuple[str, str]], keys: Sequence[str], entities: Mapping[str, Sequence[Any]], rows: int
-    ) -> pa.Table:
-        schema = self._schema(features, keys)
+        schema = self._schema(features, list(keys))
         parts = [schema.empty_table()]
         fixed = {"features": [f"{view}:{feature}" for view, feature in features], "full_feature_names": True}
-        for body in self._bodies(fixed, {"entities": entities}, rows, len(features)):
+        for body in self._bodies(fixed, {"entities": entities}, rows):
             table = pa.ipc.open_stream(self._post("/get-online-features", body, Format.ARROW)).read_all()
             types = {field.name: field.type for field in table.schema}
             for field in schema:
@@ -105,7 +94,6 @@ class Client:
         return answer
 
     def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the JSON answer to a JSON request."""
         answer: dict[str, Any] = json.loads(self._post(path, msgspec.json.encode(body), Format.JSON))
         return answer
 
@@ -124,10 +112,7 @@ class Client:
             part: {name: _as_json(dtype, values) for name, (dtype, values) in group.items()}
             for part, group in (("entities", entities), ("request", request))
         }
-        answers = [
-            json.loads(self._post("/predict", body, Format.JSON))
-            for body in self._bodies({}, columns, rows, len(entities) + len(request))
-        ]
+        answers = [json.loads(self._post("/predict", body, Format.JSON)) for body in self._bodies({}, columns, rows)]
         parts = [answer.get("probabilities", answer["predictions"]) for answer in answers]
         # Converted from text, since JSON has NaN and infinities as strings.
         numbers = [np.array(part, np.str_).astype(np.float64).astype(np.float32) for part in parts]
@@ -135,9 +120,9 @@ class Client:
 
     def _schema(self, features: Sequence[tuple[str, str]], keys: Sequence[str]) -> pa.Schema:
         views = {name: self._contract.views[name] for name, _ in features if name in self._contract.views}
-        # Includes views that only a request transform reads, which are not in the answer.
-        known = (*self._contract.views.values(), *views.values())
-        types = {column.name: ARROW[column.dtype.name] for view in known for column in view.keys}
+        # Includes keys of views that only a request transform reads, which are not in the answer.
+        every = self._contract.views.values()
+        types = {column.name: ARROW[column.dtype.name] for view in every for column in view.keys}
         columns = {name: types[name] for name in keys}
         for pair in features:
             column = self._contract.stored(pair) if pair[0] in views else self._contract.computed(pair)
@@ -148,24 +133,14 @@ class Client:
         return pa.schema(list(columns.items()))
 
     def _bodies(
-        self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int, values: int
-    ) -> Iterator[bytes]:
-        """Yield request bodies within the server's limits; `values` is the number of values per row."""
-        step = max(1, min(self._lot, self._limits.rows, self._limits.values // max(1, values)))
-        for start in range(0, rows, step):
-            yield from self._split(fixed, _slice(columns, slice(start, start + step)), min(step, rows - start))
-
-    def _split(
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int
     ) -> Iterator[bytes]:
-        """Yield a request body, or several smaller ones if it would be too long."""
-        body = msgspec.json.encode({**fixed, **columns})
-        if len(body) <= self._limits.body_bytes or rows < 2:
-            yield body
-            return
-        half = rows // 2
-        yield from self._split(fixed, _slice(columns, slice(half)), half)
-        yield from self._split(fixed, _slice(columns, slice(half, None)), rows - half)
+        """Yield request bodies of at most `LOT` rows."""
+        for start in range(0, rows, self._lot):
+            lot = slice(start, start + self._lot)
+            yield msgspec.json.encode(
+                fixed | {part: {name: column[lot] for name, column in group.items()} for part, group in columns.items()}
+            )
 
     def _post(self, path: str, body: bytes, form: Format) -> bytes:
         return self._send("POST", path, body, {"content-type": "application/json", "accept": form.value})
@@ -268,10 +243,12 @@ def private_api(
     with TemporaryDirectory(prefix="isthmus-contract-") as folder, log.open("wb") as file:
         applied = Path(folder) / "contract.json"
         applied.write_bytes(contract.dumps())
-        configured = msgspec.structs.replace(configured, workers=1, now=at, contract=str(applied), deployment=deployed)
+        configured = msgspec.structs.replace(
+            configured, workers=1, now=at, contract=str(applied), deployment=deployed, limits=LIMITS
+        )
         with (
             running(configured, file) as child,
-            closing(Client(contract, configured.limits, child, log)) as api,
+            closing(Client(contract, child, log)) as api,
         ):
             yield api
     # Not reached after an error: the log remains.
@@ -288,10 +265,6 @@ def _refusal(path: str, status: int, body: bytes) -> IsthmusError:
         return kind(where, message["found"], expected=message["expected"], remedy=message["remedy"])
     except (ValueError, KeyError, TypeError):
         return DependencyError(f"the API, {path}", f"answered {status}: {body[:200].decode(errors='replace')}")
-
-
-def _slice(columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: slice) -> dict[str, dict[str, Sequence[Any]]]:
-    return {part: {name: column[rows] for name, column in group.items()} for part, group in columns.items()}
 
 
 def _key_column(keys: Sequence[KeyValue], dtype: pa.DataType) -> pa.Array:

@@ -1,7 +1,7 @@
 """Devices in the verdict: the rows of the newest snapshot, and questions to a device that has it."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,28 +24,30 @@ from isthmus.features.publishing.publish import key_values
 from isthmus.features.types import String, UnixTimestamp
 from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values
-from isthmus.features.values.entitykey import decode_values, encode_keys
+from isthmus.features.values.entitykey import decode_values, encode_keys, key_part
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.nodeclient import DeviceQuestions
 from isthmus.orchestration.snapshots.create import shelf, signer
-from isthmus.orchestration.verification.owners import files_of, read_owners
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
 from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_values
 from isthmus.package.manifest import Package
-from isthmus.package.snapshot.file import Header, SnapshotFile, packed, read_header, read_snapshot
-from isthmus.package.snapshot.owners import open_owners
+from isthmus.package.snapshot.file import Header, SnapshotFile, packed, read_header, read_rows, read_snapshot
+from isthmus.package.snapshot.owners import Lines, Owners, open_owners, text_of
 from isthmus.package.snapshot.selection import kept_views, of_kept_keys
-from isthmus.package.snapshot.signature import require_sealed
+from isthmus.package.snapshot.signature import require_sealed, signed_by
 from isthmus.package.snapshot.store import Latest, Shelf
-from isthmus.package.verdict import FeatureVerdict, ValueDifference
+from isthmus.package.verdict import EXAMPLES, FeatureVerdict, ValueDifference
 
 # Rows of the training set that a device answers at most.
 ROWS = 500
 
 # Name of the snapshot in a verdict.
 SNAPSHOT = "snapshot"
+
+# Owners whose files the reference client gets.
+OWNER_FILES = 10
 
 _ALTERED = "was altered since it was written"
 
@@ -164,7 +166,7 @@ def _read_owners(
         if whole:
             # The contract of an altered file is not known.
             _require_current(owners.generation.header, contract)
-        file, accepted = read_owners(owners, views, key)
+        file, accepted = _rows_of_owners(owners, views, key)
     if not whole and not accepted.differing:
         raise DataError(SNAPSHOT, _ALTERED)
     return file, accepted
@@ -228,11 +230,71 @@ def _of_owners(path: Path, owner: Column, rows: pa.Table, places: Index) -> tupl
     values = from_arrow(rows[owner.name], owner.dtype).tolist(owner.dtype)
     keys = encode_keys([owner], {owner.name: [values[place] for place in places]})
     try:
-        files = files_of(path, keys)
+        files = _files_of(path, keys)
     except (FileNotFoundError, DataError):  # just replaced by a newer one, or already reported as damaged
         files = {}
     asking = np.array([key in files for key in keys], bool)
     return places[asking], {decode_values(key)[0]: data for key, data in files.items()}
+
+
+def _rows_of_owners(
+    owners: Owners, views: Sequence[ViewContract], public_key: str
+) -> tuple[SnapshotFile, FeatureVerdict]:
+    """Return the rows of all owners' files as one snapshot, and a verdict on the files that no device accepts.
+
+    Raises:
+        DataError: the combined file, or the rows that all owners share, cannot be read.
+    """
+    generation, signed = owners.generation, signed_by(public_key)
+    rows: dict[str, dict[bytes, bytes]] = {view.name: {} for view in views}
+    of, per_owner = [name for name, _ in generation.header.views], [shared is None for shared in generation.shared]
+    if of != [*rows] or per_owner != [generation.column in view.keys for view in views]:
+        raise DataError("snapshot", "has other views or another owner")
+    own = []
+    for view, shared in zip(views, generation.shared, strict=True):
+        if shared is None:
+            own.append(view)
+        else:
+            rows[view.name] = _rows(view, shared)
+    compared, refused = 0, list[ValueDifference]()
+    for key, lines, file in owners:
+        compared += 1
+        problem = "" if signed(file.data) else "is not signed with the project's key, or was altered"
+        for view, part in zip(own, lines, strict=True):
+            try:
+                found = _rows(view, part)
+            except DataError as error:
+                problem = problem or error.found
+                continue
+            if any(key_part(view.keys, generation.owner[0], row) != key for row in found):
+                problem = problem or f"has rows of another {generation.owner[0]}"
+            rows[view.name] |= found
+        if problem:
+            owner = text_of(decode_values(key)[0])
+            refused.append(ValueDifference(owner, "a file that devices accept", f"it {problem}"))
+    differing = len(refused)
+    verdict = FeatureVerdict(compared, differing, np.inf if differing else 0.0, refused[:EXAMPLES])
+    return SnapshotFile(generation.header, rows), verdict
+
+
+def _files_of(file: Path, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Return files by key for an even sample of the owners in `keys`.
+
+    Raises:
+        FileNotFoundError: a newer snapshot has replaced the file.
+    """
+    with open_owners(file) as owners:
+        found = {key: own.data for key in sorted({*keys}) if (own := owners.file(key)) is not None}
+    present = [*found]
+    return {present[place]: found[present[place]] for place in spread(len(present), OWNER_FILES)} if present else {}
+
+
+def _rows(view: ViewContract, lines: Lines) -> dict[bytes, bytes]:
+    data = b"".join(lines)
+    rows, place = read_rows(view, len(lines), data)
+    if place != len(data):
+        raise DataError("snapshot", f"has {len(data) - place} more bytes than its header says")
+    return rows
 
 
 def _refused(service: str, problem: str) -> ComparedSnapshot:

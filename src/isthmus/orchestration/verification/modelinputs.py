@@ -32,23 +32,22 @@ from isthmus.orchestration.verification.sides import (
 from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.package.manifest import Package, placed
 from isthmus.package.replay import open_session
-from isthmus.package.verdict import FeatureVerdict, Sample
+from isthmus.package.verdict import FeatureVerdict, Verdict
+
+# Name of the server's predictions among the package's files.
+PREDICT = "/predict"
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def compare_package(
+def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
-    count: int,
-) -> tuple[dict[str, FeatureVerdict], FeatureVerdict, FeatureVerdict, Sample]:  # fmt: skip
-    """Compare each input of a package, and its predictions through the API.
+    count: int, verdict: Verdict,
+) -> None:  # fmt: skip
+    """Compare each input of a package, and its predictions through the API, and add the results to the verdict.
 
     Keys and request fields come from `count` rows of the training set, stored features from the present. The online
     side must have the package deployed.
-
-    Returns:
-        Comparisons of the inputs, of the predictions, of predictions requested one at a time, and the size of the
-        sample.
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
@@ -76,16 +75,17 @@ def compare_package(
     offline_feeds, online_feeds = (feeds(inputs, columns(side, inputs)) for side in (offline, served))
     rows = ComparedRows.of(questions, keys, [online.at] * len(questions))
     online_tensors = input_values(inputs, online_feeds)
-    compared = {
-        name: rows.compare(values, online_tensors[name][1], dtype)
-        for name, (dtype, values) in input_values(inputs, offline_feeds).items()
-    }
+    for name, (dtype, values) in input_values(inputs, offline_feeds).items():
+        verdict.inputs[name] = rows.compare(values, online_tensors[name][1], dtype)
     expected = np.empty(0, np.float32)
     if len(rows):
         expected = predict(open_session(package, variant, 1), offline_feeds)
     names = {item.name for item in inputs}
     fields = _typed(questions, (column for column in request if column.name in names))
-    return compared, *_compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance), sample
+    predicted = _compare_predictions(rows, expected, (entities, fields), online.api, variant.tolerance)
+    verdict.files[PREDICT], verdict.singly[f"file {PREDICT}"] = predicted
+    if sample.rows < sample.of:
+        verdict.samples["rows asked of the API"] = sample
 
 
 def _compare_predictions(

@@ -22,57 +22,56 @@ from isthmus.features.values.equality import equal_values
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.verification.client import Client
-from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, sample_with_keys
-from isthmus.package.verdict import FeatureVerdict, Sample
+from isthmus.orchestration.verification.sides import CHECKED_ROWS, SAMPLE, SINGLES, ComparedRows, sample_with_keys
+from isthmus.package.verdict import FeatureVerdict, Sample, Verdict, flat
 
 # Batch size for the expected single-row answers: it does not fill vector registers, and is neither one row nor all.
 FEW = 7
 
 Comparison = dict[str, FeatureVerdict]
-# Comparisons of fields by transform.
-Comparisons = dict[str, Comparison]
 
 
 def recompute(
-    project: Project, contract: Contract, declared: Distillation | None, sample: int | None, api: Client, requests: int
-) -> tuple[Comparisons, Comparisons, dict[str, str], Sample | None]:
-    """Compare request transforms over `sample` rows of the latest training set, or over all rows.
+    project: Project, contract: Contract, declared: Distillation | None, api: Client, verdict: Verdict, *,
+    all_keys: bool,
+) -> None:  # fmt: skip
+    """Compare request transforms over all rows of the latest training set with `all_keys`, else over a sample.
 
-    `requests` is the number of rows to request from the API.
-
-    Returns:
-        Comparisons by transform and field, with the server's answers under `API …`; the same for rows computed one at a
-        time; the reason for each skipped transform; and the size of the sample, or None if all rows were compared.
+    Adds comparisons by transform and field to the verdict, with the server's answers under `API …`; the same for rows
+    computed one at a time; the reason for each skipped transform; and the size of the sample.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
     unused = "no distillation uses it" if declared is None else f"no service of {declared.name} uses it"
-    skipped = {
-        name: f"{unused}, so no training set has its values" for name in contract.transforms if name not in transforms
-    }
+    for name in contract.transforms:
+        if name not in transforms:
+            verdict.skipped[name] = f"{unused}, so no training set has its values"
     examples = Artifacts(project, declared).latest_training_set() if declared and transforms else None
     if declared is None or examples is None:
-        missing = "no training set has its values yet"
-        return {}, {}, skipped | dict.fromkeys(transforms, missing), None
+        verdict.skipped.update(dict.fromkeys(transforms, "no training set has its values yet"))
+        return
     table = examples.table()
     rows = len(table)
     keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
-    if sample is not None and len(table) > sample:
-        table = table.take(pa.array(np.linspace(0, len(table) - 1, sample).astype(np.int64)))
-    answered = sample_with_keys(table, keys, requests)
-    compared, singly = {}, {}
+    if not all_keys and len(table) > SAMPLE:
+        table = table.take(pa.array(np.linspace(0, len(table) - 1, SAMPLE).astype(np.int64)))
+    answered = sample_with_keys(table, keys, CHECKED_ROWS if all_keys else SAMPLE)
     for name, transform in transforms.items():
         if examples.computed.get(name, {}).get("hash") != transform.hash:
-            skipped[name] = (
+            verdict.skipped[name] = (
                 f"training set {examples.id} was made before it changed: run `isthmus features training-set`"
             )
             continue
         declaration = project.definitions.transforms[name]
-        engine = _Engine(transform, declaration, contract, table, keys)
-        compared[name], singly[name] = engine.compare_graph()
-        engine = _Engine(transform, declaration, contract, answered, keys)
-        compared[f"API {name}"], singly[f"API {name}"] = engine.compare_answers(api)
-    return compared, singly, skipped, Sample(len(table), rows) if compared and len(table) < rows else None
+        compared = {
+            name: _Engine(transform, declaration, contract, table, keys).compare_graph(),
+            f"API {name}": _Engine(transform, declaration, contract, answered, keys).compare_answers(api),
+        }
+        for title, (together, alone) in compared.items():
+            verdict.views[title] = together
+            verdict.singly.update(flat({title: alone}))
+        if len(table) < rows:
+            verdict.samples["rows of request transforms"] = Sample(len(table), rows)
 
 
 class _Engine:
@@ -141,7 +140,6 @@ class _Engine:
         return rows[unchanged], {name: values.take(unchanged) for name, values in self._fields(answer).items()}
 
     def _in_batches(self, inputs: Mapping[str, Values], rows: Index, size: int) -> dict[str, Values]:
-        """Run the graph over rows in batches of `size`."""
         # Without rows, run one empty batch, which gives every field its type.
         parts = [
             self._graph.run({name: values.take(batch) for name, values in inputs.items()}).values

@@ -16,7 +16,6 @@ from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.runtimes.web import NodeFailed, WebRuntime
 from isthmus.orchestration.verification.devices import DeviceRows
 from isthmus.orchestration.verification.modelinputs import input_values
-from isthmus.orchestration.verification.sides import ComparedPackage
 from isthmus.package.clients import READER
 from isthmus.package.featurizer.form import HEAD
 from isthmus.package.featurizer.interpreter import CoreFeeds, Head
@@ -32,6 +31,7 @@ from isthmus.package.verdict import (
     RuntimeVerdict,
     Sample,
     ValueDifference,
+    Verdict,
     merged,
 )
 
@@ -63,15 +63,17 @@ def compare_runtimes(
     device: DeviceRows | None = None,
     client: Callable[[], ClientRun] | None = None,
     *,
+    verdict: Verdict,
     all_keys: bool,
-) -> ComparedPackage:
+) -> None:
     """Run each of the package's files in every runtime available here, and compare the answers with the student's.
+
+    Adds the results to the verdict.
 
     ONNX Runtime gets all rows of a full verdict; each other runtime, in its own process, get a sample unless
     `all_keys`. `device` has rows with stored features from a snapshot: onnxruntime-web then gets only these, through
     the reference client, whose answers `client` returns.
     """
-    result = ComparedPackage()
     all_rows = parity.sample(parity.rows)
     few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
     device_sample = None
@@ -79,7 +81,7 @@ def compare_runtimes(
         names, at = device.rows.keys.tolist(), device.questions.at
         device_sample = parity.on_device(device.offline, device.stored, names, at)
         if not len(device_sample[1]):
-            result.skipped["what a device answers"] = f"a request transform refuses all {len(names):,} rows"
+            verdict.skipped["what a device answers"] = f"a request transform refuses all {len(names):,} rows"
     for name, product in RUNTIMES.items():
         if not any(variant.format in product.formats for variant in package.manifest.variants):
             continue
@@ -88,7 +90,7 @@ def compare_runtimes(
             if name == WEB and device is not None and client is not None and device_sample is not None:
                 run = client()
                 answered, fed = _by_client(parity, package, device, run, *device_sample)
-                result.device.update(fed)
+                verdict.device.update(fed)
                 spent, sample = run.milliseconds, Sample(len(device.rows), device.of)
             else:
                 runtime = WebRuntime(install=False) if name == WEB else product()
@@ -97,15 +99,14 @@ def compare_runtimes(
                     answered |= parity.prompts(package)
                 spent, sample = 1000 * (time.perf_counter() - began), Sample(len(rows), len(all_rows))
         except DependencyError as error:
-            result.skipped[name] = f"{error.where.replace(name, 'it')} {error.found}: {error.remedy}"
+            verdict.skipped[name] = f"{error.where.replace(name, 'it')} {error.found}: {error.remedy}"
             continue
         if sample.rows < sample.of:
-            result.samples[f"rows in {name}"] = sample
+            verdict.samples[f"rows in {name}"] = sample
         files = {f"{file} in {name}" if name == WEB else file: part for file, part in answered.items()}
-        result.files.update(files)
+        verdict.files.update(files)
         most = max(part.compared for part in files.values())
-        result.runtimes[name] = RuntimeVerdict([*files], most, round(spent, 1))
-    return result
+        verdict.runtimes[name] = RuntimeVerdict([*files], most, round(spent, 1))
 
 
 def _ask(
@@ -142,13 +143,10 @@ def _by_client(
         outputs = {name: values[places] for name, values in answers.files[variant.file].outputs.items()}
         files[variant.file] = parity.check(variant, partial(_known_outputs, [outputs]), questions, golden=False)
     if answers.core is not None:
-        compared |= _compare_core(package, device, answers.core)
+        # The client's featurizer and the Python featurizer must give a core the same bits.
+        expected = Head.loads(package.files.read(HEAD)).feeds(device.offline)
+        compared |= compare_feeds(device.rows.keys, expected, answers.core)
     return files, compared
-
-
-def _compare_core(package: Package, device: DeviceRows, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare, bit by bit, the core's tensors from the client's featurizer with the Python featurizer's."""
-    return compare_feeds(device.rows.keys, Head.loads(package.files.read(HEAD)).feeds(device.offline), found)
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:

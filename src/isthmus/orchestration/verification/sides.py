@@ -1,7 +1,7 @@
 """Shared by the parts of a verdict: the compared rows, and the online side at the project's present."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,13 @@ from isthmus.features.types import DataType
 from isthmus.features.values.columns import Mask, Values, objects
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.orchestration.verification.client import Client
-from isthmus.package.verdict import FeatureVerdict, RuntimeVerdict, Sample, compare
+from isthmus.package.verdict import FeatureVerdict, Sample, compare
 
 # Rows that are also requested one at a time: a row must have the same bits alone and in a batch.
 SINGLES = 256
 
+# Keys of a view, or rows of a training set, that are compared without `all_keys`.
+SAMPLE = 500
 
 # Rows of the training set that a full verdict requests from the API.
 CHECKED_ROWS = 2000
@@ -50,19 +52,6 @@ class ComparedRows:
 
     def compare(self, offline: Values, online: Values, dtype: DataType, tolerance: float = 0.0) -> FeatureVerdict:
         return compare(self.keys.tolist(), offline, online, dtype, tolerance, self.times.tolist())
-
-
-@dataclass(frozen=True)
-class ComparedPackage:
-    """The parts of a `Verdict` that are about the package."""
-
-    files: dict[str, FeatureVerdict] = field(default_factory=dict)
-    inputs: dict[str, FeatureVerdict] = field(default_factory=dict)
-    device: dict[str, FeatureVerdict] = field(default_factory=dict)
-    runtimes: dict[str, RuntimeVerdict] = field(default_factory=dict)
-    samples: dict[str, Sample] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    singly: dict[str, FeatureVerdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

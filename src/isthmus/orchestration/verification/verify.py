@@ -1,9 +1,9 @@
 """Compare training with serving value by value, and the package with its student (`isthmus verify`)."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -31,11 +31,11 @@ from isthmus.orchestration.verification.devices import (
 )
 from isthmus.orchestration.verification.page import page
 from isthmus.orchestration.verification.recomputation import recompute
-from isthmus.orchestration.verification.sides import CHECKED_ROWS, ComparedPackage, OnlineSide
-from isthmus.orchestration.verification.views import SAMPLE, compare_view
+from isthmus.orchestration.verification.sides import CHECKED_ROWS, SAMPLE, OnlineSide
+from isthmus.orchestration.verification.views import compare_view
 from isthmus.package.manifest import Package, open_package
 from isthmus.package.signature import require_signature
-from isthmus.package.verdict import FeatureVerdict, Verdict, flat, merged
+from isthmus.package.verdict import Verdict, merged
 from isthmus.serving.deployment.record import unapproved
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 # Rows that a device answers without `all_keys`.
 DEVICE_SAMPLE = 100
-
-# Name of the server's predictions among the package's files.
-PREDICT = "/predict"
 
 
 def verify(
@@ -95,21 +92,12 @@ def verify(
             write_atomically(deployment, unapproved(package, profile, at, project.public_key).dumps(deployment))
         with private_api(project, contract, url, at, deployment) as api:
             online = OnlineSide(OnlineStore(client, contract), url, api, at)
-            run = _Verification(project, contract, declared, package, online, all_keys, progress)
-            verdict = run.verdict(offline, histories)
+            run = _Verification(project, contract, declared, package, histories, online, all_keys, progress)
+            verdict = run.verdict(offline)
     write_atomically(page_file(project, name), page(verdict, project.name).encode())
     write_atomically(verdict_file(project, declared), verdict.dumps())
     progress("the verdict is written", 1.0)
     return verdict
-
-
-@dataclass(frozen=True)
-class _Device:
-    """The device side: the snapshot, the rows to run against it, and a call that waits for the client's answers."""
-
-    snapshot: ComparedSnapshot
-    rows: DeviceRows | None = None
-    client: "Callable[[], ClientRun] | None" = None
 
 
 @dataclass(frozen=True)
@@ -118,91 +106,78 @@ class _Verification:
     contract: Contract
     declared: Distillation | None
     package: Package | None
+    histories: Sequence[ViewHistory]
     online: OnlineSide
     all_keys: bool
     progress: Progress
 
-    def verdict(self, offline: OfflineStore, histories: Sequence[ViewHistory]) -> Verdict:
+    def verdict(self, offline: OfflineStore) -> Verdict:
+        tables = {history.view.name: history.commit.base for history in self.histories}
+        package = self.package.files.digest if self.package else None
+        verdict = Verdict(self.contract.hash, self.online.at, {}, tables, package=package)
         with ThreadPoolExecutor(1) as pool:
             # Started first, since Node takes seconds.
-            device = self._device(histories, pool)
-            return self._verdict(offline, histories, device)
+            snapshot, rows, client = self._device(pool)
+            self._views(offline, verdict, snapshot)
+            if self.declared is None or self.package is None:
+                return verdict
+            self.progress("comparing the package with its student", 0.9)
+            # Imported here as in `_device`.
+            from isthmus.orchestration.verification.runtimes import compare_runtimes
 
-    def _device(self, histories: Sequence[ViewHistory], pool: ThreadPoolExecutor) -> "_Device":
+            with parity(self.project, self.declared, self.package) as beside:
+                compare_runtimes(beside, self.package, rows, client, verdict=verdict, all_keys=self.all_keys)
+            if snapshot.file is not None and rows is None:
+                why = "every row of the training set has a key that devices do not keep"
+                verdict.skipped["what a device feeds"] = why
+            self._inputs(self.declared, self.package, verdict)
+        return replace(verdict, model=merged(list(verdict.files.values())))
+
+    def _device(
+        self, pool: ThreadPoolExecutor
+    ) -> "tuple[ComparedSnapshot, DeviceRows | None, Callable[[], ClientRun] | None]":
+        """Return the snapshot, the rows to run against it, and a call that waits for the client's answers."""
         if self.declared is None:
-            return _Device(ComparedSnapshot())
+            return ComparedSnapshot(), None, None
         self.progress("comparing the snapshot", 0.0)
-        snapshot = compare_snapshot(self.project, self.contract, self.declared, histories, self.online.at)
+        snapshot = compare_snapshot(self.project, self.contract, self.declared, self.histories, self.online.at)
         if self.package is None:
-            return _Device(snapshot)
+            return snapshot, None, None
         # Imported here: a project without a package may lack the libraries that run one.
         from isthmus.orchestration.verification.runtimes import ask_client
 
         few = None if self.all_keys else DEVICE_SAMPLE
-        rows = device_rows(self.project, self.declared, self.package, histories, snapshot, few)
-        return _Device(snapshot, rows, pool.submit(ask_client, self.package, rows).result if rows else None)
+        rows = device_rows(self.project, self.declared, self.package, self.histories, snapshot, few)
+        return snapshot, rows, pool.submit(ask_client, self.package, rows).result if rows else None
 
-    def _verdict(self, offline: OfflineStore, histories: Sequence[ViewHistory], device: "_Device") -> Verdict:
-        snapshot = device.snapshot
-        views: dict[str, Mapping[str, FeatureVerdict]] = {}
-        singly: dict[str, Mapping[str, FeatureVerdict]] = {}
-        ahead, samples = {}, {}
-        for n, history in enumerate(histories):
-            view = history.view.name
-            self.progress(f"comparing {view}", n / len(histories))
-            compared = compare_view(offline, history, self.online, all_keys=self.all_keys)
-            views[view], singly[view], ahead[view] = compared.features, compared.singly, compared.ahead
-            if compared.sample is not None:
-                samples[f"keys of {view}"] = compared.sample
-        self.progress("comparing request transforms", 0.85)
-        sample, requests = (None, CHECKED_ROWS) if self.all_keys else (SAMPLE, SAMPLE)
-        computed, alone, skipped, rows = recompute(
-            self.project, self.contract, self.declared, sample, self.online.api, requests
-        )
-        samples |= {} if rows is None else {"rows of request transforms": rows}
+    def _views(self, offline: OfflineStore, verdict: Verdict, snapshot: ComparedSnapshot) -> None:
+        """Compare stored views and request transforms, and add the comparison of the snapshot."""
+        for n, history in enumerate(self.histories):
+            self.progress(f"comparing {history.view.name}", n / len(self.histories))
+            compare_view(offline, history, self.online, verdict, all_keys=self.all_keys)
+        verdict.views.update(snapshot.views)
         if self.declared and not self.package:
             blocked = Artifacts(self.project, self.declared).blocked()
             no_package = blocked or "no exported package can run under this contract: run `isthmus model export`"
-            skipped = {"the package": no_package} | skipped
-        skipped = {**skipped, **({"the snapshot": snapshot.skipped} if snapshot.skipped else {})}
-        parts = self._package(histories, device)
-        tables = {history.view.name: history.commit.base for history in histories}
-        model = merged(list(parts.files.values())) if self.package else None
-        return Verdict(
-            self.contract.hash, self.online.at, {**views, **snapshot.views, **computed}, tables, ahead,
-            self.package.files.digest if self.package else None, model, parts.files, parts.inputs,
-            {**skipped, **parts.skipped},
-            flat(singly | alone) | parts.singly, parts.device, parts.runtimes, samples | parts.samples,
-        )  # fmt: skip
+            verdict.skipped["the package"] = no_package
+        self.progress("comparing request transforms", 0.85)
+        recompute(self.project, self.contract, self.declared, self.online.api, verdict, all_keys=self.all_keys)
+        if snapshot.skipped:
+            verdict.skipped["the snapshot"] = snapshot.skipped
 
-    def _package(self, histories: Sequence[ViewHistory], device: "_Device") -> ComparedPackage:
-        if self.declared is None or self.package is None:
-            return ComparedPackage()
-        self.progress("comparing the package with its student", 0.9)
+    def _inputs(self, declared: Distillation, package: Package, verdict: Verdict) -> None:
+        if not package.manifest.inputs:
+            reason = "its task computes the inputs, and requests carry them"
+            if package.manifest.generation is not None:
+                reason = "its inputs are prompts, which requests carry"
+            verdict.skipped["what the package is fed"] = reason
+            return
+        self.progress("comparing what the package is fed", 0.95)
         # Imported here as in `_device`.
         from isthmus.orchestration.verification.modelinputs import compare_package
-        from isthmus.orchestration.verification.runtimes import compare_runtimes
 
-        with parity(self.project, self.declared, self.package) as beside:
-            parts = compare_runtimes(beside, self.package, device.rows, device.client, all_keys=self.all_keys)
-        if device.snapshot.file is not None and device.rows is None:
-            parts.skipped["what a device feeds"] = "every row of the training set has a key that devices do not keep"
-        if not self.package.manifest.inputs:
-            reason = "its task computes the inputs, and requests carry them"
-            if self.package.manifest.generation is not None:
-                reason = "its inputs are prompts, which requests carry"
-            parts.skipped["what the package is fed"] = reason
-            return parts
-        self.progress("comparing what the package is fed", 0.95)
-        inputs, predicted, alone, api_rows = compare_package(
-            self.project, self.declared, self.package, histories, self.online,
-            CHECKED_ROWS if self.all_keys else SAMPLE,
-        )  # fmt: skip
-        if api_rows.rows < api_rows.of:
-            parts.samples["rows asked of the API"] = api_rows
-        parts.files[PREDICT], parts.singly[f"file {PREDICT}"] = predicted, alone
-        parts.inputs.update(inputs)
-        return parts
+        count = CHECKED_ROWS if self.all_keys else SAMPLE
+        compare_package(self.project, declared, package, self.histories, self.online, count, verdict)
 
 
 def require_passed(verdict: Verdict) -> Verdict:

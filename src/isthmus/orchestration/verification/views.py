@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -21,38 +21,22 @@ from isthmus.features.values.arrow import from_arrow
 from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import KeyValue
 from isthmus.orchestration.verification.client import Client
-from isthmus.orchestration.verification.sides import SINGLES, ComparedRows, OnlineSide, questions_at
-from isthmus.package.verdict import FeatureVerdict, Sample
+from isthmus.orchestration.verification.sides import SAMPLE, SINGLES, ComparedRows, OnlineSide, questions_at
+from isthmus.package.verdict import FeatureVerdict, Sample, Verdict
 from isthmus.serving.wire.encode import LABELS
-
-# Keys per view that are compared without `all_keys`.
-SAMPLE = 500
 
 # Names in a verdict for event time, known time and content hash of the compared rows.
 EVENT, KNOWN, CONTENT = RESERVED
 
 
-@dataclass(frozen=True)
-class ViewVerdict:
-    """Comparison of a view.
+def compare_view(
+    offline: OfflineStore, history: ViewHistory, online: OnlineSide, verdict: Verdict, *, all_keys: bool
+) -> None:
+    """Compare what training sees of a view's keys with what serving answers, and add the result to the verdict.
 
-    Attributes:
-        features: comparison by feature, including status, times and content hash.
-        singly: comparison by feature for keys requested one at a time, limited to what a lookup returns.
-        ahead: number of keys skipped because their row was pushed later.
-        sample: size of the sample, or None if all keys were compared.
-    """
-
-    features: Mapping[str, FeatureVerdict]
-    singly: Mapping[str, FeatureVerdict]
-    ahead: int
-    sample: Sample | None
-
-
-def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide, *, all_keys: bool) -> ViewVerdict:
-    """Compare what training sees of keys with what serving answers.
-
-    With `all_keys`, compares every key that either side has, and checks the table's rows against their content hashes.
+    The comparison has features, status, times and content hash. Keys whose row was pushed later are skipped. Of keys
+    requested one at a time, it has what a lookup returns. With `all_keys`, compares every key that either side has, and
+    checks the table's rows against their content hashes.
     """
     view = history.view
     served_keys = online.keys(view) if all_keys else None
@@ -79,12 +63,12 @@ def compare_view(offline: OfflineStore, history: ViewHistory, online: OnlineSide
     def compared(name: str, places: Index, online: Values) -> FeatureVerdict:
         return rows.take(places).compare(trained[name].take(places), online, types[name])
 
-    return ViewVerdict(
-        {name: compared(name, settled_rows, served[name].take(settled_rows)) for name in types},
-        {name: compared(name, settled_singles, values.take(settled)) for name, values in alone.items()},
-        int(np.count_nonzero(ahead)),
-        Sample(len(keys), count) if len(keys) < count else None,
-    )
+    verdict.views[view.name] = {name: compared(name, settled_rows, served[name].take(settled_rows)) for name in types}
+    for name, values in alone.items():
+        verdict.singly[f"{view.name}.{name}"] = compared(name, settled_singles, values.take(settled))
+    verdict.ahead[view.name] = int(np.count_nonzero(ahead))
+    if len(keys) < count:
+        verdict.samples[f"keys of {view.name}"] = Sample(len(keys), count)
 
 
 def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> tuple[pa.Table, int]:
