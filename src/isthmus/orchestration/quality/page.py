@@ -76,7 +76,9 @@ def features_table(statistics: ViewStatistics) -> TableBlock:
 
 
 def expectations_table(findings: Iterable[Finding]) -> TableBlock:
-    rows = [[f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in findings]
+    rows: list[list[Text]] = [
+        [f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in findings
+    ]
     return TableBlock(["feature", "expectation", "found", ""], rows)
 
 
