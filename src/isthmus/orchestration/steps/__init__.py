@@ -1,1 +1,1 @@
-"""What a step is, and the outline of a project that Dagster builds the graph from."""
+"""Steps of a project: their base classes, and the outline from which Dagster's graph is built."""
