@@ -56,7 +56,7 @@ def recompute(
         return {}, {}, skipped | dict.fromkeys(transforms, missing), None
     table = examples.table()
     rows = len(table)
-    keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
+    keys = contract.spines[declared.spine.name].key_names
     if sample is not None and len(table) > sample:
         table = table.take(pa.array(np.linspace(0, len(table) - 1, sample).astype(np.int64)))
     answered = sample_with_keys(table, keys, requests)
