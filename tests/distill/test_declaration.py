@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.distill.declaration import LEAST_STEPS, TABLES, Gate
-from isthmus.distill.gates import check_figures
+from isthmus.distill.declaration import LEAST_STEPS, TABLES
+from isthmus.distill.gates import Gate, check_figures
 from isthmus.features.profiles import TrainingProfile
 from tests.distill.support import declaration
 

@@ -1,11 +1,94 @@
-"""Checks a student's gates against its report."""
+"""Gates and bounds: requirements on figures of a student, how they are declared, and how a report meets them."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from isthmus.distill.declaration import OVERALL, Gate
+from isthmus.distill.labels import Binary, Classes, Label, Number
 from isthmus.features.errors import ConfigurationError, Problem, one_of
+
+OVERALL = ("taught", "gap_closed")
+"""Figures of every report that do not belong to a single model."""
+
+STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
+"""Stages between an ideal prediction and a device's, in order; `isthmus model attribute` splits their difference."""
+EACH = "row"
+"""Measure of a stage: how far it moves the score of a row, on average."""
+ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
+    Binary: ("score", "log_loss", "auc", EACH),
+    Number: ("score", "rmse", "mae", EACH),
+}
+"""Measures that `isthmus model attribute` supports per kind of label; for other kinds the models share no score."""
+
+PRODUCTION = "production"
+"""Prefix of bounds on metrics that `isthmus answers monitor` measures."""
+SLICES = "slices."
+"""Second prefix of such bounds that apply to each slice."""
+LOST = "lost"
+"""Prefix of bounds on how much worse a deployment may be than the package before it."""
+COMPARED: Mapping[type[Label], Sequence[str]] = {
+    Binary: ("auc", "log_loss", "brier"),
+    Number: ("rmse", "mae"),
+}
+"""Metrics whose loss has a standard error from paired rows."""
+MONITORED: Mapping[type[Label], Sequence[str]] = {
+    Binary: ("auc", "log_loss", "brier", "ece"),
+    Classes: ("log_loss", "accuracy", "ece"),
+    Number: ("rmse", "mae"),
+}
+"""Metrics of recorded predictions per kind of label. `Rank` is left out: few groups are recorded completely."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A requirement that a student must meet to be packaged.
+
+    Attributes:
+        metric: a figure of the report: "taught" (what the teacher adds to the task's metric), "gap_closed" (the share
+            of the way from the control to the teacher), a figure that the task adds, or a model and its figure, such as
+            "student.auc" or "student.p99_us".
+        at_least: smallest value that passes; None for no lower bound.
+        at_most: largest value that passes; None for no upper bound.
+    """
+
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+def bounded(gates: Sequence[Gate]) -> bool:
+    """Return whether each gate has a bound, and all bounds are finite numbers."""
+    bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in gates]
+    return all(own and all(map(_is_finite, own)) for own in bounds)
+
+
+def _is_finite(bound: object) -> bool:
+    return isinstance(bound, Real) and abs(bound) < math.inf  # type: ignore[operator, no-any-return, unused-ignore]
+
+
+def bound_problems(bounds: Sequence[Gate], label: Label | None, where: str) -> list[Problem]:
+    """Return a problem for each bound on an unknown figure, and for each on a loss that is not an upper bound."""
+    measures = () if label is None else ATTRIBUTED.get(type(label), ())
+    monitored = () if label is None else MONITORED.get(type(label), ())
+    compared = () if label is None else COMPARED.get(type(label), ())
+    known = [f"{stage}.{measure}" for stage in STAGES for measure in measures]
+    known += [f"{PRODUCTION}.{part}{measure}" for part in ("", SLICES) for measure in monitored]
+    known += [f"{LOST}.{measure}" for measure in compared]
+    production = f"{PRODUCTION} or {PRODUCTION}.{SLICES.rstrip('.')}"
+    parts = [(" or ".join(STAGES), measures), (production, monitored), (LOST, compared)]
+    expected = ", or ".join(f"{first}, a dot, and {one_of(names)}" for first, names in parts if names)
+    expected = expected or "no bounds: only a Tabular with a Binary, Classes or Number label has bounds"
+    names = [bound.metric for bound in bounds if bound.metric not in known]
+    wrong = [Problem(f"{where}: bound", repr(name), expected) for name in names]
+    losses = [bound for bound in bounds if bound.metric.startswith(f"{LOST}.")]
+    wrong += [
+        Problem(f"{where}: {bound.metric}", repr(bound), "at_most alone, 0 or more")
+        for bound in losses
+        if bound.at_least is not None or (bound.at_most is not None and bound.at_most < 0)
+    ]
+    return wrong
 
 
 @dataclass(frozen=True, slots=True)

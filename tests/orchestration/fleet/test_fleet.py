@@ -462,12 +462,13 @@ from pathlib import Path
 
 sys.prefix = sys.exec_prefix = sys.argv[2]  # the links lead there: what is installed is not the project's code
 from isthmus.orchestration.graph import child, steps
-from isthmus.orchestration.graph.events import StepRequest
+from isthmus.orchestration.steps.step import StepRequest
 from isthmus.orchestration.project import Project
 
-for node in ast.walk(ast.parse(inspect.getsource(steps))):
-    if isinstance(node, ast.ImportFrom):
-        exec(ast.unparse(node))
+for module in (steps, *steps.ROOMS):
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom):
+            exec(ast.unparse(node))
 (made,) = steps.run_step(Project(Path(sys.argv[1])), StepRequest("apply", ("contract",)), lambda text, done: None)
 print(made.version)
 """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus.distill.declaration import Gate
+from isthmus.distill.gates import Gate
 from isthmus.features.production import MeasuredValue, SliceQuality
 from isthmus.orchestration.monitoring.bounds import describe, judge, requirement
 

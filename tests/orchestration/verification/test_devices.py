@@ -21,7 +21,6 @@ from isthmus.features.progress import silent
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, verdict_file
-from isthmus.orchestration.graph.events import NodeCheck, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.models.students import distill, export, parity
@@ -29,6 +28,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.snapshots.create import KEY, shelf, signer, snapshot
+from isthmus.orchestration.steps.step import NodeCheck, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set

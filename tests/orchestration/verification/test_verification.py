@@ -24,8 +24,8 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, Int64, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.graph.events import plots
 from isthmus.orchestration.server.keys import create
+from isthmus.orchestration.steps.step import plots
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.client import private_api

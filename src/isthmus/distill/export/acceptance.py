@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from isthmus.distill.declaration import Gate
 from isthmus.distill.evaluation.metrics import interleaved, throughput
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference
-from isthmus.distill.gates import check_figures
+from isthmus.distill.gates import Gate, check_figures
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, GateFailed, ParityFailed, Problem

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import onnx
 
-from isthmus.distill.declaration import Gate
 from isthmus.distill.decoder.reference import FileComparison, FileReport, golden_cases
 from isthmus.distill.decoder.weights import in_precision
 from isthmus.distill.decoder.writer import TextWriter
 from isthmus.distill.export.acceptance import require_gates
 from isthmus.distill.export.package import contents, write_package
+from isthmus.distill.gates import Gate
 from isthmus.distill.language.decoding import TOLERANCES, DecodingSettings, Precision
 from isthmus.distill.onnx.runtime import Run, ask, described, ort_format, session
 from isthmus.distill.runtimes.executorch import decoder as program

@@ -8,6 +8,7 @@ _MODULES = {
     "isthmus.distill.evaluation.slices": "isthmus.distill.slices",
     "isthmus.distill.export.causal": "isthmus.distill.export.decoding",
     "isthmus.distill.losses": "isthmus.distill.transfer",
+    "isthmus.distill.losses.perceptual": "isthmus.distill.transfer.maps",
     "isthmus.distill.onnx.runtime": "isthmus.distill.runtime",
     "isthmus.distill.outputs.cache": "isthmus.distill.outputs.outputs",
     "isthmus.distill.reports": "isthmus.distill.papers",
@@ -20,7 +21,6 @@ _MODULES = {
     "isthmus.distill.runtimes.network": "isthmus.distill.portable.network",
     "isthmus.distill.runtimes.process": "isthmus.distill.portable.process",
     "isthmus.distill.runtimes.programs": "isthmus.distill.formats.programs",
-    "isthmus.distill.tabular.featurizer": "isthmus.distill.tabular.head",
     "isthmus.distill.tabular.student": "isthmus.distill.student",
     "isthmus.distill.tabular.task": "isthmus.distill.tabular",
     "isthmus.distill.tabular.teacher": "isthmus.distill.boosting",
@@ -57,6 +57,8 @@ _MODULES = {
     "isthmus.transforms.preparation.steps": "isthmus.transforms.steps",
 }
 _OBJECTS = {
+    "isthmus.distill.gates.Gate": "isthmus.distill.declaration.Gate",
+    "isthmus.distill.losses.objective.Schedule": "isthmus.distill.transfer.schedule.Schedule",
     "isthmus.distill.evaluation.paired.PairedLoss": "isthmus.distill.evaluation.paired.Loss",
     "isthmus.distill.outputs.form.OutputFormat": "isthmus.distill.outputs.form.Form",
     "isthmus.distill.export.causal.ModelOrigin": "isthmus.distill.export.decoding.Origin",
@@ -66,6 +68,7 @@ _OBJECTS = {
     "isthmus.distill.tabular.calibration.Calibrator": "isthmus.distill.tabular.calibration.Calibrated",
     "isthmus.distill.tabular.calibration.IsotonicCalibrator": "isthmus.distill.tabular.calibration.Risen",
     "isthmus.distill.tabular.calibration.TemperatureCalibrator": "isthmus.distill.tabular.calibration.Scaled",
+    "isthmus.distill.tabular.graph.head": "isthmus.distill.tabular.head.head",
     "isthmus.distill.tabular.tensors.TabularTensors": "isthmus.distill.tabular.tensors.Tensors",
     "isthmus.distill.tasks.answers.graph_answers": "isthmus.distill.task.replied_all",
     "isthmus.distill.tasks.answers.student_answers": "isthmus.distill.task.asked_all",

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from isthmus.distill.declaration import EACH, STAGES, Distillation
+from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluation.metrics import auc, log_loss
 from isthmus.distill.evaluation.residuals import mae, rmse
-from isthmus.distill.gates import GateResult
+from isthmus.distill.gates import EACH, STAGES, GateResult
 from isthmus.distill.labels import Binary
 from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns

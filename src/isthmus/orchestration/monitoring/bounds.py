@@ -6,8 +6,9 @@ from statistics import NormalDist
 
 import msgspec
 
-from isthmus.distill.declaration import PRODUCTION, SLICES, Distillation, Gate
+from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluation.interval import LEVEL
+from isthmus.distill.gates import PRODUCTION, SLICES, Gate
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Bound, MeasuredValue, PackageQuality, Production, SliceQuality
 

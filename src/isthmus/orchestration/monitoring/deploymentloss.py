@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.declaration import LOST, Distillation, Gate
+from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluation.paired import lost
+from isthmus.distill.gates import LOST, Gate
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.production import QualityLoss

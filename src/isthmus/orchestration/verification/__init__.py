@@ -1,5 +1,1 @@
 """Verify that stores, API, package and devices agree."""
-
-from isthmus.orchestration.verification.verify import verify
-
-__all__ = ["verify"]
