@@ -61,7 +61,7 @@ def measure_rows(folder: Path, scratch: Path, count: int) -> list[Comparison]:
     table = artifacts.current_training_set().table()
     first, fed = _days(table, count), scratch / "fed.parquet"
     manifest = read_package(artifacts.last_package())
-    keys = [key for key, _ in project.applied().spines[artifacts.declared.spine.name]["keys"]]
+    keys = project.applied().spines[artifacts.declared.spine.name].key_names
     pq.write_table(_fed(table, keys, [item.name for item in manifest.model_inputs]), fed)
     began, spent = time.perf_counter(), _spent()
     result = _isthmus(
@@ -84,8 +84,8 @@ def measure_recorded(folder: Path, scratch: Path, count: int) -> list[Comparison
     project = Project(folder)
     artifacts = Artifacts.of(project)
     spine = project.applied().spines[artifacts.declared.spine.name]
-    keys = [name for name, _ in spine["keys"]]
-    fields = [name for name, _ in spine["request"] if name not in keys]
+    keys = spine.key_names
+    fields = [column.name for column in spine.request if column.name not in keys]
     table = artifacts.current_training_set().table().select(keys + fields)
     table = table.take(np.arange(count) % len(table))
     port, log = free_port(), scratch / "server.log"

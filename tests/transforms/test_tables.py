@@ -21,7 +21,7 @@ from isthmus import ConfigurationError, DataError, DependencyError, Source
 from isthmus.features import clock
 from isthmus.transforms import engine, sources
 from isthmus.transforms.sources import NoRowsError
-from isthmus.transforms.tables import delta, iceberg, objects, sql
+from isthmus.transforms.tables import delta, iceberg, parquet, sql
 from isthmus.transforms.tables.table import SourceTable
 from tests.databases import PASSWORD, postgresql
 from tests.transforms.conftest import Read
@@ -306,7 +306,7 @@ def test_the_folder_of_a_delta_table_is_no_folder_of_parquet(read: Read, tmp_pat
         read(Source("orders", path="orders"))
     with (
         pytest.raises(ConfigurationError, match="is a Delta table"),
-        objects.open_table(Source("orders", path=f"file://{tmp_path}/orders"), {}),
+        parquet.open_table(Source("orders", path=f"file://{tmp_path}/orders"), {}),
     ):
         pass
 
@@ -317,9 +317,9 @@ def test_files_of_objects_are_those_that_engines_see(tmp_path: Path) -> None:
         file = tmp_path / "rows" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"n": [1]}), file)
-    with objects.open_table(Source("s", path=f"file://{tmp_path}/rows", timestamp="n"), {}) as table:
+    with parquet.open_table(Source("s", path=f"file://{tmp_path}/rows", timestamp="n"), {}) as table:
         assert sum(map(len, table.batches(None, None))) == len(seen)
-    with objects.open_table(Source("s", path=f"file://{tmp_path}/rows/part-0.parquet", timestamp="n"), {}) as table:
+    with parquet.open_table(Source("s", path=f"file://{tmp_path}/rows/part-0.parquet", timestamp="n"), {}) as table:
         assert sum(map(len, table.batches(None, None))) == 1
 
 

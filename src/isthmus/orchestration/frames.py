@@ -7,7 +7,6 @@ from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
 from isthmus.features.errors import RequestError, nearest, one_of
 from isthmus.features.files import scratch_folder
-from isthmus.features.types import TYPES
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
 from isthmus.transforms.sources import Landed
@@ -75,5 +74,4 @@ def _sources(declarations: Sequence[FeatureView | Spine]) -> dict[str, Source]:
 
 def spine_columns(contract: Contract, name: str) -> list[Column]:
     spine = contract.spines[name]
-    columns = {name: (dtype, *size) for name, dtype, *size in (*spine["keys"], *spine["request"], spine["label"])}
-    return [Column(name, TYPES[dtype], size=next(iter(size), None)) for name, (dtype, *size) in columns.items()]
+    return list({column.name: column for column in (*spine.keys, *spine.request, spine.label)}.values())

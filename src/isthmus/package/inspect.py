@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from isthmus.features.contract import Contract
+from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import PackageError
 from isthmus.package import replay
 from isthmus.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged

@@ -34,7 +34,7 @@ from isthmus.features.files import (
 )
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.csvfile import CsvFile
-from isthmus.transforms.tables import delta, iceberg, objects, parquet, sql
+from isthmus.transforms.tables import delta, iceberg, parquet, sql
 from isthmus.transforms.tables.reaching import reaching
 from isthmus.transforms.tables.table import SourceTable, Within
 
@@ -75,7 +75,7 @@ def lands(source: Source, *, cluster: bool = False) -> bool:
 
     Tables and queries always are, files at URLs unless a cluster reads them itself.
     """
-    return not source.path or (source.path.startswith(objects.SCHEMES) and not cluster)
+    return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
 
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
@@ -195,7 +195,7 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
 @contextmanager
 def _opened(source: Source, root: Path, options: Options) -> Iterator[SourceTable]:
     if source.path:
-        with objects.open_table(source, options) as table:
+        with parquet.open_table(source, options) as table:
             yield table
     elif source.delta:
         url = is_url(source.delta)

@@ -1,7 +1,7 @@
 """The difference between two contracts: nothing of what changed goes unsaid, and what is said decides who goes on."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -22,11 +22,12 @@ from isthmus.features.contract.schema import (
     Column,
     Contract,
     ServiceContract,
+    SpineContract,
     ViewContract,
     request_column,
 )
 from isthmus.features.errors import ContractMismatch, RequestError
-from isthmus.features.types import SCALARS, TYPES, Float32, Int64, String
+from isthmus.features.types import SCALARS, TYPES, Bool, Float32, Int64, String
 
 MICROS = st.integers(1, 400 * 86_400_000_000)
 NAMES = st.text("abcs_1", min_size=1, max_size=4).filter(lambda name: name not in RESERVED)
@@ -71,13 +72,13 @@ def contracts(draw: st.DrawFn) -> Contract:
         for name in draw(distinct(NAMES))
     }
     spines = {
-        name: {
-            "keys": [[c.name, c.dtype.name] for c in draw(distinct(KEYS))],
-            "request": [c.listed() for c in draw(distinct(COLUMNS, 0))],
-            "label": [draw(NAMES), draw(st.sampled_from(["Int64", "Bool"]))],
-            "sources": list(draw(some_sources)),
-            "code": draw(TEXTS),
-        }
+        name: SpineContract(
+            draw(distinct(KEYS)),
+            tuple(request_column(c.name, c.dtype, c.size) for c in draw(distinct(COLUMNS, 0))),
+            Column(draw(NAMES), draw(st.sampled_from([Int64, Bool]))),
+            draw(some_sources),
+            draw(TEXTS),
+        )
         for name in draw(distinct(NAMES))
     }
     return Contract("shop", views, services, sources, spines)
@@ -107,7 +108,8 @@ def changed(draw: st.DrawFn) -> tuple[Contract, Contract, str, str, str | None]:
     if how == "new":
         name = draw(NAMES.filter(lambda name: name not in declared))
         other = next(iter(declared.values()))
-        declared[name] = dict(other) if isinstance(other, Mapping) else replace(other, name=name)
+        named = {"name": name} if hasattr(other, "name") else {}
+        declared[name] = dict(other) if isinstance(other, Mapping) else replace(other, **named)
     elif how == "gone":
         del declared[name]
     else:
@@ -116,9 +118,12 @@ def changed(draw: st.DrawFn) -> tuple[Contract, Contract, str, str, str | None]:
         if isinstance(other, Mapping):
             part = draw(st.sampled_from(sorted(other)))
             declared[name] = {**declared[name], part: other[part]}
+        elif isinstance(other, SpineContract):
+            part = draw(st.sampled_from([field.name for field in fields(other)]))
+            declared[name] = replace(declared[name], **{part: getattr(other, part)})
         else:
-            fields = set(vars(other) if kind == "views" else ("features", "request"))
-            part = draw(st.sampled_from(sorted(fields & {*ViewContract.__match_args__, "features", "request"})))
+            parts = set(vars(other) if kind == "views" else ("features", "request"))
+            part = draw(st.sampled_from(sorted(parts & {*ViewContract.__match_args__, "features", "request"})))
             values = getattr(other, part)
             if part == "features":
                 values = declared[name].features[::-1]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.features.errors import ConfigurationError
-from isthmus.orchestration.apply.analysis import build_problems, remember
-from isthmus.orchestration.apply.apply import apply
+from isthmus.orchestration.apply.apply import apply, build_problems, remember
 from isthmus.orchestration.cli.screens.report import apply_blocks
 from tests.orchestration.shop import Open, Shop
 

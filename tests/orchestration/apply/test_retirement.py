@@ -18,7 +18,7 @@ from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import answering, connect
 from isthmus.features.redis.pipeline import Client
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.apply.retirement import forget
+from isthmus.orchestration.apply.switch import forget
 from isthmus.orchestration.models.release import rollback
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables.build import build

@@ -22,9 +22,8 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.features.contract.schema import Column, TransformContract, request_column
-from isthmus.features.request.graph import RowGraph
+from isthmus.features.request.graph import OneRow, RowGraph
 from isthmus.features.request.layout import MASKS, NOTES, Computed, Layout, output_name
-from isthmus.features.request.onerow import OneRow
 from isthmus.features.request.onnxbytes import ELEMENTS, UnreadableGraph, read
 from isthmus.features.types import Float64
 from isthmus.features.values.columns import Values, objects

@@ -3,6 +3,7 @@
 TEST_EXPRESSIONS says how many expressions of expressions are drawn, TEST_SEED from where on.
 """
 
+import hashlib
 import os
 import random
 from collections.abc import Iterator
@@ -101,6 +102,13 @@ def test_zeros_of_constants_keep_their_signs(spark: "SparkSession") -> None:
     assert _wrong(spark, random.Random(0), sums) == []
 
 
+def test_the_shape_is_kept_where_only_a_stacked_function_needs_it() -> None:
+    with traced():
+        column = F.cot(F.lit(-1.0) / F.col("a"))
+    # The checker of ONNX rejects a graph without the node Shape.
+    assert compile_columns({"z": column}, {"a": INT}).outputs == {"z": DOUBLE}
+
+
 # --- what no graph can hold
 
 
@@ -144,6 +152,16 @@ def test_no_rows(proof: Proof) -> None:
     found = proof.computed({name: [] for name in INPUTS})
     assert {values.shape for values in found.values()} == {(0,)}
     assert found["z0"].dtype == np.int32
+
+
+def test_the_graph_of_every_function_keeps_its_bytes() -> None:
+    """The hash of a contract covers them: if this digest changes, so do the contracts of users."""
+    digest = hashlib.sha256()
+    with traced():
+        for expression in every():
+            model = compile_columns({"z": expression.column}, INPUTS).model
+            digest.update(model.SerializeToString(deterministic=True))
+    assert digest.hexdigest() == "34d0af9f94e9115fd3ee96617f34c4394127e0be5cbb2f1647f6ddf0069ed272"
 
 
 def test_the_table_of_functions_is_that_of_the_proof() -> None:

@@ -103,7 +103,7 @@ class ViewContract(_Canonical):
     def as_dict(self) -> dict[str, Any]:
         data = {
             "entities": list(self.entities),
-            "keys": [[column.name, column.dtype.name] for column in self.keys],
+            "keys": [column.listed() for column in self.keys],
             "fields": [column.listed(column.available) for column in self.fields],
             "ttl": self.ttl,
             "delay": self.delay,
@@ -176,7 +176,7 @@ class TransformContract(_Canonical):
         return {
             "stored": [list(pair) for pair in self.stored],
             "request": [column.listed() for column in self.request],
-            "fields": [[column.name, column.dtype.name, column.available] for column in self.fields],
+            "fields": [column.listed(column.available) for column in self.fields],
             "graph": b64encode(self.graph).decode(),
             **({"rules": [[name, *astuple(rule)] for name, rule in self.rules.items()]} if self.rules else {}),
         }
@@ -245,6 +245,37 @@ class ServiceContract:
         return data
 
 
+@dataclass(frozen=True, slots=True)
+class SpineContract:
+    """The columns of a spine, and the digest of its function and of how its sources are read."""
+
+    keys: tuple[Column, ...]
+    request: tuple[Column, ...]
+    label: Column
+    sources: tuple[str, ...]
+    code: str
+
+    @property
+    def key_names(self) -> list[str]:
+        return [column.name for column in self.keys]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "keys": [column.listed() for column in self.keys],
+            "request": [column.listed() for column in self.request],
+            "label": self.label.listed(),
+            "sources": list(self.sources),
+            "code": self.code,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "SpineContract":
+        keys = tuple(Column(name, TYPES[dtype]) for name, dtype in data["keys"])
+        name, dtype = data["label"]
+        label = Column(name, TYPES[dtype])
+        return cls(keys, _request(data["request"]), label, tuple(data["sources"]), data["code"])
+
+
 @dataclass(frozen=True)
 class Contract:
     """All declarations of a project in canonical form."""
@@ -253,7 +284,7 @@ class Contract:
     views: Mapping[str, ViewContract]
     services: Mapping[str, ServiceContract]
     sources: Mapping[str, Mapping[str, Any]]
-    spines: Mapping[str, Mapping[str, Any]]
+    spines: Mapping[str, SpineContract]
     transforms: Mapping[str, TransformContract] = field(default_factory=dict)
 
     @cached_property
@@ -310,7 +341,7 @@ class Contract:
             "sources": {name: dict(source) for name, source in sorted(self.sources.items())},
             "views": {name: view.as_dict() for name, view in sorted(self.views.items())},
             "services": {name: service.as_dict() for name, service in sorted(self.services.items())},
-            "spines": {name: dict(spine) for name, spine in sorted(self.spines.items())},
+            "spines": {name: spine.as_dict() for name, spine in sorted(self.spines.items())},
             **({"transforms": {name: transform.as_dict() for name, transform in sorted(self.transforms.items())}}
                if self.transforms else {}),
         }  # fmt: skip
@@ -342,7 +373,8 @@ class Contract:
                                          _pairs(form.get("computed", ())), transforms)
                 for name, form in data["services"].items()
             }  # fmt: skip
-            contract = cls(data["project"], views, services, data["sources"], data["spines"], transforms)
+            spines = {name: SpineContract.from_dict(spine) for name, spine in data["spines"].items()}
+            contract = cls(data["project"], views, services, data["sources"], spines, transforms)
             actual, stated = contract.hash, str(data["hash"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ContractMismatch(where, f"is not a contract ({error})", remedy=remedy) from error

@@ -16,25 +16,18 @@ import importlib.util
 import inspect
 import json
 import linecache
-import os
 import sys
-import sysconfig
 import textwrap
 import types
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime, timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from isthmus.features.definition.digestnames import digest_name
+from isthmus.features.definition.usercode import is_users_file, is_users_module
 
-_INSTALLED = tuple(
-    Path(path).resolve() for path in map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-)
-_SITES = {"site-packages", "dist-packages"}
-_OWN = Path(__file__).resolve().parents[2]
 _NAMED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 _CONSTANTS = (str, int, float, bool, bytes, complex, type(None), date, datetime, timedelta)
 
@@ -96,7 +89,7 @@ def is_user_code(value: types.FunctionType | type) -> bool:
     """Return whether a function or class is user code, so that its code counts and not only its name."""
     file = value.__code__.co_filename if isinstance(value, types.FunctionType) else None
     # Compiled files that were moved without their source name places of another machine.
-    return _is_users(file if file and (Path(file).exists() or not _file(value)) else _file(value))
+    return is_users_file(file if file and (Path(file).exists() or not _file(value)) else _file(value))
 
 
 def pickle_state(value: Any) -> tuple[Any, ...]:
@@ -146,7 +139,7 @@ def _describe(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
     if isinstance(value, types.FunctionType | type) and is_user_code(value):
         seen.append(value)
         return _class(value, seen) if isinstance(value, type) else _function(value, seen)
-    if hasattr(value, "__dict__") and _is_users(_file(type(value))):
+    if hasattr(value, "__dict__") and is_users_file(_file(type(value))):
         seen.append(value)
         return [_describe(type(value), seen), _describe(vars(value), seen)]
     return _state(value, seen, inner) if within else None
@@ -320,7 +313,7 @@ def _load(name: str) -> types.ModuleType | None:
     try:
         spec = None if top in sys.modules else importlib.util.find_spec(top)
         places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-        if _is_users_module(sys.modules.get(top)) or any(map(_is_users, places)):
+        if is_users_module(sys.modules.get(top)) or any(map(is_users_file, places)):
             return importlib.import_module(name)
     except Exception:  # noqa: BLE001 - the user's own code may raise anything
         return None
@@ -331,10 +324,10 @@ def _assignments(value: Any, names: Mapping[str, Any], reference: str, seen: _Se
     """Return the top-level statements of a user module that assign a value, and what they refer to."""
     head, *attributes = reference.split(".")
     for attribute in attributes:
-        if _is_users_module(names[head]):
+        if is_users_module(names[head]):
             names, head = vars(names[head]), attribute
     file = str(names.get("__file__"))
-    if not _is_users(names.get("__file__")) or not file.endswith(".py"):  # a compiled module has no statements
+    if not is_users_file(names.get("__file__")) or not file.endswith(".py"):  # a compiled module has no statements
         return None
     assignments: list[Any] = []
     # Also from an archive on the path.
@@ -358,7 +351,7 @@ def _assignments(value: Any, names: Mapping[str, Any], reference: str, seen: _Se
 
 def _resolve(value: Any, attributes: list[str]) -> Any:
     for attribute in attributes:
-        if not _is_users_module(value):
+        if not is_users_module(value):
             break
         value = getattr(value, attribute, None)
     return value
@@ -366,36 +359,6 @@ def _resolve(value: Any, attributes: list[str]) -> Any:
 
 def _file(value: type | types.FunctionType) -> str | None:
     return getattr(sys.modules.get(value.__module__), "__file__", None)
-
-
-def _is_users_module(value: Any) -> bool:
-    if not isinstance(value, types.ModuleType):
-        return False
-    # A namespace package has only a `__path__`.
-    return any(map(_is_users, [getattr(value, "__file__", None), *getattr(value, "__path__", ())]))
-
-
-@functools.cache
-def _is_users(file: str | None) -> bool:
-    if not file or file.startswith("<frozen "):
-        return False
-    path = Path(file).resolve()
-    if not _SITES.isdisjoint(path.parts) or any(path.is_relative_to(place) for place in (*_INSTALLED, _OWN)):
-        return False
-    # As found on the path, without following links: that is what a distribution lists.
-    places = ((entry, os.path.relpath(file, entry)) for entry in map(os.path.abspath, sys.path))
-    return not any(name in _listed_files(entry) for entry, name in places if not name.startswith(os.pardir))
-
-
-@functools.cache
-def _listed_files(entry: str) -> frozenset[str]:
-    """Return the modules that distributions list in a folder or archive. Editable installs list no code."""
-    names = set()
-    for distribution in metadata.distributions(path=[entry]):
-        for line in (distribution.read_text("RECORD") or "").splitlines():
-            name = line.rpartition(",")[0].rpartition(",")[0].strip('"').removesuffix("/__init__.py")
-            names |= {name, f"{name}c", f"{name}/__init__.py", f"{name}/__init__.pyc"}
-    return frozenset(names)
 
 
 def _references(tree: ast.AST) -> list[str]:

@@ -11,6 +11,7 @@ from isthmus.features.contract.schema import (
     Contract,
     FieldRule,
     ServiceContract,
+    SpineContract,
     TransformContract,
     ViewContract,
     request_column,
@@ -137,15 +138,15 @@ def _in_words(default: Any) -> str | None:
     return None if default is None else str(default) if isinstance(default, datetime) else repr(default)
 
 
-def _spine(spine: Spine) -> dict[str, Any]:
+def _spine(spine: Spine) -> SpineContract:
     request = spine.request.schema if spine.request else ()
-    return {
-        "keys": [[column.name, column.dtype.name] for column in join_keys(spine.entities)],
-        "request": [request_column(field.name, field.dtype, field.size).listed() for field in request],
-        "label": [spine.label.name, spine.label.dtype.name],
-        "sources": [source.name for source in spine.sources],
-        "code": _code(spine),
-    }
+    return SpineContract(
+        keys=join_keys(spine.entities),
+        request=tuple(request_column(field.name, field.dtype, field.size) for field in request),
+        label=Column(spine.label.name, spine.label.dtype),
+        sources=tuple(source.name for source in spine.sources),
+        code=_code(spine),
+    )
 
 
 def _code(declaration: FeatureView | Spine) -> str:

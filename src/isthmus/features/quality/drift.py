@@ -81,7 +81,6 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 def drift(
     reference: FeatureStatistics,
     new: FeatureStatistics,
-    thresholds: Thresholds | None = None,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
     """Compare new rows with a reference of the same type, and with its windows, each as long as the new rows span.
@@ -89,7 +88,7 @@ def drift(
     Raises:
         DependencyError: SciPy is not installed.
     """
-    limits = thresholds or Thresholds()
+    limits = Thresholds()
     if not reference.rows or not new.rows:
         return Drift(rows=new.rows, psi=0.0)
     index, chance = psi(reference, new)

@@ -11,11 +11,11 @@ side of a choice run only for that side.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, takewhile
 from math import prod
-from operator import add, getitem, mul
+from operator import add, getitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +30,8 @@ _PREDICATES = frozenset(
 )
 _SAME = frozenset({("float", "double"), ("int32", "int64")})
 """Casts between types that Python represents the same way."""
-_DEEPEST, _SHORT = 20, 2
-"""Maximum depth of nested choices, and number of steps that run without checking that they are needed."""
+_DEEPEST = 20
+"""Maximum depth of nested choices."""
 
 Slots = list[Any]
 Program = Sequence[tuple[Any, ...]]
@@ -325,9 +325,8 @@ class ProgramBuilder:
         the result, slot of a choice's condition, (for false, for true)), where each side has its own steps and the slot
         of its value.
         """
-        steps = self._with_polynomials()
         paths: dict[int, _Path] = dict.fromkeys(goals, ())
-        for step in reversed(steps):
+        for step in reversed(self._steps):
             if (path := paths.get(step.out)) is not None:
                 if step.kernel is not None:
                     paths[step.results] = ()
@@ -337,7 +336,7 @@ class ProgramBuilder:
                     paths[slot] = _common(paths[slot], branch) if slot in paths else branch
         places = {slot: place for place, slot in enumerate(sorted(paths.keys() | self._inputs))}
         blocks: defaultdict[_Path, list[tuple[Any, ...]]] = defaultdict(list)
-        for step in steps:
+        for step in self._steps:
             if (path := paths.get(step.out)) is None:
                 continue
             out, inputs = places[step.out], [places[slot] for slot in step.inputs]
@@ -347,40 +346,8 @@ class ProgramBuilder:
                 blocks[path].append((None, out, None, (inputs, step.kernel, places[step.results], step.place)))
             else:
                 before = [blocks.pop((*path, (step.out, side)), []) for side in (2, 1)]
-                for part in before:
-                    if len(part) <= _SHORT and all(apply for apply, *_ in part):
-                        blocks[path] += part
-                        part.clear()
                 blocks[path].append((None, out, inputs[0], tuple(zip(before, inputs[:0:-1], strict=True))))
         return blocks[()], [self._slots[slot] for slot in places], places
-
-    def _with_polynomials(self) -> list[_Step]:
-        """Return the steps with each chain of Horner's rule as a single step. The replaced steps become unused."""
-        products: dict[int, tuple[int, ...]] = {}
-        chains: dict[int, tuple[int, int, tuple[float, ...]]] = {}
-        steps = []
-        for step in self._steps:
-            if step.apply is mul and step.inputs[1] in self._open:
-                products[step.out] = step.inputs
-            elif step.apply is add and step.inputs[0] in products and step.inputs[1] not in self._open:
-                begin, x = products[step.inputs[0]]
-                before: tuple[float, ...] = ()
-                if begin in chains and chains[begin][1] == x:
-                    begin, _, before = chains[begin]
-                chains[step.out] = begin, x, (*before, self._slots[step.inputs[1]])
-                if before:
-                    step = replace(step, inputs=(begin, x), apply=_polynomial(chains[step.out][2]))
-            steps.append(step)
-        return steps
-
-
-def _polynomial(coefficients: Sequence[float]) -> Function:
-    def apply(value: float, x: float) -> float:
-        for coefficient in coefficients:
-            value = value * x + coefficient
-        return value
-
-    return apply
 
 
 def _common(left: _Path, right: _Path) -> _Path:

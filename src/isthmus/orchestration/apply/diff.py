@@ -10,7 +10,7 @@ from isthmus.features.contract.diff import changed_parts, differences, stored_pa
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
-from isthmus.orchestration.apply.analysis import build_problems
+from isthmus.orchestration.apply.apply import build_problems
 from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.project import Project
 from isthmus.package.inputs import ModelInput

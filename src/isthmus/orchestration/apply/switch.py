@@ -1,8 +1,10 @@
-"""Switch of the servers to the next contract, once all of its rows are in Redis."""
+"""Switch of the servers to the next contract, once all of its rows are in Redis; removal of retired contracts."""
 
+import fcntl
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
 from isthmus.features.contract.schema import Contract, ViewContract, sha256
-from isthmus.features.errors import extra
+from isthmus.features.errors import IsthmusError, extra
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.readback import is_published, read_back
@@ -20,6 +22,8 @@ from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import FEAST_SERVER, address
+from isthmus.package.manifest import open_package, read_contract
+from isthmus.serving.rollout.releases import in_force
 
 
 def register(project: Project, contract: Contract) -> list[str]:
@@ -139,3 +143,74 @@ def _carry(store: OnlineStore, before: ViewContract, view: ViewContract) -> None
         }
         chosen = {name: [values[place] for place in places] for name, values in keys.items()}
         store.write(view, chosen, rows.event[places], rows.known[places], columns)
+
+
+HOUR = 3600 * 1_000_000
+# Minimum microseconds before rows are removed. Every server must have seen the new contract or deployment by then, even
+# over NFS.
+LEAST = 60 * 1_000_000
+
+
+def forget(project: Project, store: OnlineStore) -> None:
+    """Remove contracts that were retired long enough ago and are not needed by a deployed model, and their rows.
+
+    Also finishes an earlier call that was killed. Does nothing while another process runs it.
+    """
+    with _alone(project) as alone:
+        if not alone:
+            return
+        with project.locked("contract"), project.locked("retirement"):
+            before = project.generations()
+            left = _without_old(project, before)
+            if left != before:
+                # Write the contracts before dropping rows, so that servers stop reading the rows first.
+                left.write(project.contract_file)
+        if not left.forgotten:
+            return
+        # No lock while rows are dropped: it may take long, and no other contract uses these rows.
+        for view in left.abandoned():
+            store.drop(view)
+        with project.locked("contract"):
+            replace(project.generations(), forgotten=()).write(project.contract_file)
+
+
+@contextmanager
+def _alone(project: Project) -> Iterator[bool]:
+    with (project.state / "forget.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _without_old(project: Project, generations: Generations) -> Generations:
+    keep = max(project.settings.stores.keep_contracts_hours * HOUR, LEAST)
+    now, needed = clock.now(), _needed(project, generations)
+    retired = tuple(item for item in generations.retired if item.at + keep > now or item.contract.hash in needed)
+    gone = [item.contract for item in generations.retired if item not in retired]
+    return replace(generations, retired=retired, forgotten=(*generations.forgotten, *gone))
+
+
+def _needed(project: Project, generations: Generations) -> set[str]:
+    file, every = project.deployment_file, {item.contract.hash for item in generations.retired}
+    try:
+        changed = file.stat().st_mtime_ns // 1000
+    except FileNotFoundError:
+        return set()
+    deployed = in_force(file)
+    if deployed is None or changed + LEAST > clock.now():
+        # A server may still run an earlier deployment.
+        return every
+    needed = set()
+    for deployment in deployed.loaded(clock.now() - LEAST):
+        try:
+            package = open_package(Path(deployment.package))
+            contract = generations.of_model(read_contract(package), package.manifest.service)
+        except (IsthmusError, OSError):
+            # The package is unreadable now, but a server may have loaded it earlier under any contract.
+            return every
+        if contract is not None:
+            needed.add(contract.hash)
+    return needed

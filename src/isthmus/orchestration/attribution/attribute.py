@@ -107,7 +107,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
         choose = _of_training_set(project, artifacts, package, days, fed)
     scored = score_rows(project, declared, package, precision, product, choose, progress)
     rows, cells, unknown = scored.rows, scored.cells, scored.chosen.unknown
-    spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
+    spine = project.applied().spines[declared.spine.name].key_names
     keys = [name for name in (ID, *spine, TIME) if name in rows.table.column_names]
     shares = shapley(coalitions(cells), NEEDS)
     known = [stage for stage in STAGES if stage not in unknown]
@@ -183,7 +183,7 @@ def _features(
     if file is None:
         unknown[SKEW] = "the inputs that the model was fed are not known: they are assumed to be the served ones"
     else:
-        keys = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
+        keys = project.applied().spines[declared.spine.name].key_names
         fed = inputs.read_fed(file, rows.table, keys, [item.name for item in read])
         rows = keep(rows.take(fed.rows), f"not exactly once in {file}")
     ideal = columns(rows.table, read)

@@ -250,7 +250,7 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
         from isthmus.distill.export.parity import Parity
     artifacts = Artifacts(project, declared)
     material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
-    keys = [name for name, _ in project.applied().spines[declared.spine.name]["keys"]]
+    keys = project.applied().spines[declared.spine.name].key_names
     with project.importing():
         yield Parity(material, package, artifacts.last_model(), keys)
 

@@ -88,7 +88,7 @@ def served_drift(
 def _drift(column: Column, now: pa.Table, before: pa.Table, end: int, length: int) -> InputDrift:
     sides = [_measured(column, table) for table in (before, now)]
     usual = windows([column], before, end, length)[column.name]
-    result = drift(sides[0], sides[1], None, usual)
+    result = drift(sides[0], sides[1], usual)
     return InputDrift(
         name=column.name, rows=result.rows, psi=result.psi, ks=result.ks, wasserstein=result.wasserstein,
         exceeded=result.exceeded,

@@ -16,8 +16,7 @@ from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import Publication, Send, publish, require_same
 from isthmus.features.redis.connection import answering, connect
-from isthmus.orchestration.apply.retirement import forget
-from isthmus.orchestration.apply.switch import switch
+from isthmus.orchestration.apply.switch import forget, switch
 from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate

@@ -372,7 +372,7 @@ def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[s
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
     for spine in contract.spines.values():
-        inputs += [(name, dtype) for name, dtype, *_ in (*spine["request"], spine["label"])]
+        inputs += [(column.name, column.dtype.name) for column in (*spine.request, spine.label)]
     for name, dtype in inputs:
         declared.setdefault(name, set()).add(dtype)
     types = {name: TYPES[kinds.pop()] for name, kinds in declared.items() if len(kinds) == 1}

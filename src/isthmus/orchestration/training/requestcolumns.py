@@ -12,7 +12,7 @@ from isthmus.features.definition.spec import AtRequest
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine
 from isthmus.transforms.request import compute
-from isthmus.transforms.request.check import Graphs
+from isthmus.transforms.request.compute import Graphs
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def device_rows(
         return None
     views, at = kept_views(contract, manifest.service), file.header.made
     types = {column.name: column.dtype for view in views for column in view.keys}
-    keys = [key for key, _ in contract.spines[declared.spine.name]["keys"]]
+    keys = contract.spines[declared.spine.name].key_names
     request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
     types |= {column.name: column.dtype for column in request}
     examples = Artifacts(project, declared).training_set(manifest.training_set).table()

@@ -54,7 +54,7 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     inputs, features = manifest.model_inputs, contract.read(manifest.service)
     histories = [history for history in histories if history.view.name in {view for view, _ in features}]
     request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
-    keys = [key for key, _ in contract.spines[declared.spine.name]["keys"]]
+    keys = contract.spines[declared.spine.name].key_names
     examples = Artifacts(project, declared).training_set(manifest.training_set).table()
     questions = sample_with_keys(examples, keys, count).select(
         list(dict.fromkeys((*keys, *(column.name for column in request))))

@@ -52,7 +52,7 @@ def recompute(
         return
     table = examples.table()
     rows = len(table)
-    keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
+    keys = contract.spines[declared.spine.name].key_names
     if not all_keys and len(table) > SAMPLE:
         table = table.take(pa.array(np.linspace(0, len(table) - 1, SAMPLE).astype(np.int64)))
     answered = sample_with_keys(table, keys, CHECKED_ROWS if all_keys else SAMPLE)

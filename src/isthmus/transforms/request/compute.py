@@ -4,20 +4,21 @@ A request source with expectations or defaults counts as a request transform, se
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features.contract.schema import SEPARATOR, Column, TransformContract, optional
+from isthmus.features.contract.schema import SEPARATOR, Column, Contract, TransformContract, optional
 from isthmus.features.definition import codehash
 from isthmus.features.definition.checks import sized
 from isthmus.features.definition.spec import AtRequest, RequestSource
 from isthmus.features.errors import DataError, Problem
+from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import INPUTS
-from isthmus.features.values.arrow import ARROW, null_elements, other_sizes
+from isthmus.features.values.arrow import ARROW, from_arrow, null_elements, other_sizes
 from isthmus.transforms.request import fields as requestfields
-from isthmus.transforms.request.check import REMEDY, Graphs
 from isthmus.transforms.sources import failing_line, first_line
 
 if TYPE_CHECKING:
@@ -26,9 +27,45 @@ if TYPE_CHECKING:
 
     from isthmus.transforms.rowwise.core.types import SqlType
 
+
 _ROW = "__row"
 _BRANCH = "CANNOT_CONVERT_COLUMN_INTO_BOOL"
 """PySpark's error for a column in Python's `if`, `and`, `or` or `not`."""
+
+
+REMEDY = "correct it, or drop such rows from the spine"
+
+
+class Graphs:
+    """The graphs of a contract, opened on first use.
+
+    A graph refuses some values that an engine accepts, such as non-ASCII letters. The API and every package use graphs,
+    so a model must not learn from rows that they refuse.
+    """
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+        self._graph = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
+        keys = (column.name for view in contract.views.values() for column in view.keys)
+        self._identity = ["event_timestamp", *dict.fromkeys(keys)]
+
+    def require(
+        self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
+    ) -> None:
+        """Raise a DataError for the first row of a batch that the graph of a transform refuses.
+
+        `rows` are the inputs in the types of the transform. `refusal` is the engine's error, if it refused a row.
+        """
+        graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
+        columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}
+        refused = graph.first_refused(columns, graph.run(columns), self._graph)
+        if refused is None:
+            return
+        at = ", ".join(f"{key}={batch[key][refused.row]}" for key in self._identity if key in batch.schema.names)
+        text = f"{refused.shown} at {at}" if refused.rule else f"cannot be computed at {at}, where {refused.shown}"
+        if refusal and not refused.rule:
+            text += f" ({refusal})"
+        raise DataError(f"{place}, field {refused.field}", text, expected=refused.expected, remedy=REMEDY)
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:

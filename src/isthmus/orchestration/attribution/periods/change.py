@@ -119,7 +119,7 @@ def change(  # noqa: PLR0913 - the options of the command
     unknown: dict[str, str] = {}
     both, scores, count = _scored_rows(sides, scores_of(project, sides, unknown))
     progress("splitting the change", 0.9)
-    spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
+    spine = project.applied().spines[declared.spine.name].key_names
     columns_by, found = segments_of(both, by, spine, count)
     known = [part for part in PARTS if part not in unknown]
     measures = {

@@ -21,7 +21,6 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, Values, from_python
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet
@@ -214,7 +213,7 @@ def with_teacher(
 
 def _keys(contract: Contract, declared: Distillation) -> list[Column]:
     """Return the join keys of the spine, and of the views that teacher and student read."""
-    spine = [Column(name, TYPES[dtype]) for name, dtype in contract.spines[declared.spine.name]["keys"]]
+    spine = contract.spines[declared.spine.name].keys
     read = [view for name in (declared.teacher.name, declared.student.name) for view, _ in contract.read(name)]
     views = [column for view in dict.fromkeys(read) for column in contract.views[view].keys]
     return list({column.name: column for column in (*spine, *views)}.values())
@@ -242,7 +241,7 @@ class _Reader:
     def __init__(self, project: Project, declared: Distillation) -> None:
         contract = project.applied()
         self._origins = Origins(project)
-        self.spine_keys = [name for name, _ in contract.spines[declared.spine.name]["keys"]]
+        self.spine_keys = contract.spines[declared.spine.name].key_names
         self.keys = {column.name: column for column in _keys(contract, declared)}
         self.request = {
             column.name: column

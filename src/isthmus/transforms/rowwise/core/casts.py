@@ -12,8 +12,9 @@ DAY, SECOND = 86_400_000_000, 1_000_000
 """In microseconds."""
 
 
-def widened(graph: Graph, value: Value, kind: SqlType) -> Value:
+def widened(value: Value, kind: SqlType) -> Value:
     """Convert a value to a wider type, or to the nearest number of a floating-point type."""
+    graph = value.data.graph
     if value.kind == kind:
         return value
     if value.kind == VOID:
@@ -44,7 +45,7 @@ def cast(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     kind = node.kind
     assert kind is not None  # noqa: S101 - of a cast
     if value.kind in (kind, VOID) or (value.kind, kind) == (DATE, TIMESTAMP):
-        return widened(graph, value, kind)
+        return widened(value, kind)
     if value.kind == BOOLEAN and kind.numeric:
         return Value(kind, value.data.cast(kind), value.valid, value.raises)
     if value.kind.numeric and kind == BOOLEAN:
@@ -70,12 +71,12 @@ def cast(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 def _number(graph: Graph, value: Value, kind: SqlType) -> Value:
     of = value.kind
     if not kind.integral or (of.integral and of.rank <= kind.rank):
-        return widened(graph, value, kind)
+        return widened(value, kind)
     if of.integral:
         low, high = graph.constant(kind.low, of), graph.constant(kind.high, of)
         wrong = (value.data < low) | (value.data > high)
         return graph.result(kind, value.data.cast(kind), [value], wrong=wrong)
-    return _truncated(graph, widened(graph, value, DOUBLE), kind)
+    return _truncated(graph, widened(value, DOUBLE), kind)
 
 
 def _truncated(graph: Graph, value: Value, kind: SqlType) -> Value:

@@ -340,7 +340,8 @@ class Graph:
         plain: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         calls: dict[tuple[int, int], list[onnx.NodeProto]] = defaultdict(list)
         depths: dict[str, int] = {}
-        for node in needed(self._nodes, wanted):
+        # Stacked functions may need the shape, even if no other node does.
+        for node in needed(self._nodes, [*wanted, self.shape.name]):
             depth = max((depths.get(name, 0) for name in node.input), default=0)
             if node.op_type == _TOGETHER:
                 function = next(int(part.i) for part in node.attribute if part.name == "function")

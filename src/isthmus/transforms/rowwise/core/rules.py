@@ -16,9 +16,13 @@ RULES: dict[str, tuple[Rule, int, int]] = {}
 _Function = TypeVar("_Function", bound=Callable[..., Value])
 
 
-def rule(name: str, least: int, most: int | None = None, **options: Any) -> Callable[[_Function], _Function]:
+def rule(names: str, least: int, most: int | None = None, **options: Any) -> Callable[[_Function], _Function]:
+    """Register a function under names, which blanks separate, with its options."""
+
     def register(function: _Function) -> _Function:
-        RULES[name] = (partial(function, **options) if options else function, least, least if most is None else most)
+        for name in names.split():
+            apply = partial(function, **options) if options else function
+            RULES[name] = (apply, least, least if most is None else most)
         return function
 
     return register

@@ -1,5 +1,6 @@
 """Tensors of a graph, as operands of formulas."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -8,40 +9,40 @@ if TYPE_CHECKING:
     from isthmus.transforms.rowwise.core.types import SqlType
 
 
+def _node(operator: str) -> "Callable[[Tensor, Operand], Tensor]":
+    def add(left: "Tensor", right: "Operand") -> "Tensor":
+        return left.graph.add(operator, left, right)
+
+    return add
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a graph. Its operators add nodes: `a + b` adds the node Add, `a < b` the node Less, `~a` a negation.
+    """A tensor of a graph. Its operators add nodes, `~` a negation of booleans.
 
-    A Python number becomes a constant: a bool of booleans, an int of int64, a float of float64. `/` is the node Div,
-    which truncates int64. `&` and `|` are the nodes And and Or, of booleans only.
+    A Python number becomes a constant: a bool of booleans, an int of int64, a float of float64. `/` truncates int64.
     """
 
     graph: "Graph" = field(repr=False, compare=False)
     name: str
 
-    def __add__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("Add", self, other)
-
-    def __sub__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("Sub", self, other)
+    __add__ = _node("Add")
+    __sub__ = _node("Sub")
+    __mul__ = _node("Mul")
+    __truediv__ = _node("Div")
+    __and__ = _node("And")
+    __or__ = _node("Or")
+    __lt__ = _node("Less")
+    __le__ = _node("LessOrEqual")
+    __gt__ = _node("Greater")
+    __ge__ = _node("GreaterOrEqual")
+    equals = _node("Equal")
 
     def __rsub__(self, other: "Operand") -> "Tensor":
         return self.graph.add("Sub", other, self)
 
-    def __mul__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("Mul", self, other)
-
-    def __truediv__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("Div", self, other)
-
     def __rtruediv__(self, other: "Operand") -> "Tensor":
         return self.graph.add("Div", other, self)
-
-    def __and__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("And", self, other)
-
-    def __or__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("Or", self, other)
 
     def __invert__(self) -> "Tensor":
         return self.graph.negated(self)
@@ -52,23 +53,8 @@ class Tensor:
     def __abs__(self) -> "Tensor":
         return self.graph.add("Abs", self)
 
-    def __lt__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("Less", self, other)
-
-    def __le__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("LessOrEqual", self, other)
-
-    def __gt__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("Greater", self, other)
-
-    def __ge__(self, other: "Operand") -> "Tensor":
-        return self.graph.add("GreaterOrEqual", self, other)
-
     def cast(self, kind: "SqlType") -> "Tensor":
         return self.graph.cast(self, kind)
-
-    def equals(self, other: "Operand") -> "Tensor":
-        return self.graph.add("Equal", self, other)
 
     def where(self, then: "Operand", otherwise: "Operand") -> "Tensor":
         """Add the node Where, with this tensor as the condition. `Graph.where` keeps every bit, this node does not."""

@@ -11,12 +11,12 @@ from isthmus.transforms.rowwise.core.tensors import Tensor
 from isthmus.transforms.rowwise.core.types import BYTE, DOUBLE, INT, LONG, SHORT, SqlType, common
 
 
-def numbers(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
+def numbers(node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     kind = common(value.kind for value in values)
     if kind is None or not kind.numeric:
         shown = ", ".join(str(value.kind) for value in values)
         raise NotCompilableError(node, f"takes numbers, not {shown}", "a cast to the intended type")
-    return [casts.widened(graph, value, kind) for value in values]
+    return [casts.widened(value, kind) for value in values]
 
 
 def _in_range(wide: Tensor, kind: SqlType) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def _product_overflows(left: Tensor, right: Tensor, result: Tensor) -> Tensor:
 @rule("try_subtract", 2, operator="Sub", lenient=True)
 @rule("try_multiply", 2, operator="Mul", lenient=True)
 def _sum(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str, lenient: bool = False) -> Value:
-    left, right = numbers(graph, node, values)
+    left, right = numbers(node, values)
     kind = left.kind
     if kind.fractional:
         return graph.result(kind, graph.add(operator, left.data, right.data), [left, right])
@@ -82,8 +82,8 @@ def _by(graph: Graph, kind: SqlType, data: Tensor, left: Value, right: Value, ze
 @rule("/", 2, lenient=False)
 @rule("try_divide", 2, lenient=True)
 def _divided(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, lenient: bool) -> Value:
-    numbers(graph, node, values)
-    left, right = (casts.widened(graph, value, DOUBLE) for value in values)
+    numbers(node, values)
+    left, right = (casts.widened(value, DOUBLE) for value in values)
     known = graph.is_number(right.data) and graph.number_of(right.data) != 0
     zero = None if known else right.data.equals(0.0)
     return _by(graph, DOUBLE, left.data / right.data, left, right, zero, lenient=lenient)
@@ -110,14 +110,13 @@ def _nonzero(kind: SqlType, data: Tensor) -> tuple[Tensor, Mask]:
     return zero.where(graph.constant(1, kind), data), zero
 
 
-@rule("%", 2)
-@rule("mod", 2)
+@rule("% mod", 2)
 @rule("try_mod", 2, lenient=True)
 @rule("pmod", 2, positive=True)
 def _modulo(
     graph: Graph, node: ExpressionNode, values: Sequence[Value], *, lenient: bool = False, positive: bool = False
 ) -> Value:
-    left, right = numbers(graph, node, values)
+    left, right = numbers(node, values)
     kind = left.kind
     divisor, zero = _nonzero(kind, right.data)
     if positive and kind.integral and graph.is_number(divisor) and graph.number_of(divisor) > 0:
@@ -132,7 +131,7 @@ def _modulo(
 @rule("negative", 1, operator="Neg")
 @rule("abs", 1, operator="Abs")
 def _signed(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    (value,) = numbers(graph, node, values)
+    (value,) = numbers(node, values)
     kind = value.kind
     if kind in (BYTE, SHORT):
         data, wrong = _in_range(graph.add(operator, value.data).cast(LONG), kind)
@@ -142,8 +141,8 @@ def _signed(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, oper
 
 
 @rule("positive", 1)
-def _positive(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    return numbers(graph, node, values)[0]
+def _positive(_graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    return numbers(node, values)[0]
 
 
 # --- bits
@@ -154,7 +153,7 @@ def _positive(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
 @rule("^", 2, operator="BitwiseXor")
 @rule("~", 1, operator="BitwiseNot")
 def _bitwise(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    sides = numbers(graph, node, values)
+    sides = numbers(node, values)
     kind = sides[0].kind
     if not kind.integral:
         raise NotCompilableError(node, f"takes whole numbers, not {kind}", "a cast to int or bigint")
@@ -196,7 +195,7 @@ def _shifted(
     value, count = values
     if not value.kind.integral or not count.kind.integral or count.kind == LONG:
         raise NotCompilableError(node, f"shifts {value.kind} by {count.kind}", "int or bigint, by an int")
-    value = casts.widened(graph, value, value.kind if value.kind == LONG else INT)
+    value = casts.widened(value, value.kind if value.kind == LONG else INT)
     # Java takes the count modulo the number of bits.
     bits = graph.constant(63 if value.kind == LONG else 31, INT)
     places = graph.add("BitwiseAnd", count.data, bits).cast(LONG)

@@ -26,7 +26,7 @@ def from_input(graph: Graph, value: Value) -> ArrayValue:
     kind = value.kind
     assert kind.element is not None  # noqa: S101 - of an array
     places = graph.input(value.data.name, kind.size)
-    return ArrayValue(kind, value.data, value.valid, None, tuple(Value(kind.element, place) for place in places))
+    return ArrayValue(kind, Tensor(graph, ""), value.valid, None, tuple(Value(kind.element, place) for place in places))
 
 
 def array(node: ExpressionNode, value: Value) -> ArrayValue:
@@ -84,9 +84,7 @@ def _element_at(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> 
     return _element(graph, of, place - 1 if place > 0 else len(of.elements) + place, null=False)
 
 
-@rule("size", 1)
-@rule("cardinality", 1)
-@rule("array_size", 1)
+@rule("size cardinality array_size", 1)
 def _size(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     of = array(node, values[0])
     return _inside(graph, of, graph.literal(len(of.elements), INT))
@@ -94,7 +92,7 @@ def _size(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 @rule("array", 1, 1000)
 def _array(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    elements = logic.alike(graph, node, values)
+    elements = logic.alike(node, values)
     return ArrayValue(array_of(elements[0].kind, len(elements)), Tensor(graph, ""), None, None, tuple(elements))
 
 
@@ -143,6 +141,6 @@ def _contains(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
     kind = common([of.elements[0].kind, item.kind])
     if kind is None or kind == VOID:
         raise NotCompilableError(node, f"{of.kind} cannot contain {item.kind}", "a cast")
-    key, *elements = (casts.widened(graph, value, kind) for value in (item, *of.elements))
+    key, *elements = (casts.widened(value, kind) for value in (item, *of.elements))
     contained = _inside(graph, of, logic.any_equal(graph, node, key, elements))
     return replace(contained, valid=graph.both(contained.valid, item.valid))

@@ -19,10 +19,10 @@ from isthmus.transforms.rowwise.core.types import DATE, INT, LONG, TIMESTAMP, VO
 _HOUR, _MINUTE = 3600 * SECOND, 60 * SECOND
 
 
-def _days(graph: Graph, node: ExpressionNode, value: Value) -> tuple[Tensor, Value]:
+def _days(node: ExpressionNode, value: Value) -> tuple[Tensor, Value]:
     """Return the day of a date or timestamp, int64, and the argument."""
     if value.kind == VOID:
-        value = casts.widened(graph, value, DATE)
+        value = casts.widened(value, DATE)
     if value.kind == TIMESTAMP:
         return _over(value.data, DAY), value
     if value.kind != DATE:
@@ -88,13 +88,12 @@ def _quarter(days: Tensor) -> Tensor:
 
 @rule("year", 1, find=lambda days: civil(days)[0])
 @rule("month", 1, find=lambda days: civil(days)[1])
-@rule("day", 1, find=lambda days: civil(days)[2])
-@rule("dayofmonth", 1, find=lambda days: civil(days)[2])
+@rule("day dayofmonth", 1, find=lambda days: civil(days)[2])
 @rule("quarter", 1, find=_quarter)
 @rule("dayofyear", 1, find=_day_of_year)
 @rule("weekofyear", 1, find=_week)
 def _part(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, find: Callable[[Tensor], Tensor]) -> Value:
-    days, value = _days(graph, node, values[0])
+    days, value = _days(node, values[0])
     return graph.result(INT, find(days).cast(INT), [value])
 
 
@@ -107,14 +106,14 @@ def _of_week(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, epo
         # Reduce to one week first, so that no number is negative or too large.
         days = _modulo(value.data, 7 * DAY) / DAY
     else:
-        days, value = _days(graph, node, values[0])
+        days, value = _days(node, values[0])
     place = _modulo(days + epoch, 7)
     return graph.result(INT, (place + first if first else place).cast(INT), [value])
 
 
-def _moment(graph: Graph, node: ExpressionNode, value: Value) -> Value:
+def _moment(node: ExpressionNode, value: Value) -> Value:
     if value.kind in (DATE, VOID):
-        return casts.widened(graph, value, TIMESTAMP)
+        return casts.widened(value, TIMESTAMP)
     if value.kind != TIMESTAMP:
         raise NotCompilableError(node, f"takes a timestamp, not {value.kind}", "timestamp_seconds of a number")
     return value
@@ -124,7 +123,7 @@ def _moment(graph: Graph, node: ExpressionNode, value: Value) -> Value:
 @rule("minute", 1, within=_HOUR, unit=_MINUTE)
 @rule("second", 1, within=_MINUTE, unit=SECOND)
 def _clock(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, within: int, unit: int) -> Value:
-    value = _moment(graph, node, values[0])
+    value = _moment(node, values[0])
     return graph.result(INT, (_modulo(value.data, within) / unit).cast(INT), [value])
 
 
@@ -132,7 +131,7 @@ def _clock(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, withi
 @rule("unix_millis", 1, unit=1000)
 @rule("unix_micros", 1, unit=1)
 def _unix(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, unit: int) -> Value:
-    value = _moment(graph, node, values[0])
+    value = _moment(node, values[0])
     return graph.result(LONG, _over(value.data, unit) if unit > 1 else value.data, [value])
 
 
@@ -143,54 +142,52 @@ def _from_unix(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, u
     (value,) = values
     if not (value.kind.integral or value.kind == VOID):
         raise NotCompilableError(node, f"takes a whole number, not {value.kind}", "a cast to bigint")
-    value = casts.widened(graph, value, LONG)
+    value = casts.widened(value, LONG)
     low, high = graph.number(-(-LONG.low // unit)), graph.number(LONG.high // unit)
     wrong = (value.data < low) | (value.data > high)
     return graph.result(TIMESTAMP, value.data * unit, [value], wrong=wrong if unit > 1 else None)
 
 
 @rule("unix_date", 1)
-def _unix_date(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+def _unix_date(_graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     if values[0].kind == TIMESTAMP:
         raise NotCompilableError(node, "takes a date, not timestamp", "to_date")
-    value = _date(graph, node, values[0])
+    value = _date(node, values[0])
     return Value(INT, value.data, value.valid, value.raises)
 
 
 @rule("date_from_unix_date", 1)
-def _date_from_unix(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    value = _whole(graph, node, values[0])
+def _date_from_unix(_graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    value = _whole(node, values[0])
     return Value(DATE, value.data, value.valid, value.raises)
 
 
-def _date(graph: Graph, node: ExpressionNode, value: Value) -> Value:
-    days, value = _days(graph, node, value)
-    return value if value.kind == DATE else graph.result(DATE, days.cast(DATE), [value])
+def _date(node: ExpressionNode, value: Value) -> Value:
+    days, value = _days(node, value)
+    return value if value.kind == DATE else days.graph.result(DATE, days.cast(DATE), [value])
 
 
-def _whole(graph: Graph, node: ExpressionNode, value: Value) -> Value:
+def _whole(node: ExpressionNode, value: Value) -> Value:
     if value.kind == VOID or (value.kind.integral and value.kind != LONG):
-        return casts.widened(graph, value, INT)
+        return casts.widened(value, INT)
     raise NotCompilableError(node, f"takes an int, not {value.kind}", "a cast to int")
 
 
 @rule("to_date", 1)
-def _to_date(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    return _date(graph, node, values[0])
+def _to_date(_graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
+    return _date(node, values[0])
 
 
-@rule("datediff", 2)
-@rule("date_diff", 2)
+@rule("datediff date_diff", 2)
 def _datediff(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    end, start = (_date(graph, node, value) for value in values)
+    end, start = (_date(node, value) for value in values)
     return graph.result(INT, end.data - start.data, [end, start])
 
 
-@rule("date_add", 2, operator="Add")
-@rule("dateadd", 2, operator="Add")
+@rule("date_add dateadd", 2, operator="Add")
 @rule("date_sub", 2, operator="Sub")
 def _moved(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
+    start, count = _date(node, values[0]), _whole(node, values[1])
     return graph.result(DATE, graph.add(operator, start.data, count.data), [start, count])
 
 
@@ -205,14 +202,14 @@ def _month_days(year: Tensor, month: Tensor) -> Tensor:
 
 @rule("last_day", 1)
 def _last_day(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    days, value = _days(graph, node, values[0])
+    days, value = _days(node, values[0])
     year, month, _ = civil(days)
     return graph.result(DATE, days_from_civil(year, month, _month_days(year, month)).cast(DATE), [value])
 
 
 @rule("add_months", 2)
 def _add_months(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    start, count = _date(graph, node, values[0]), _whole(graph, node, values[1])
+    start, count = _date(node, values[0]), _whole(node, values[1])
     year, month, day = civil(start.data.cast(LONG))
     year, place = floor_divided(_sum(year * 12, month, -1, count.data.cast(LONG)), 12)
     month = place + 1
@@ -222,7 +219,7 @@ def _add_months(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> 
 
 @rule("make_date", 3)
 def _make_date(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    parts = [_whole(graph, node, value) for value in values]
+    parts = [_whole(node, value) for value in values]
     year, month, day = (part.data.cast(LONG) for part in parts)
     odd = (month < 1) | (month > 12)
     month = odd.where(1, month)
@@ -266,7 +263,7 @@ def _unit(node: ExpressionNode, argument: ExpressionNode) -> str:
 @rule("date_trunc", 2)
 def _date_trunc(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     unit = _unit(node, node.arguments[0])
-    value = _moment(graph, node, values[1])
+    value = _moment(node, values[1])
     if unit in _UNITS:
         data = value.data - _modulo(value.data, _UNITS[unit])
         # Before the first representable unit the subtraction wraps around; Spark refuses that only for long units.
@@ -280,6 +277,6 @@ def _date_trunc(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> 
 @rule("trunc", 2)
 def _trunc(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     unit = _unit(node, node.arguments[1])
-    days, value = _days(graph, node, values[0])
+    days, value = _days(node, values[0])
     first = _first_of(node, unit, days, "year, quarter, month or week")
     return graph.result(DATE, first.cast(DATE), [value])

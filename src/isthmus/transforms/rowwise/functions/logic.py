@@ -15,12 +15,12 @@ from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG, 
 from isthmus.transforms.rowwise.functions import maps
 
 
-def alike(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
+def alike(node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     kind = common(value.kind for value in values)
     if kind is None:
         shown = ", ".join(dict.fromkeys(str(value.kind) for value in values))
         raise NotCompilableError(node, f"{shown} have no common type", "a cast to the intended type")
-    return [casts.widened(graph, value, BOOLEAN if kind == VOID else kind) for value in values]
+    return [casts.widened(value, BOOLEAN if kind == VOID else kind) for value in values]
 
 
 def equal(kind: SqlType, left: Tensor, right: Tensor) -> Tensor:
@@ -46,14 +46,13 @@ def less(node: ExpressionNode, kind: SqlType, left: Tensor, right: Tensor) -> Te
 
 @rule("==", 2)
 def _equal(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    left, right = alike(graph, node, values)
+    left, right = alike(node, values)
     return graph.result(BOOLEAN, equal(left.kind, left.data, right.data), [left, right])
 
 
-@rule("<=>", 2)
-@rule("equal_null", 2)
+@rule("<=> equal_null", 2)
 def _same(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    left, right = alike(graph, node, values)
+    left, right = alike(node, values)
     here, there = _there(graph, left), _there(graph, right)
     both, neither = here & there, ~(here | there)
     equals = both & equal(left.kind, left.data, right.data)
@@ -65,7 +64,7 @@ def _same(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 @rule("<=", 2, swapped=True, negated=True)
 @rule(">=", 2, swapped=False, negated=True)
 def _ordered(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, swapped: bool, negated: bool) -> Value:
-    sides = alike(graph, node, values)
+    sides = alike(node, values)
     left, right = (side.data for side in (reversed(sides) if swapped else sides))
     below = less(node, sides[0].kind, left, right)
     return graph.result(BOOLEAN, ~below if negated else below, sides)
@@ -73,7 +72,7 @@ def _ordered(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, swa
 
 @rule("in", 2, 10_000)
 def _in(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    first, *options = alike(graph, node, values)
+    first, *options = alike(node, values)
     literals = [part.value for part in node.arguments[1:] if part.name == "literal" and part.value is not None]
     if len(literals) == len(options) and (first.kind == STRING or first.kind.integral):
         return _listed(graph, first, literals)
@@ -100,11 +99,11 @@ def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
 # --- three-valued logic
 
 
-def _truth(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
+def _truth(node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     for value in values:
         if value.kind not in (BOOLEAN, VOID):
             raise NotCompilableError(node, f"takes booleans, not {value.kind}", "a comparison")
-    return [casts.widened(graph, value, BOOLEAN) for value in values]
+    return [casts.widened(value, BOOLEAN) for value in values]
 
 
 def _surely(value: Value) -> Tensor:
@@ -119,7 +118,7 @@ def _surely_not(value: Value) -> Tensor:
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
     """Join booleans by three-valued logic: one false value decides a conjunction, one true value a disjunction."""
-    return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(graph, node, values))
+    return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(node, values))
 
 
 def _joined(graph: Graph, left: Value, right: Value, operator: str) -> Value:
@@ -135,7 +134,7 @@ def _joined(graph: Graph, left: Value, right: Value, operator: str) -> Value:
 
 @rule("not", 1)
 def _not(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    (value,) = _truth(graph, node, values)
+    (value,) = _truth(node, values)
     return graph.result(BOOLEAN, ~value.data, [value])
 
 
@@ -157,22 +156,21 @@ def _isnotnull(graph: Graph, _node: ExpressionNode, values: Sequence[Value], *, 
 @rule("isnan", 1)
 def _isnan(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     """Return false for null."""
-    value = _fraction(graph, node, values[0])
+    value = _fraction(node, values[0])
     nan = Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid)
     return Value(BOOLEAN, _surely(nan), None, value.raises)
 
 
-def _fraction(graph: Graph, node: ExpressionNode, value: Value) -> Value:
+def _fraction(node: ExpressionNode, value: Value) -> Value:
     if not (value.kind.numeric or value.kind == VOID):
         raise NotCompilableError(node, f"takes numbers, not {value.kind}", "a cast to double")
-    return value if value.kind == FLOAT else casts.widened(graph, value, DOUBLE)
+    return value if value.kind == FLOAT else casts.widened(value, DOUBLE)
 
 
 @rule("coalesce", 1, 100)
-@rule("ifnull", 2)
-@rule("nvl", 2)
+@rule("ifnull nvl", 2)
 def _coalesce(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    *candidates, last = alike(graph, node, values)
+    *candidates, last = alike(node, values)
     return reduce(lambda fallback, value: _first(graph, value, fallback), reversed(candidates), last)
 
 
@@ -198,14 +196,14 @@ def _nullif(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Valu
 @rule("nvl2", 3)
 def _nvl2(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     tested = values[0]
-    then, otherwise = alike(graph, node, values[1:])
+    then, otherwise = alike(node, values[1:])
     merged = graph.merged(_there(graph, tested), then, otherwise)
     return Value(merged.kind, merged.data, merged.valid, graph.either(tested.raises, merged.raises))
 
 
 @rule("nanvl", 2)
 def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    value, fallback = alike(graph, node, [_fraction(graph, node, value) for value in values])
+    value, fallback = alike(node, [_fraction(node, value) for value in values])
     nan = _surely(Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid))
     merged = graph.merged(nan, fallback, Value(value.kind, value.data, value.valid))
     return Value(merged.kind, merged.data, merged.valid, graph.either(value.raises, merged.raises))
@@ -218,9 +216,9 @@ def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
 @rule("if", 3)
 def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     """Evaluate CASE WHEN: alternating conditions and values, and an optional ELSE at the end."""
-    conditions = _truth(graph, node, values[0 : len(values) - len(values) % 2 : 2])
+    conditions = _truth(node, values[0 : len(values) - len(values) % 2 : 2])
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
-    *branches, rest = alike(graph, node, results)
+    *branches, rest = alike(node, results)
     for condition, value in zip(reversed(conditions), reversed(branches), strict=True):
         merged = graph.merged(_surely(condition), value, rest)
         # Nothing after a refused condition matters.
@@ -240,7 +238,7 @@ def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) ->
 @rule("least", 2, 100, greatest=False)
 def extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, greatest: bool) -> Value:
     """Return the greatest or smallest value that is not null."""
-    sides = alike(graph, node, values)
+    sides = alike(node, values)
     result = reduce(lambda left, right: _better(graph, node, left, right, greatest=greatest), sides)
     return Value(result.kind, result.data, result.valid, graph.either(*(side.raises for side in sides)))
 

@@ -48,7 +48,7 @@ def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Valu
     text = of.key == STRING
     if key.kind not in ((STRING, VOID) if text else (VOID,)) and (text or not key.kind.integral):
         raise NotCompilableError(node, f"looks up a {key.kind} in a map of {of.key}", f"a {of.key}")
-    wide = casts.widened(graph, key, STRING if text else LONG)
+    wide = casts.widened(key, STRING if text else LONG)
     place = _encoded(graph, wide, [(name, place) for place, (name, _) in enumerate(of.pairs)], -1)
     nowhere = place < 0
     table = graph.constant([value for _, value in of.pairs], kind)

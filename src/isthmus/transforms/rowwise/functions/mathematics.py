@@ -18,16 +18,16 @@ Real = Callable[[Tensor], Tensor]
 """A function from a tensor of doubles to a tensor of doubles."""
 
 
-def doubles(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
+def doubles(node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     for value in values:
         if not (value.kind.numeric or value.kind == VOID):
             raise NotCompilableError(node, f"takes numbers, not {value.kind}", "a cast to double")
-    return [casts.widened(graph, value, DOUBLE) for value in values]
+    return [casts.widened(value, DOUBLE) for value in values]
 
 
 def _real(name: str, function: Callable[..., Tensor], null: Real | None = None, sides: int = 1) -> None:
     def apply(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-        arguments = doubles(graph, node, values)
+        arguments = doubles(node, values)
         missing = null(arguments[0].data) if null else None
         data = function(*(argument.data for argument in arguments))
         return graph.result(DOUBLE, data, arguments, null=missing)
@@ -334,7 +334,7 @@ _real("pow", _pow, sides=2)
 @rule("log", 1, 2)
 def _logarithm(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     """Base e, or the base in the first argument."""
-    sides = doubles(graph, node, values)
+    sides = doubles(node, values)
     logs = [_log(side.data) for side in sides]
     null = graph.either(*(side.data <= 0.0 for side in sides))
     data = logs[1] / logs[0] if len(logs) == 2 else logs[0]

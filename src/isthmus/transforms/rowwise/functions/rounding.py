@@ -13,13 +13,12 @@ from isthmus.transforms.rowwise.functions.arithmetic import numbers
 
 
 @rule("floor", 1, operator="Floor")
-@rule("ceil", 1, operator="Ceil")
-@rule("ceiling", 1, operator="Ceil")
+@rule("ceil ceiling", 1, operator="Ceil")
 def _to_whole(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    (value,) = numbers(graph, node, values)
+    (value,) = numbers(node, values)
     if value.kind.integral:
-        return casts.widened(graph, value, LONG)
-    value = casts.widened(graph, value, DOUBLE)
+        return casts.widened(value, LONG)
+    value = casts.widened(value, DOUBLE)
     # Java's conversion: NaN is 0, and numbers out of range become the nearest limit.
     down = graph.add(operator, value.data)
     low, high = graph.number(float(LONG.low)), graph.number(float(LONG.high))
@@ -32,7 +31,7 @@ def _to_whole(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, op
 @rule("round", 1, 2, even=False)
 @rule("bround", 1, 2, even=True)
 def _rounded(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, even: bool) -> Value:
-    (value,) = numbers(graph, node, values[:1])
+    (value,) = numbers(node, values[:1])
     digits = 0
     if len(values) == 2:
         argument = node.arguments[1]
@@ -41,7 +40,7 @@ def _rounded(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, eve
         digits = argument.value
     if value.kind.integral:
         return value
-    wide = casts.widened(graph, value, DOUBLE)
+    wide = casts.widened(value, DOUBLE)
     if value.kind == FLOAT and digits:
         raise NotCompilableError(node, "rounds a float to digits", "a cast to double first, or round without digits")
     return graph.result(value.kind, _decimal(wide.data, digits, value.kind == FLOAT, even=even), [value])

@@ -13,20 +13,18 @@ _SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 _ASCII = r"[\x00-\x7f]*"
 
 
-def _texts(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
+def _texts(node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     for value in values:
         if value.kind not in (STRING, VOID):
             raise NotCompilableError(node, f"takes texts, not {value.kind}", "a cast of a whole number to string")
-    return [casts.widened(graph, value, STRING) for value in values]
+    return [casts.widened(value, STRING) for value in values]
 
 
-@rule("lower", 1, action="LOWER")
-@rule("lcase", 1, action="LOWER")
-@rule("upper", 1, action="UPPER")
-@rule("ucase", 1, action="UPPER")
+@rule("lower lcase", 1, action="LOWER")
+@rule("upper ucase", 1, action="UPPER")
 def _case(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, action: str) -> Value:
     """Change the case of ASCII letters. Other characters are refused: runtimes differ on them."""
-    (value,) = _texts(graph, node, values)
+    (value,) = _texts(node, values)
     # In the locale C, which every system has, only ASCII letters have a case.
     # The kernel rejects empty tensors, so a text is appended.
     more = graph.add("Concat", graph.row(value.data), graph.constant([[""]], STRING), axis=1)
@@ -38,7 +36,7 @@ def _case(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, action
 
 @rule("concat", 1, 100)
 def _concat(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    texts = _texts(graph, node, values)
+    texts = _texts(node, values)
     data = reduce(lambda left, right: graph.add("StringConcat", left, right), [text.data for text in texts])
     # Spark computes all parts first, so parts after a null are refused, too.
     return Value(STRING, data, graph.both(*(text.valid for text in texts)),
@@ -66,7 +64,7 @@ def _like(pattern: str) -> str:
 @rule("contains", 2, pattern=lambda text: f".*{_escaped(text)}.*")
 @rule("like", 2, pattern=_like)
 def _matching(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, pattern: Callable[[str], str]) -> Value:
-    texts = _texts(graph, node, values)
+    texts = _texts(node, values)
     argument = node.arguments[1]
     if argument.name != "literal" or not isinstance(argument.value, str):
         raise NotCompilableError(node, "its search text is not a literal", "a literal text")
