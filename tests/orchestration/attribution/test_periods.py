@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isthmus.distill.evaluation.metrics import auc, log_loss
 from isthmus.distill.evaluation.residuals import mae, rmse
 from isthmus.features.values.columns import Ints
-from isthmus.orchestration.attribution.periods import weighted
+from isthmus.orchestration.attribution.periods import coalitions as weighted
 from isthmus.orchestration.attribution.periods.coalitions import PARTS, Weighted, coalition_values, weights
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from tests.orchestration.attribution.test_shapley import shapley_naively

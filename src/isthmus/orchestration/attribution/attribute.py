@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,7 @@ from isthmus.distill.evaluation.metrics import auc, log_loss
 from isthmus.distill.evaluation.residuals import mae, rmse
 from isthmus.distill.gates import GateResult
 from isthmus.distill.labels import Binary
-from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features import clock
 from isthmus.features.days import Days
@@ -27,10 +26,10 @@ from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.attribution import inputs
 from isthmus.orchestration.attribution.inputs import TIME, TrainingRows
 from isthmus.orchestration.attribution.page import page
-from isthmus.orchestration.attribution.recordings.predictions import predictions
-from isthmus.orchestration.attribution.recordings.questions import ID, choose_recorded
+from isthmus.orchestration.attribution.recorded import ID, predictions
+from isthmus.orchestration.attribution.recorded import recorded as recorded_rows
 from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, Part, page_file, rows_file
-from isthmus.orchestration.attribution.scores import Choose, ChosenRows, score_rows
+from isthmus.orchestration.attribution.scores import ChosenRows, PackageModels, opened
 from isthmus.orchestration.attribution.shapley import Numbers, Shares, shapley
 from isthmus.orchestration.attribution.stages import (
     CELLS,
@@ -41,9 +40,10 @@ from isthmus.orchestration.attribution.stages import (
     coalitions,
 )
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.served import ServedAnswers
 from isthmus.orchestration.runtimes.products import RUNTIMES, Product
 from isthmus.package.inputs import ModelInput
-from isthmus.package.manifest import Package, open_package
+from isthmus.package.manifest import open_package
 
 # Rows farthest from the ideal that a report lists.
 LARGEST = 10
@@ -96,18 +96,24 @@ def attribute(  # noqa: PLR0913 - the options of the command
     """
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")
+    answers = None
     if recorded:
         refuse({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--recorded")
         progress("reading recorded answers", 0.0)
-        answers = predictions(project, declared, days)
+        answers = predictions(ServedAnswers(project), declared, days)
         package, precision = answers.package, answers.precision
-        choose = choose_recorded(project, artifacts, answers)
     else:
         package = open_package(artifacts.last_package())
         precision = precision or serving_profile(project, package.files.folder).precision
-        choose = _of_training_set(project, artifacts, package, days, fed)
-    scored = score_rows(project, declared, package, precision, product, choose, progress)
-    rows, cells, unknown = scored.rows, scored.cells, scored.chosen.unknown
+    with opened(artifacts, package, precision, product, progress) as models:
+        progress("joining what was served", 0.2)
+        chosen = (
+            _of_training_set(artifacts, models, days, fed)
+            if answers is None
+            else recorded_rows(artifacts, answers, models)
+        )
+        scored = models.score(chosen, progress)
+    rows, cells, unknown = scored.chosen.rows, scored.cells, scored.chosen.unknown
     spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
     keys = [name for name in (ID, *spine, TIME) if name in rows.table.column_names]
     shares = shapley(coalitions(cells), NEEDS)
@@ -118,7 +124,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
     measures = {measure: _measure(cells, function, known) for measure, function in of.items()}
     each = {stage: float(np.abs(shares.value[STAGES.index(stage)]).mean()) for stage in known}
     result = Attribution(
-        declared.name, package.files.digest, scored.precision, product.option, rows.examples.id, len(rows.places),
+        declared.name, package.files.digest, precision, product.option, rows.examples.id, len(rows.places),
         scored.chosen.matched, scored.chosen.left_out, unknown, measures, each, table.take(pa.array(far)).to_pylist(),
         _bounds(declared, measures, each), table, project.state / "attribution" / declared.name,
     )  # fmt: skip
@@ -142,21 +148,17 @@ def _product(option: str) -> Product:
     return known[option]
 
 
-def _of_training_set(
-    project: Project, artifacts: Artifacts, package: Package, days: Days | None, fed: Path | None
-) -> Choose:
-    def choose(scores: Scores, material: Material) -> ChosenRows:
-        examples = artifacts.training_set(package.manifest.training_set)
-        rows = TrainingRows(examples, material.table.take(pa.array(material.parts.test)), material.parts.test)
-        if days is not None:
-            rows = inputs.rows_in(artifacts.latest_training_set() or examples, days)
-        chosen = _features(project, artifacts.declared, rows, scores.student_inputs, fed)
-        if rows.examples.id != examples.id:
-            return chosen
-        every = np.arange(material.table.num_rows)
-        return chosen._replace(outputs=open_outputs(scores.task, scores.boosting, every, artifacts.outputs, silent))
-
-    return choose
+def _of_training_set(artifacts: Artifacts, models: PackageModels, days: Days | None, fed: Path | None) -> ChosenRows:
+    material, scores = models.material, models.scores
+    examples = artifacts.training_set(material.training_set)
+    rows = TrainingRows(examples, material.table.take(pa.array(material.parts.test)), material.parts.test)
+    if days is not None:
+        rows = inputs.rows_in(artifacts.latest_training_set() or examples, days)
+    chosen = _features(artifacts.project, artifacts.declared, rows, scores.student_inputs, fed)
+    if rows.examples.id != examples.id:
+        return chosen
+    every = np.arange(material.table.num_rows)
+    return replace(chosen, outputs=open_outputs(scores.task, scores.boosting, every, artifacts.outputs, silent))
 
 
 def _features(

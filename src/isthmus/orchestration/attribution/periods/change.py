@@ -22,23 +22,23 @@ from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.attribution.inputs import TIME, labels, rows_in
-from isthmus.orchestration.attribution.periods import weighted
+from isthmus.orchestration.attribution.periods import coalitions
 from isthmus.orchestration.attribution.periods.coalitions import (
     CONTRACT,
     PARTS,
+    Segments,
     Weighted,
     coalition_values,
+    segments,
     weights,
 )
 from isthmus.orchestration.attribution.periods.page import MeasureChange, Period, PeriodChange, Segment, page, page_file
-from isthmus.orchestration.attribution.periods.segments import Segments, segments
-from isthmus.orchestration.attribution.recordings.predictions import predictions
-from isthmus.orchestration.attribution.recordings.questions import recorded_rows, with_column
+from isthmus.orchestration.attribution.recorded import predictions, recorded_rows, with_column
 from isthmus.orchestration.attribution.report import SCORE, Part
 from isthmus.orchestration.attribution.scores import REFUSED
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.provenance import Origins, key_values, predict_all
+from isthmus.orchestration.recording.served import ServedAnswers, key_values, predict_all
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.package.manifest import Package, open_package, read_contract
 from isthmus.serving.deployment.record import unapproved
@@ -106,8 +106,9 @@ def change(  # noqa: PLR0913 - the options of the command
         raise RequestError("--package-against", "cannot be combined with --recorded", remedy="remove the option")
     progress("reading the rows", 0.0)
     examples = artifacts.latest_training_set() or artifacts.current_training_set()
+    served = ServedAnswers(project)
     if recorded:
-        sides = [_recorded(project, declared, examples, period) for period in (against, days)]
+        sides = [_recorded(served, declared, examples, period) for period in (against, days)]
     else:
         folders = [package or artifacts.last_package(), artifacts.last_package()]
         profile = serving_profile(project, folders[1])
@@ -117,7 +118,7 @@ def change(  # noqa: PLR0913 - the options of the command
         ]
     progress("running the packages", 0.2)
     unknown: dict[str, str] = {}
-    both, scores, count = _scored_rows(sides, scores_of(project, sides, unknown))
+    both, scores, count = _scored_rows(sides, scores_of(served, sides, unknown))
     progress("splitting the change", 0.9)
     spine = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
     columns_by, found = segments_of(both, by, spine, count)
@@ -143,9 +144,9 @@ def _of_training_set(examples: TrainingSet, days: Days, package: Package, profil
     return Side(days, rows_in(examples, days).table, views, package, profile, {})
 
 
-def _recorded(project: Project, declared: Distillation, examples: TrainingSet, days: Days) -> Side:
-    answered = predictions(project, declared, days)
-    found = recorded_rows(project, declared, answered, examples)
+def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingSet, days: Days) -> Side:
+    answered = predictions(served, declared, days)
+    found = recorded_rows(declared, answered, examples)
     table = found.rows.table
     for column in found.fed.column_names:
         table = table.set_column(table.column_names.index(column), column, found.fed[column])
@@ -160,7 +161,7 @@ def _others(table: pa.Table, keys: Sequence[str]) -> list[str]:
     return [name for name in table.column_names if name not in (*keys, TIME) and table[name].null_count < len(table)]
 
 
-def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
+def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
     """Return the scores of the rows of both periods, (n + m,), by contract, then by model.
 
     Equal results share one array. If the contract's part is not known, the reason is added to `unknown`.
@@ -168,12 +169,12 @@ def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) 
     models = [_model(side) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
         models[1] = models[0]
-    contracts, origins = [side.contract for side in sides], Origins(project)
+    contracts = [side.contract for side in sides]
     read = [contract.read(side.package.manifest.service) for contract, side in zip(contracts, sides, strict=True)]
     every = list(dict.fromkeys([*read[0], *read[1]]))
 
     def under(place: int, pairs: Pairs) -> list[pa.Table]:
-        return [_under(origins, side, contracts[place], pairs) for side in sides]
+        return [_under(served, side, contracts[place], pairs) for side in sides]
 
     def answers(tables: Sequence[Sequence[pa.Table]]) -> list[Numbers]:
         """Return scores by model, each from its own tables."""
@@ -214,7 +215,7 @@ def _model(side: Side) -> DeployedModel:
     return DeployedModel(unapproved(side.package, side.profile, 0, None))
 
 
-def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
+def _under(served: ServedAnswers, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
     """Return the rows of a period with stored features as a contract defines them.
 
     Features joined under the same contract stay, since the model was fed with them. All others are joined again.
@@ -231,9 +232,7 @@ def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa
             to_join.setdefault(name, []).append(feature)
     for name, features in to_join.items():
         view = contract.views[name]
-        history = origins.history(view)
-        if isinstance(history, IsthmusError):
-            raise history.with_traceback(None)
+        history = served.history(view)
         if missing := [column.name for column in view.keys if column.name not in table.column_names]:
             raise DataError(f"view {name}", f"the rows have no {', '.join(missing)}, needed to join it")
         keys = {column.name: key_values(table[column.name].combine_chunks()) for column in view.keys}
@@ -276,10 +275,10 @@ def _measures(declared: Distillation, known: Numbers) -> dict[str, tuple[Ints, W
     """Return, by measure, the rows that it covers and its function of scores and weights."""
     rows = np.flatnonzero(np.isfinite(known))
     label = known[rows]
-    found: dict[str, tuple[Ints, Weighted]] = {SCORE: (np.arange(len(known)), weighted.mean)}
-    of: dict[str, Callable[[Numbers, Numbers, Numbers], float]] = {"rmse": weighted.rmse, "mae": weighted.mae}
+    found: dict[str, tuple[Ints, Weighted]] = {SCORE: (np.arange(len(known)), coalitions.mean)}
+    of: dict[str, Callable[[Numbers, Numbers, Numbers], float]] = {"rmse": coalitions.rmse, "mae": coalitions.mae}
     if isinstance(declared.label, Binary):
-        of = {"log_loss": weighted.log_loss, "auc": weighted.auc}
+        of = {"log_loss": coalitions.log_loss, "auc": coalitions.auc}
     return found | {name: (rows, partial(function, label)) for name, function in of.items()}
 
 
