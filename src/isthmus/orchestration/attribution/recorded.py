@@ -194,10 +194,10 @@ def recorded_rows(declared: Distillation, answers: PackagePredictions, examples:
             left_out["their requests cannot be read: see `isthmus answers replay`"] += unread
     _require(len(parts), declared, left_out)
     table, fed, marks = (pa.concat_tables(tables) for tables in zip(*parts, strict=True))
-    places = _training_places(
-        table, examples, declared, [name for name, _ in contract.spines[declared.spine.name]["keys"]]
-    )
-    matches = examples.table().take(pa.array(places, mask=places < 0))
+    questions = examples.table()
+    by = list(declared.monitor.match or (name for name, _ in contract.spines[declared.spine.name]["keys"]))
+    places = _training_places(table, questions, by, declared.monitor.within // clock.MICROSECOND)
+    matches = questions.take(pa.array(places, mask=places < 0))
     served, label = fed, declared.spine.label.name
     for name in [name for name in request if name in matches.column_names]:
         values = matches[name].cast(ARROW[request[name].dtype.name])
@@ -315,15 +315,12 @@ def _keys(contract: Contract, declared: Distillation) -> list[Column]:
     return list({column.name: column for column in (*spine, *views)}.values())
 
 
-def _training_places(table: pa.Table, examples: TrainingSet, declared: Distillation, keys: Sequence[str]) -> Ints:
+def _training_places(table: pa.Table, examples: pa.Table, by: Sequence[str], tolerance: int) -> Ints:
     """Return the index of the matching training row, or -1."""
-    rows, by = examples.table(), list(declared.monitor.match or keys)
     if not {*by} <= {*table.column_names}:
         return np.full(len(table), -1)
-    example_keys = rows.select(by)
-    tolerance = declared.monitor.within // clock.MICROSECOND
-    row_keys = table.select(by).cast(example_keys.schema)
-    return nearest(row_keys, micros(table[TIME]), example_keys, micros(rows[TIME]), tolerance)
+    keys = examples.select(by)
+    return nearest(table.select(by).cast(keys.schema), micros(table[TIME]), keys, micros(examples[TIME]), tolerance)
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -177,8 +177,10 @@ class ServedAnswers:
             condition &= ds.field("caller").isin([*callers])
         return self.table.read(condition, columns)
 
-    def open(self, answers: pa.Table, model: DeployedModel | None = None) -> Group:
-        """Open one of the tables that `groups` returns, for the model that answered or another one of its service.
+    def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
+        """Open one of the tables that `groups` returns, for the model that answered or for another one.
+
+        Another model must be of the same service, and may read fewer views.
 
         Raises:
             UnreadableError: the contract, the package or a history is gone, or has changed.
@@ -188,11 +190,12 @@ class ServedAnswers:
         contract = self.contract(first["contract"])
         graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
         reader: Lookup | Predictor | Prompt | TensorPredictor
+        model = None
         try:
             if first["route"] == "lookup":
                 reader = lookup_of(contract, first["request"].encode(), graphs)
             else:
-                model = model or self.model(first["package"], first["variant"])
+                model = other or self.model(first["package"], first["variant"])
                 reader = _reader(first["route"], contract, model, graphs)
         except DependencyError:
             raise
@@ -202,42 +205,44 @@ class ServedAnswers:
         except msgspec.MsgspecError as error:
             raise UnreadableError(Cause.KEY, unreadable(error)) from error
         if model is not None:
-            reads, read = (
-                ", ".join(sorted(names)) for names in ([view.name for view in reader.plan.views], first["views"])
-            )
-            if reads != read:
-                # The request may lack the keys that another package needs.
-                why = f"package {model.deployment.digest[:12]} reads {reads or 'nothing'}, not {read or 'nothing'}"
+            reads, read = {view.name for view in reader.plan.views}, {*first["views"]}
+            # The request may lack the keys that another package needs.
+            if reads - read or (other is None and reads != read):
+                wanted, recorded = (", ".join(sorted(names)) or "nothing" for names in (reads, read))
+                why = f"package {model.deployment.digest[:12]} reads {wanted}, not {recorded}"
                 raise UnreadableError(Cause.PACKAGE, why)
         try:
             histories = {name: self.history(contract.views[name]) for name in first["views"]}
         except IsthmusError as error:
             raise UnreadableError(Cause.HISTORY, str(error)) from error
+        for (name, history), view_hash in zip(histories.items(), first["hashes"], strict=True):
+            if history.view.hash != view_hash:
+                raise UnreadableError(Cause.HISTORY, f"view {name} has another definition now")
         bodies = self._bodies(answers, contract, first["hashed"])
         requests = read_requests(reader, bodies, answers["rows"].to_pylist())
         rows = requests.rows
         answer = np.repeat(np.arange(len(answers)), rows)
         at = micros(answers["at"])[answer]
-        read = answers.filter(pa.array(rows > 0))
+        whole = answers.filter(pa.array(rows > 0))
         event, known, content, status = (
-            by_view(_flat(read[name]).astype(np.int64), rows[rows > 0], len(histories))
+            by_view(_flat(whole[name]).astype(np.int64), rows[rows > 0], len(histories))
             for name in ("event", "known", "content", "status")
         )
         return Group(
             answers, contract, model, reader, bodies, requests, answer, np.cumsum(rows) - rows, at,
-            _flat(read["outputs"]), _flat(read["digest"]).view(np.uint64), histories,
+            _flat(whole["outputs"]), _flat(whole["digest"]).view(np.uint64), histories,
             {name: StoredRows(event[n], known[n], content[n], status[n], {}) for n, name in enumerate(histories)},
             {name: from_history(own, contract.views[name], requests.keys, at) for name, own in histories.items()},
         )  # fmt: skip
 
     def predictions(
-        self, answers: pa.Table, model: DeployedModel | None = None
+        self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
         """Yield each part of the predictions with its group, or with the error that prevents reading it."""
         for part in groups(answers):
             found: Group | IsthmusError
             try:
-                found = self.open(part, model)
+                found = self.open(part, other)
                 if not found.requests.rows.any():
                     raise UnreadableError(Cause.KEY, "their requests: cannot be read any more")
             except IsthmusError as error:

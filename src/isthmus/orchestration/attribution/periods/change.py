@@ -153,12 +153,9 @@ def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingS
     contract = read_contract(answered.package)
     views = {name: contract.views[name] for name, _ in contract.read(answered.package.manifest.service)}
     profile = msgspec.convert({"precision": answered.precision}, ServingProfile)
-    return Side(days, table.select([*found.keys, TIME, *_others(table, found.keys)]), views, answered.package, profile,
-                 found.left_out)  # fmt: skip
-
-
-def _others(table: pa.Table, keys: Sequence[str]) -> list[str]:
-    return [name for name in table.column_names if name not in (*keys, TIME) and table[name].null_count < len(table)]
+    keys = [*found.keys, TIME]
+    others = [name for name in table.column_names if name not in keys and table[name].null_count < len(table)]
+    return Side(days, table.select([*keys, *others]), views, answered.package, profile, found.left_out)
 
 
 def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
@@ -166,7 +163,7 @@ def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, s
 
     Equal results share one array. If the contract's part is not known, the reason is added to `unknown`.
     """
-    models = [_model(side) for side in sides]
+    models = [DeployedModel(unapproved(side.package, side.profile, 0, None)) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
         models[1] = models[0]
     contracts = [side.contract for side in sides]
@@ -176,16 +173,10 @@ def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, s
     def under(place: int, pairs: Pairs) -> list[pa.Table]:
         return [_under(served, side, contracts[place], pairs) for side in sides]
 
-    def answers(tables: Sequence[Sequence[pa.Table]]) -> list[Numbers]:
+    def answers(before: Sequence[pa.Table], after: Sequence[pa.Table]) -> list[Numbers]:
         """Return scores by model, each from its own tables."""
-        found: dict[tuple[int, int], Numbers] = {}
-        for model, parts in zip(models, tables, strict=True):
-            case = id(model), id(parts)
-            if case not in found:
-                found[case] = np.concatenate(
-                    [predict_all(model, columns(part, model.inputs)) for part in parts]
-                ).astype(np.float64)
-        return [found[id(model), id(parts)] for model, parts in zip(models, tables, strict=True)]
+        first = _scores(models[0], before)
+        return [first, first if models[0] is models[1] and before is after else _scores(models[1], after)]
 
     unshared = [
         f"{view}:{feature}"
@@ -196,23 +187,24 @@ def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, s
     views = [name for name in dict.fromkeys(view for view, _ in every) if all(name in c.views for c in contracts)]
     if unshared:
         unknown[CONTRACT] = f"only one of the packages knows {', '.join(unshared)}: its effect counts as the model's"
-        own = answers([under(place, pairs) for place, pairs in enumerate(read)])
+        own = answers(*(under(place, pairs) for place, pairs in enumerate(read)))
         return [own, own]
     if all(contracts[0].views[name].hash == contracts[1].views[name].hash for name in views):
         same = under(1, every)
-        own = answers([same, same])
+        own = answers(same, same)
         return [own, own]
     try:
-        return [answers([tables, tables]) for tables in (under(0, every), under(1, every))]
+        return [answers(tables, tables) for tables in (under(0, every), under(1, every))]
     except IsthmusError as error:
         unknown[CONTRACT] = f"its features are not known any more; the features of each row are used instead ({error})"
         tables = [side.table for side in sides]
-        own = answers([tables, tables])
+        own = answers(tables, tables)
         return [own, own]
 
 
-def _model(side: Side) -> DeployedModel:
-    return DeployedModel(unapproved(side.package, side.profile, 0, None))
+def _scores(model: DeployedModel, tables: Sequence[pa.Table]) -> Numbers:
+    parts = [predict_all(model, columns(table, model.inputs)) for table in tables]
+    return np.concatenate(parts).astype(np.float64)
 
 
 def _under(served: ServedAnswers, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
@@ -246,8 +238,7 @@ def _under(served: ServedAnswers, side: Side, contract: Contract, pairs: Pairs) 
 
 def _scored_rows(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Table, list[list[Numbers]], int]:
     """Return the rows of both periods that every package can score, their scores, and the size of the first period."""
-    distinct = {id(answers): answers for row in scores for answers in row}
-    whole = np.flatnonzero(np.isfinite(np.stack([*distinct.values()])).all(0))
+    whole = np.flatnonzero(np.isfinite([answers for row in scores for answers in row]).all(0))
     table = pa.concat_tables([side.table for side in sides], promote_options="default")
     first = len(sides[0].table)
     for side, rows, left in zip(
@@ -258,12 +249,13 @@ def _scored_rows(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa
         if not left:
             raise DataError(f"rows of {side.days}", "a request transform refuses every row",
                             expected="at least one row that it accepts")  # fmt: skip
-    kept = {key: answers[whole] for key, answers in distinct.items()}
-    return (
-        table.take(pa.array(whole)),
-        [[kept[id(answers)] for answers in row] for row in scores],
-        int((whole < first).sum()),
-    )
+    return table.take(pa.array(whole)), _taken(scores, whole), int((whole < first).sum())
+
+
+def _taken(scores: list[list[Numbers]], rows: Ints) -> list[list[Numbers]]:
+    """Return the scores of some rows; equal results share one array."""
+    kept = {id(answers): answers[rows] for row in scores for answers in row}
+    return [[kept[id(answers)] for answers in row] for row in scores]
 
 
 def _labels(rows: pa.Table, label: str) -> Numbers:
@@ -289,8 +281,7 @@ def _difference(
     sides = [places[rows[rows < count]], places[rows[rows >= count]]]
     if not all(map(len, sides)):
         return None
-    kept = {id(answers): answers[rows] for row in scores for answers in row}
-    values = coalition_values(of, weights(*sides), [[kept[id(answers)] for answers in row] for row in scores])
+    values = coalition_values(of, weights(*sides), _taken(scores, rows))
     if not np.isfinite(values).all():
         return None
     # Parts that are not known are the same in all coalitions, so that they do not affect the others.
