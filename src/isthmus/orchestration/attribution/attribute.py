@@ -28,7 +28,7 @@ from isthmus.orchestration.attribution.inputs import TIME, TrainingRows
 from isthmus.orchestration.attribution.page import page
 from isthmus.orchestration.attribution.recorded import ID, predictions
 from isthmus.orchestration.attribution.recorded import recorded as recorded_rows
-from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, Part, page_file, rows_file
+from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, page_file, parts_of, rows_file
 from isthmus.orchestration.attribution.scores import ChosenRows, PackageModels, opened
 from isthmus.orchestration.attribution.shapley import Numbers, Shares, shapley
 from isthmus.orchestration.attribution.stages import (
@@ -187,13 +187,13 @@ def _features(
         unknown[SKEW] = "the inputs that the model was fed are not known: they are assumed to be the served ones"
     else:
         keys = [key for key, _ in project.applied().spines[declared.spine.name]["keys"]]
-        fed = inputs.read_fed(file, rows.table, keys, [item.name for item in read])
-        rows = keep(rows.take(fed.rows), f"not exactly once in {file}")
+        matched, fed = inputs.read_fed(file, rows.table, keys, [item.name for item in read])
+        rows = keep(rows.take(matched), f"not exactly once in {file}")
     ideal = columns(rows.table, read)
     served = ideal if STALENESS in unknown else columns(inputs.served_features(project, declared, rows), read)
     inputs_fed = served
     if fed is not None:
-        inputs_fed = {**served, **columns(fed.table, [item for item in read if item.name in fed.table.column_names])}
+        inputs_fed = {**served, **columns(fed, [item for item in read if item.name in fed.column_names])}
     return ChosenRows(rows, Features.of(ideal, served, inputs_fed), left_out, unknown)
 
 
@@ -217,7 +217,7 @@ def _measure(cells: Numbers, of: Callable[[Numbers], float], known: list[str]) -
     found = {cell: of(cells[cell]) for cell in dict.fromkeys(CELLS)}
     values = np.array([found[cell] for cell in CELLS])
     shares = shapley(values, NEEDS)
-    return Measure(float(values[0]), float(values[-1]), {stage: _part(shares, stage) for stage in known})
+    return Measure(float(values[0]), float(values[-1]), parts_of(shares, STAGES, known))
 
 
 def _bounds(declared: Distillation, measures: Mapping[str, Measure], each: Mapping[str, float]) -> list[GateResult]:
@@ -226,10 +226,6 @@ def _bounds(declared: Distillation, measures: Mapping[str, Measure], each: Mappi
         figures |= {f"{stage}.{name}": part.value for stage, part in measure.parts.items()}
     own = [bound for bound in declared.bounds if bound.metric.partition(".")[0] in STAGES]
     return [GateResult(bound, figures.get(bound.metric)) for bound in own]
-
-
-def _part(shares: Shares, stage: str) -> Part:
-    return Part(*(float(part[STAGES.index(stage)]) for part in shares))
 
 
 def _table(rows: pa.Table, cells: Numbers, shares: Shares, known: list[str]) -> pa.Table:

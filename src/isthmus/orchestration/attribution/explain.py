@@ -26,9 +26,9 @@ from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.page import STYLE, parts_table, waterfall
 from isthmus.orchestration.attribution.recorded import prediction, recorded
-from isthmus.orchestration.attribution.report import Measure, Part
+from isthmus.orchestration.attribution.report import Measure, parts_of
 from isthmus.orchestration.attribution.scores import ScoredRows, opened
-from isthmus.orchestration.attribution.shapley import shapley
+from isthmus.orchestration.attribution.shapley import Shares, shapley
 from isthmus.orchestration.attribution.stages import CELLS, NEEDS, coalitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.served import ServedAnswers
@@ -129,7 +129,7 @@ def _rows(scored: ScoredRows, inputs: Sequence[ModelInput]) -> list[ExplainedRow
     labels = [float(label) if np.isfinite(label) else None for label in scored.labels]
     rows = []
     for place, keys in enumerate(chosen.rows.table.select(chosen.keys).to_pylist()):
-        parts = {stage: Part(*(float(part[STAGES.index(stage), place]) for part in shares)) for stage in known}
+        parts = parts_of(Shares(*(share[:, place] for share in shares)), STAGES, known)
         score = Measure(float(scored.cells[CELLS[0]][place]), float(scored.cells[CELLS[-1]][place]), parts)
         forms = {"ideal": ideal, "served": served, "fed": fed}
         features = {item.name: {form: values[item.name][place] for form, values in forms.items()} for item in inputs}

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from isthmus.distill.gates import GateResult
 from isthmus.features.errors import GateFailed
+from isthmus.orchestration.attribution.shapley import Shares
 
 _OMITTED = ("table", "folder", "bounds")
 # The mean of all scores.
@@ -22,6 +23,11 @@ class Part(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
+
+
+def parts_of(shares: Shares, players: Sequence[str], known: Sequence[str]) -> dict[str, Part]:
+    """Return the parts of the known players; `shares` has one number per player."""
+    return {name: Part(*(float(share[players.index(name)]) for share in shares)) for name in known}
 
 
 class Measure(msgspec.Struct, frozen=True):

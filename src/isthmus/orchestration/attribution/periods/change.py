@@ -34,7 +34,7 @@ from isthmus.orchestration.attribution.periods.coalitions import (
 )
 from isthmus.orchestration.attribution.periods.page import MeasureChange, Period, PeriodChange, Segment, page, page_file
 from isthmus.orchestration.attribution.recorded import predictions, recorded_rows, with_column
-from isthmus.orchestration.attribution.report import SCORE, Part
+from isthmus.orchestration.attribution.report import SCORE, parts_of
 from isthmus.orchestration.attribution.scores import REFUSED
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
@@ -285,9 +285,7 @@ def _difference(
     if not np.isfinite(values).all():
         return None
     # Parts that are not known are the same in all coalitions, so that they do not affect the others.
-    shares = shapley(values)
-    parts = {part: Part(*(float(share[PARTS.index(part)]) for share in shares)) for part in known}
-    return MeasureChange(float(values[0]), float(values[-1]), parts)
+    return MeasureChange(float(values[0]), float(values[-1]), parts_of(shapley(values), PARTS, known))
 
 
 def _period(side: Side, rows: int) -> Period:
