@@ -11,7 +11,7 @@ import orjson
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.errors import IsthmusError
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.columns import Ints, Values
+from isthmus.features.values.columns import Ints, Values, concatenated
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
 from isthmus.serving.lookup.prompt import Prompt
@@ -123,7 +123,7 @@ def read_requests(
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})
     read = _decoder(reader)
     keys: dict[str, list[Any]] = {name: [] for name in reader.plan.keys}
-    fields: dict[str, list[Values]] = {}
+    fields: list[Mapping[str, Values]] = []
     rows, unread = np.zeros(len(bodies), np.int64), dict[int, str]()
     for place, (body, recorded) in enumerate(zip(bodies, counts, strict=True)):
         if isinstance(body, LookupError):
@@ -140,13 +140,8 @@ def read_requests(
         rows[place] = count
         for name, values in keys.items():
             values.extend(own_keys[name])
-        for name, column in own_fields.items():
-            fields.setdefault(name, []).append(column)
-    joined = {
-        name: Values(np.concatenate([part.data for part in parts]), np.concatenate([part.valid for part in parts]))
-        for name, parts in fields.items()
-    }
-    return Requests(keys, joined, rows, unread)
+        fields.append(own_fields)
+    return Requests(keys, concatenated(fields), rows, unread)
 
 
 def _decoder(

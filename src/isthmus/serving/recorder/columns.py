@@ -16,7 +16,7 @@ import orjson
 from isthmus.features.contract.schema import SEPARATOR, Column, ViewContract
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.types import Bytes
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Values, concatenated
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.serving.recorder.batch import ANSWER, PACK, AnswerGroup, StoredViewRows
 from isthmus.serving.recorder.digest import digests, tensors_digest, text_digest
@@ -161,7 +161,7 @@ def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int
     if reader.route == "predict":
         joined = np.concatenate([answer.outputs for answer in part])
         outputs, width = joined.astype("<f4", copy=False).tobytes(), 1 if joined.ndim == 1 else joined.shape[1]
-        digest = digests(_concatenated([answer.inputs for answer in part])).tobytes()
+        digest = digests(concatenated([answer.inputs for answer in part])).tobytes()
     elif reader.route == "infer":
         digest = np.array([tensors_digest(answer.outputs) for answer in part], np.uint64).tobytes()
     elif reader.route == "generate":
@@ -169,7 +169,7 @@ def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int
         outputs, width = np.array(counts, "<f4").tobytes(), 2
         digest = np.array([text_digest(*answer.outputs) for answer in part], np.uint64).tobytes()
     elif part[0].inputs:
-        digest = digests(_concatenated([computed(answer.inputs) for answer in part])).tobytes()
+        digest = digests(concatenated([computed(answer.inputs) for answer in part])).tobytes()
     return reader.group(
         answers=b"".join(
             PACK(answer.sequence, answer.at, answer.seconds, place, answer.rows, 0, len(request))
@@ -221,15 +221,6 @@ def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, byte
 def _unpacked(rows: bytes, dtype: Any) -> tuple[bytes, bytes, bytes, bytes]:
     packed = np.frombuffer(rows, dtype)
     return packed["content"].tobytes(), packed["event"].tobytes(), packed["known"].tobytes(), bytes(len(packed))
-
-
-def _concatenated(parts: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
-    return {
-        name: Values(
-            np.concatenate([part[name].data for part in parts]), np.concatenate([part[name].valid for part in parts])
-        )
-        for name in parts[0]
-    }
 
 
 class Lookups:
