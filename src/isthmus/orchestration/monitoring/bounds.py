@@ -47,7 +47,6 @@ def problems(result: Production) -> Mapping[str, list[str]]:
 
 
 def describe(bound: Bound) -> str:
-    """Describe the measured value of a bound."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
     found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""
@@ -56,7 +55,6 @@ def describe(bound: Bound) -> str:
 
 
 def requirement(bound: Bound) -> str:
-    """Describe the required value of a bound."""
     least = [] if bound.at_least is None else [f"at least {bound.at_least:g}"]
     most = [] if bound.at_most is None else [f"at most {bound.at_most:g}"]
     return f"{bound.measure} {' and '.join(least + most)}"

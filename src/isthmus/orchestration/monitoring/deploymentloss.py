@@ -109,7 +109,6 @@ def take_back(project: Project, deployment: Deployment, found: Sequence[QualityL
 
 
 def describe_loss(loss: QualityLoss) -> str:
-    """Describe a loss."""
     if not loss.former:
         return "no rollback possible: nothing was deployed before, it was itself restored, or `probation_seconds` is 0"
     against = f"against {loss.former[:12]} in the same {loss.rows:,} labeled answers"

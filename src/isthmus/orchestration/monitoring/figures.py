@@ -53,7 +53,6 @@ def metric(declared: Distillation) -> tuple[str, bool]:
 
 
 def measuring(declared: Distillation) -> Measuring:
-    """Return the function that measures this kind of label."""
     if isinstance(declared.label, Binary):
         return _binary
     return _classes if isinstance(declared.label, Classes) else _number
