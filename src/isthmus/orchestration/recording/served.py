@@ -256,7 +256,7 @@ class ServedAnswers:
             UnreadableError: neither the project nor a package has it.
             DataError: the saved file is damaged.
         """
-        contract = self._once(known, lambda: contract_of(self.project, known))
+        contract = self._once(("contract", known), lambda: contract_of(self.project, known))
         if contract is None:
             why = f"contract {known[:12]} is gone: neither the project nor a package has it"
             raise UnreadableError(Cause.CONTRACT, why)
@@ -268,7 +268,7 @@ class ServedAnswers:
         Raises:
             IsthmusError: it cannot be read.
         """
-        return self._once(view.hash, lambda: self.offline.history(view))
+        return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
         """Return the model that answered.
@@ -282,7 +282,7 @@ class ServedAnswers:
             profile = msgspec.convert({"precision": precision, "threads": int(threads)}, ServingProfile)
             return DeployedModel(unapproved(self.package(digest), profile, 0, None))
 
-        return self._once((digest, variant), opened)
+        return self._once(("model", digest, variant), opened)
 
     def package(self, digest: str) -> Package:
         """Return the package that answered.
