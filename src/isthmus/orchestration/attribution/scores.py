@@ -134,7 +134,7 @@ class PackageModels:
 
     Attributes:
         scores: teacher and student.
-        material: what they were trained with.
+        material: training set and inputs of both.
         files: files of the package by model.
         product: runtime of the answers.
         requests: request transforms of the teacher.
