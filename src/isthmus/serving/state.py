@@ -18,8 +18,7 @@ from isthmus.serving.predict.generator import Generator
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import TensorPredictor
-from isthmus.serving.rollout.candidate import CandidateRun
-from isthmus.serving.rollout.probation import ProbationRun
+from isthmus.serving.rollout.trial import CandidateRun, ProbationRun
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError
 from isthmus.serving.wire.inference import TensorRequest
 from isthmus.serving.wire.messages import PredictRequest

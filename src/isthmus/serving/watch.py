@@ -18,10 +18,9 @@ from isthmus.features.profiles import BATCH_ROWS
 from isthmus.serving import log
 from isthmus.serving.deployment.record import CandidateDeployment, Deployment
 from isthmus.serving.predict.model import DeployedModel
-from isthmus.serving.rollout.candidate import CandidateRun
 from isthmus.serving.rollout.decision import Decision, decision_file, read_decision
-from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.releases import undo
+from isthmus.serving.rollout.trial import CandidateRun, ProbationRun
 from isthmus.serving.state import State
 from isthmus.serving.watchedfile import WatchedFile
 

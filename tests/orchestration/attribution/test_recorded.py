@@ -17,8 +17,8 @@ from deltalake import write_deltalake
 from isthmus.distill.gates import STAGES
 from isthmus.features.errors import DataError, RequestError
 from isthmus.orchestration.attribution.attribute import attribute, day_range
-from isthmus.orchestration.attribution.recordings.explain import explain
-from isthmus.orchestration.attribution.recordings.questions import ID
+from isthmus.orchestration.attribution.explain import explain
+from isthmus.orchestration.attribution.recorded import ID
 from isthmus.orchestration.attribution.report import Attribution
 from isthmus.orchestration.attribution.stages import DISTILLATION, RUNTIME, SKEW, STALENESS
 from isthmus.orchestration.project import Project

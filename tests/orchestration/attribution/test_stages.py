@@ -70,7 +70,8 @@ def test_each_coalition_has_the_features_and_the_model_that_are_swapped(
     ideal: list[tuple[object, ...]], served: list[tuple[object, ...]], fed: list[tuple[object, ...]]
 ) -> None:
     features = Features.of(_columns(ideal), _columns(served), _columns(fed))
-    values = coalitions(score_cells(features, Sums(_columns(ideal)), lambda _: None))
+    sums = Sums(_columns(ideal))
+    values = coalitions(score_cells(features, sums.teacher, sums.students, lambda _: None))
     assert values.shape == (32, 4)
     for coalition, scores in enumerate(values):
         swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}

@@ -21,12 +21,12 @@ from isthmus.features.offline.store import OfflineStore
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Int64
-from isthmus.orchestration.attribution.recordings.explain import explain
+from isthmus.orchestration.attribution.explain import explain
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
-from isthmus.orchestration.recording.mismatches import Cause
 from isthmus.orchestration.recording.replay import Replay, replay, require_same
+from isthmus.orchestration.recording.served import Cause
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.orchestration.verification.verify import verify

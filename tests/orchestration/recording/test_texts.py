@@ -16,11 +16,11 @@ from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features import clock
 from isthmus.features.errors import RequestError
 from isthmus.features.profiles import ServingProfile
-from isthmus.orchestration.attribution.recordings.explain import explain
+from isthmus.orchestration.attribution.explain import explain
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
-from isthmus.orchestration.recording.mismatches import Cause
 from isthmus.orchestration.recording.replay import replay
+from isthmus.orchestration.recording.served import Cause
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.package.manifest import package_digest

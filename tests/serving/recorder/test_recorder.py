@@ -22,8 +22,15 @@ from isthmus.features.contract.schema import Column
 from isthmus.features.errors import ConfigurationError
 from isthmus.features.types import Bytes, String
 from isthmus.serving.recorder.batch import ANSWER, PACK, AnswerBatch, AnswerGroup, batches, count, encoded
-from isthmus.serving.recorder.columns import AnswerReader, RecordedAnswer, columns_of, hashes, without_keys
-from isthmus.serving.recorder.lookups import TEMPLATES, Lookups
+from isthmus.serving.recorder.columns import (
+    TEMPLATES,
+    AnswerReader,
+    Lookups,
+    RecordedAnswer,
+    columns_of,
+    hashes,
+    without_keys,
+)
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.recorder import ANSWERS, Recorder
 from isthmus.serving.recorder.spool import Spool, ended, segments

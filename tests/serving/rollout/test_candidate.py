@@ -28,10 +28,9 @@ from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.batches import Batches, Columns, Outputs
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.redis.store import Store
-from isthmus.serving.rollout.candidate import TOLERANCE, CandidateRun
 from isthmus.serving.rollout.decision import Decision, decision_file
 from isthmus.serving.rollout.releases import deploy, happened, promote, rollback
-from isthmus.serving.rollout.trial import FAILURES, LEAST, WINDOW
+from isthmus.serving.rollout.trial import FAILURES, LEAST, TOLERANCE, WINDOW, CandidateRun
 from isthmus.serving.state import State
 from isthmus.serving.wire.messages import PredictRequest
 from tests.serving.support import (

@@ -25,9 +25,8 @@ from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.decision import Decision, decision_file
-from isthmus.serving.rollout.probation import ProbationRun
 from isthmus.serving.rollout.releases import CACHED, deploy, happened, promote, rollback, undo
-from isthmus.serving.rollout.trial import FAILURES, WINDOW
+from isthmus.serving.rollout.trial import FAILURES, WINDOW, ProbationRun
 from tests.serving.support import (
     CONTRACT,
     EVERYTHING,

@@ -3,7 +3,7 @@
 Servers load this module. They load Arrow (`values.arrow`, a third of their memory) only when it is needed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -80,6 +80,21 @@ def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
     """Return (row, size) of the first non-null array that does not have this size, or None."""
     sizes = ((row, len(array)) for row, array in enumerate(arrays) if array is not None)
     return next((pair for pair in sizes if pair[1] != size), None)
+
+
+def concatenated(parts: Sequence[Mapping[str, Values]]) -> Mapping[str, Values]:
+    """Return the rows of several tables with the same columns, one after another; a single table is returned as it is.
+
+    Without tables, there are no columns.
+    """
+    if len(parts) < 2:
+        return parts[0] if parts else {}
+    return {
+        name: Values(
+            np.concatenate([part[name].data for part in parts]), np.concatenate([part[name].valid for part in parts])
+        )
+        for name in parts[0]
+    }
 
 
 def split(flat: Any, lengths: Sequence[int] | np.ndarray[Any, Any], valid: Sequence[bool]) -> np.ndarray[Any, Any]:

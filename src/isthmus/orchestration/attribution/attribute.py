@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluation.metrics import auc, log_loss, mae, rmse
 from isthmus.distill.gates import EACH, STAGES, GateResult, bounds_on, check_gate
 from isthmus.distill.labels import Binary
-from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features import clock
 from isthmus.features.days import Days
@@ -26,10 +25,10 @@ from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.attribution import inputs
 from isthmus.orchestration.attribution.inputs import TIME, TrainingRows
 from isthmus.orchestration.attribution.page import page
-from isthmus.orchestration.attribution.recordings.predictions import predictions
-from isthmus.orchestration.attribution.recordings.questions import ID, choose_recorded
-from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, Part, page_file, rows_file
-from isthmus.orchestration.attribution.scores import Choose, ChosenRows, score_rows
+from isthmus.orchestration.attribution.recorded import ID, predictions
+from isthmus.orchestration.attribution.recorded import recorded as recorded_rows
+from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, page_file, parts_of, rows_file
+from isthmus.orchestration.attribution.scores import ChosenRows, PackageModels, opened
 from isthmus.orchestration.attribution.shapley import Numbers, Shares, shapley
 from isthmus.orchestration.attribution.stages import (
     CELLS,
@@ -40,9 +39,10 @@ from isthmus.orchestration.attribution.stages import (
     coalitions,
 )
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.served import ServedAnswers
 from isthmus.orchestration.runtimes.products import RUNTIMES, Product
 from isthmus.package.inputs import ModelInput
-from isthmus.package.manifest import Package, open_package
+from isthmus.package.manifest import open_package
 
 # Rows farthest from the ideal that a report lists.
 LARGEST = 10
@@ -95,18 +95,24 @@ def attribute(  # noqa: PLR0913 - the options of the command
     """
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")
+    answers = None
     if recorded:
         refuse({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--recorded")
         progress("reading recorded answers", 0.0)
-        answers = predictions(project, declared, days)
+        answers = predictions(ServedAnswers(project), declared, days)
         package, precision = answers.package, answers.precision
-        choose = choose_recorded(project, artifacts, answers)
     else:
         package = open_package(artifacts.last_package())
         precision = precision or serving_profile(project, package.files.folder).precision
-        choose = _of_training_set(project, artifacts, package, days, fed)
-    scored = score_rows(project, declared, package, precision, product, choose, progress)
-    rows, cells, unknown = scored.rows, scored.cells, scored.chosen.unknown
+    with opened(artifacts, package, precision, product, progress) as models:
+        progress("joining what was served", 0.2)
+        chosen = (
+            _of_training_set(artifacts, models, days, fed)
+            if answers is None
+            else recorded_rows(artifacts, answers, models)
+        )
+        scored = models.score(chosen, progress)
+    rows, cells, unknown = scored.chosen.rows, scored.cells, scored.chosen.unknown
     spine = project.applied().spines[declared.spine.name].key_names
     keys = [name for name in (ID, *spine, TIME) if name in rows.table.column_names]
     shares = shapley(coalitions(cells), NEEDS)
@@ -117,7 +123,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
     measures = {measure: _measure(cells, function, known) for measure, function in of.items()}
     each = {stage: float(np.abs(shares.value[STAGES.index(stage)]).mean()) for stage in known}
     result = Attribution(
-        declared.name, package.files.digest, scored.precision, product.option, rows.examples.id, len(rows.places),
+        declared.name, package.files.digest, precision, product.option, rows.examples.id, len(rows.places),
         scored.chosen.matched, scored.chosen.left_out, unknown, measures, each, table.take(pa.array(far)).to_pylist(),
         _bounds(declared, measures, each), table, project.state / "attribution" / declared.name,
     )  # fmt: skip
@@ -141,21 +147,17 @@ def _product(option: str) -> Product:
     return known[option]
 
 
-def _of_training_set(
-    project: Project, artifacts: Artifacts, package: Package, days: Days | None, fed: Path | None
-) -> Choose:
-    def choose(scores: Scores, material: Material) -> ChosenRows:
-        examples = artifacts.training_set(package.manifest.training_set)
-        rows = TrainingRows(examples, material.table.take(pa.array(material.parts.test)), material.parts.test)
-        if days is not None:
-            rows = inputs.rows_in(artifacts.latest_training_set() or examples, days)
-        chosen = _features(project, artifacts.declared, rows, scores.student_inputs, fed)
-        if rows.examples.id != examples.id:
-            return chosen
-        every = np.arange(material.table.num_rows)
-        return chosen._replace(outputs=open_outputs(scores.task, scores.boosting, every, artifacts.outputs, silent))
-
-    return choose
+def _of_training_set(artifacts: Artifacts, models: PackageModels, days: Days | None, fed: Path | None) -> ChosenRows:
+    material, scores = models.material, models.scores
+    examples = artifacts.training_set(material.training_set)
+    rows = TrainingRows(examples, material.table.take(pa.array(material.parts.test)), material.parts.test)
+    if days is not None:
+        rows = inputs.rows_in(artifacts.latest_training_set() or examples, days)
+    chosen = _features(artifacts.project, artifacts.declared, rows, scores.student_inputs, fed)
+    if rows.examples.id != examples.id:
+        return chosen
+    every = np.arange(material.table.num_rows)
+    return replace(chosen, outputs=open_outputs(scores.task, scores.boosting, every, artifacts.outputs, silent))
 
 
 def _features(
@@ -184,13 +186,13 @@ def _features(
         unknown[SKEW] = "the inputs that the model was fed are not known: they are assumed to be the served ones"
     else:
         keys = project.applied().spines[declared.spine.name].key_names
-        fed = inputs.read_fed(file, rows.table, keys, [item.name for item in read])
-        rows = keep(rows.take(fed.rows), f"not exactly once in {file}")
+        matched, fed = inputs.read_fed(file, rows.table, keys, [item.name for item in read])
+        rows = keep(rows.take(matched), f"not exactly once in {file}")
     ideal = columns(rows.table, read)
     served = ideal if STALENESS in unknown else columns(inputs.served_features(project, declared, rows), read)
     inputs_fed = served
     if fed is not None:
-        inputs_fed = {**served, **columns(fed.table, [item for item in read if item.name in fed.table.column_names])}
+        inputs_fed = {**served, **columns(fed, [item for item in read if item.name in fed.column_names])}
     return ChosenRows(rows, Features.of(ideal, served, inputs_fed), left_out, unknown)
 
 
@@ -214,7 +216,7 @@ def _measure(cells: Numbers, of: Callable[[Numbers], float], known: list[str]) -
     found = {cell: of(cells[cell]) for cell in dict.fromkeys(CELLS)}
     values = np.array([found[cell] for cell in CELLS])
     shares = shapley(values, NEEDS)
-    return Measure(float(values[0]), float(values[-1]), {stage: _part(shares, stage) for stage in known})
+    return Measure(float(values[0]), float(values[-1]), parts_of(shares, STAGES, known))
 
 
 def _bounds(declared: Distillation, measures: Mapping[str, Measure], each: Mapping[str, float]) -> list[GateResult]:
@@ -222,10 +224,6 @@ def _bounds(declared: Distillation, measures: Mapping[str, Measure], each: Mappi
     for name, measure in measures.items():
         figures |= {f"{stage}.{name}": part.value for stage, part in measure.parts.items()}
     return [check_gate(bound, figures.get(bound.metric)) for bound in bounds_on(declared.bounds, *STAGES)]
-
-
-def _part(shares: Shares, stage: str) -> Part:
-    return Part(*(float(part[STAGES.index(stage)]) for part in shares))
 
 
 def _table(rows: pa.Table, cells: Numbers, shares: Shares, known: list[str]) -> pa.Table:

@@ -101,17 +101,11 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
     return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
 
 
-class FedInputs(NamedTuple):
-    """Recorded model inputs: the indices of the rows they belong to, and their columns."""
-
-    rows: Index
-    table: pa.Table
-
-
-def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> FedInputs:
+def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
     """Read model inputs from a Parquet or Arrow file, matched by join keys and event time.
 
-    The file may have a subset of inputs and rows. Rows with duplicate keys and time are ignored.
+    Returns the indices of the rows that the file has, and their inputs. The file may have a subset of inputs and rows.
+    Rows with duplicate keys and time are ignored.
 
     Raises:
         DataError: the file cannot be read, lacks a key or all inputs, has a column that is not an input, or matches no
@@ -143,7 +137,7 @@ def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[s
         expected, remedy = f"the same {', '.join(key_columns)}", "select their range with --from and --to"
         raise DataError(source, problem, expected=expected, remedy=remedy)
     columns = [name for name in table.column_names if name in inputs and name not in key_columns]
-    return FedInputs(matched, table.select(columns).take(pa.array(unique[places[matched]])))
+    return matched, table.select(columns).take(pa.array(unique[places[matched]]))
 
 
 def _unique(names: pa.Table) -> Index:

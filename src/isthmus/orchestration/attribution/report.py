@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from isthmus.distill.gates import GateResult, require_held
+from isthmus.orchestration.attribution.shapley import Shares
 
 _OMITTED = ("table", "folder", "bounds")
 # The mean of all scores.
@@ -21,6 +22,11 @@ class Part(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
+
+
+def parts_of(shares: Shares, players: Sequence[str], known: Sequence[str]) -> dict[str, Part]:
+    """Return the parts of the known players; `shares` has one number per player."""
+    return {name: Part(*(float(share[players.index(name)]) for share in shares)) for name in known}
 
 
 class Measure(msgspec.Struct, frozen=True):

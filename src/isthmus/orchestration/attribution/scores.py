@@ -1,21 +1,24 @@
-"""Score rows for every coalition of stages: the input of an attribution."""
+"""Score rows with the teacher, the student and the files of a package, for every coalition of stages."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+import pyarrow as pa
 
-from isthmus.distill.declaration import Distillation
 from isthmus.distill.labels import Binary
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.tabular.scores import Scores
+from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.requestinputs import RequestInputs
-from isthmus.distill.tasks.task import Material
-from isthmus.features.errors import ContractMismatch, DataError
+from isthmus.distill.tasks.task import Case, Material
+from isthmus.distill.types import in_batches
+from isthmus.features.errors import ContractMismatch, DataError, RequestError, one_of
 from isthmus.features.progress import Progress
-from isthmus.orchestration.artifacts import outdated
-from isthmus.orchestration.attribution.answers import ModelFiles, PackageModels
+from isthmus.features.values.columns import Values
+from isthmus.orchestration.artifacts import Artifacts, outdated
 from isthmus.orchestration.attribution.inputs import Index, TrainingRows, labels
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import (
@@ -23,19 +26,27 @@ from isthmus.orchestration.attribution.stages import (
     CELLS,
     IN_PRECISION,
     IN_RUNTIME,
+    STUDENT,
+    Columns,
     Features,
     score_cells,
 )
 from isthmus.orchestration.models.students import packaged
-from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES, Product
-from isthmus.package.inputs import ModelInput
-from isthmus.package.manifest import Package
+from isthmus.package.featurizer.form import HEAD
+from isthmus.package.featurizer.interpreter import Head
+from isthmus.package.inputs import feeds
+from isthmus.package.manifest import Format, Package, Variant
 
 REFUSED = "a request transform refuses them"
+# Precision of the student in torch.
+FLOATS = "fp32"
+# Rows per call of a model file.
+BATCH = 1 << 15
 
 
-class ChosenRows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ChosenRows:
     """The rows to compare.
 
     Attributes:
@@ -59,65 +70,150 @@ class ChosenRows(NamedTuple):
     keys: Sequence[str] = ()
 
 
-Choose = Callable[[Scores, Material], ChosenRows]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoredRows:
-    """Rows with the score of each cell, float64 (4, 5, n), and labels, NaN if unknown.
-
-    `places` are the indices of the rows among the chosen rows; `inputs` are the inputs of the student's graph.
-    """
+    """The rows that every model can score, the score of each cell, float64 (4, 5, n), and labels, NaN if unknown."""
 
     chosen: ChosenRows
-    rows: TrainingRows
     cells: Numbers
-    places: Index
     labels: Numbers
-    precision: str
-    inputs: Sequence[ModelInput]
 
 
-def score_rows(  # noqa: PLR0913 - the models and their rows
-    project: Project, declared: Distillation, package: Package, precision: str,
-    product: Product, choose: Choose,
-    progress: Progress,
-) -> ScoredRows:  # fmt: skip
-    """Open the student, choose rows, and score them with all models of a package.
+@contextmanager
+def opened(
+    artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
+) -> Iterator["PackageModels"]:
+    """Open the teacher, the student and the files of a package.
 
     Raises:
         RequestError: scores are not numbers, or the package has no such file.
-        DataError: a student or a table is gone, or a request transform refuses every row.
+        DataError: the student or its training set is gone.
         ContractMismatch: the package cannot run under the current contract.
     """
-    _require_current(project, package)
-    files = ModelFiles(package, precision, product.formats[-1])
-    progress("opening the student", 0.0)
-    with packaged(project, declared, package) as trained:
-        scores = Scores(trained.task, trained.student)
-        material = trained.task.material
-        progress("joining what was served", 0.2)
-        chosen = choose(scores, material)
-        rows = chosen.rows
-        cached = None if chosen.outputs is None else (chosen.outputs, rows.places)
-        models = PackageModels(
-            scores, package, files, {IN_PRECISION: RUNTIMES["ONNX Runtime"], IN_RUNTIME: product, AS_ANSWERED: product},
-            rows.table, material.teacher_inputs, RequestInputs.of(project.applied(), declared.teacher.name), cached,
+    contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
+    if changes := outdated(folder, contract):
+        raise ContractMismatch(
+            str(folder), f"cannot run under contract {contract.hash[:12]} ({'; '.join(changes)})",
+            remedy="run `isthmus features training-set`, `isthmus distill` and `isthmus model export`",
         )  # fmt: skip
-        cells = score_cells(chosen.features, models, lambda model: progress(f"running {model}", 0.4))
-    if chosen.recorded is not None:
-        use_recorded(cells, chosen.recorded, probabilities=isinstance(declared.label, Binary))
-    progress("splitting the difference", 0.9)
-    finite = np.flatnonzero(np.isfinite(_used(cells)).all(0))
-    if len(finite) < len(rows.places):
-        chosen.left_out[REFUSED] = chosen.left_out.get(REFUSED, 0) + len(rows.places) - len(finite)
-        rows, cells = rows.take(finite), cells[..., finite]
-    if not len(finite):
-        raise DataError(f"attribution of {declared.name}", "a request transform refuses every row",
-                        expected="at least one row that it accepts")  # fmt: skip
-    return ScoredRows(
-        chosen, rows, cells, finite, labels(rows.table, material.label), files.precision, scores.student_inputs
-    )
+    files = _files(package, precision, product.formats[-1])
+    requests = RequestInputs.of(contract, declared.teacher.name)
+    progress("opening the student", 0.0)
+    with packaged(artifacts.project, declared, package) as trained:
+        scores = Scores(trained.task, trained.student)
+        yield PackageModels(scores, trained.task.material, package, files, product, requests)
+
+
+def _files(package: Package, precision: str, suffix: Format) -> dict[int, Variant]:
+    """Return the files, by model, that separate the effect of the precision from the effect of the runtime.
+
+    In fp32, IN_RUNTIME is the only file.
+
+    Raises:
+        RequestError: the package has no such file.
+    """
+    kinds: dict[int, tuple[str, Format]] = {IN_RUNTIME: (FLOATS, suffix)}
+    if precision != FLOATS:
+        kinds |= {IN_PRECISION: (precision, "onnx"), AS_ANSWERED: (precision, suffix)}
+    files = {(variant.precision, variant.format): variant for variant in package.manifest.variants}
+    chosen: dict[int, Variant] = {}
+    for model, kind in kinds.items():
+        if kind not in files:
+            raise RequestError(
+                f"package {package.manifest.name}", f"no {kind[0]} model in {kind[1]} format",
+                expected=one_of([" in ".join(known) for known in files]),
+                remedy="choose another --precision or --runtime, or export that file",
+            )  # fmt: skip
+        chosen[model] = files[kind]
+    return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class PackageModels:
+    """The teacher, the student and the files of a package.
+
+    Attributes:
+        scores: teacher and student.
+        material: training set and inputs of both.
+        files: files of the package by model.
+        product: runtime of the answers.
+        requests: request transforms of the teacher.
+    """
+
+    scores: Scores
+    material: Material
+    package: Package
+    files: Mapping[int, Variant]
+    product: Product
+    requests: RequestInputs
+
+    def score(self, chosen: ChosenRows, progress: Progress) -> ScoredRows:
+        """Score the rows with all models; rows that a request transform refuses are left out.
+
+        Raises:
+            DataError: a request transform refuses every row.
+        """
+        teacher = partial(self._teacher, chosen)
+        cells = score_cells(chosen.features, teacher, self._students, lambda model: progress(f"running {model}", 0.4))
+        declared = self.material.declaration
+        if chosen.recorded is not None:
+            use_recorded(cells, chosen.recorded, probabilities=isinstance(declared.label, Binary))
+        progress("splitting the difference", 0.9)
+        forms, models = zip(*dict.fromkeys(CELLS), strict=True)
+        finite = np.flatnonzero(np.isfinite(cells[list(forms), list(models)]).all(0))
+        if not len(finite):
+            raise DataError(f"attribution of {declared.name}", "a request transform refuses every row",
+                            expected="at least one row that it accepts")  # fmt: skip
+        if refused := len(chosen.rows.places) - len(finite):
+            chosen.left_out[REFUSED] = chosen.left_out.get(REFUSED, 0) + refused
+            cells = cells[..., finite]
+            chosen = replace(chosen, rows=chosen.rows.take(finite), features=chosen.features.take(finite))
+        return ScoredRows(chosen, cells, labels(chosen.rows.table, self.material.label))
+
+    def _teacher(self, chosen: ChosenRows, rows: Index, features: Columns | None) -> Numbers:
+        """Return the teacher's scores. Inputs that the student does not read stay ideal, since they are not served."""
+        if features is None and chosen.outputs is not None:
+            (answers,) = chosen.outputs.float32(chosen.rows.places[rows]).values()
+            return self.scores.scores(answers).astype(np.float64)
+        part, inputs = chosen.rows.table.take(pa.array(rows)), self.material.teacher_inputs
+        if features is None:
+            return self.scores.teacher(columns(part, inputs)).astype(np.float64)
+        complete, refused = self.requests.complete({**columns(part, self.requests.fed(inputs)), **features})
+        answers = self.scores.teacher(complete).astype(np.float64)
+        answers[refused] = np.nan
+        return answers
+
+    def _students(self, features: Sequence[Columns]) -> list[dict[int, Numbers]]:
+        """Return scores of the student and of each file; each file is opened once for all tables."""
+        batches = [[self._student_case(batch) for batch in _batches(table)] for table in features]
+        cases = [case for table in batches for _, case in table]
+        students = [np.concatenate([answer for answer, _ in table]) for table in batches]
+        ends = np.cumsum([len(table) for table in batches])[:-1]
+        output = self.package.manifest.outputs[0].name
+        answers: list[dict[int, Numbers]] = [{STUDENT: student, IN_PRECISION: student} for student in students]
+        for model, variant in self.files.items():
+            runtime = RUNTIMES["ONNX Runtime"] if model == IN_PRECISION else self.product
+            parts = [part[output].astype(np.float64) for part in runtime().ask(self.package, variant, cases)]
+            for table, student, begin, end in zip(answers, students, [0, *ends], [*ends, len(parts)], strict=True):
+                # The output of a graph is undefined for rows that a request transform refuses.
+                table[model] = np.where(np.isfinite(student), np.concatenate(parts[begin:end]), np.nan)
+        return [{AS_ANSWERED: table[IN_RUNTIME], **table} for table in answers]
+
+    def _student_case(self, rows: Columns) -> tuple[Numbers, Case]:
+        """Return the student's scores, and a case with the inputs that the package derives from raw values."""
+        student, case = self.scores.student(rows)
+        manifest = self.package.manifest
+        core = case.core
+        if HEAD in manifest.files and any(variant.core for variant in self.files.values()):
+            # Feed the core with the featurizer that devices use.
+            core = Head.loads(self.package.files.read(HEAD)).feeds(rows).tensors
+        return student, replace(case, feeds=feeds(manifest.model_inputs, rows), core=core)
+
+
+def _batches(table: Columns) -> Iterator[dict[str, Values]]:
+    count = len(next(iter(table.values())).data)
+    for rows in in_batches(np.arange(count), BATCH):
+        yield {name: values.take(rows) for name, values in table.items()}
 
 
 def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
@@ -132,19 +228,3 @@ def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> N
     if probabilities:
         np.clip(cells, 0, 1, out=cells)
     cells[CELLS[-1]] = recorded
-
-
-def _require_current(project: Project, package: Package) -> None:
-    contract = project.applied()
-    if changes := outdated(package.files.folder, contract):
-        raise ContractMismatch(
-            str(package.files.folder), f"cannot run under contract {contract.hash[:12]} ({'; '.join(changes)})",
-            remedy="run `isthmus features training-set`, `isthmus distill` and `isthmus model export`",
-        )  # fmt: skip
-
-
-def _used(cells: Numbers) -> Numbers:
-    """Return the cells that coalitions use, shape (cells, n)."""
-    forms, models = zip(*dict.fromkeys(CELLS), strict=True)
-    used: Numbers = cells[list(forms), list(models)]
-    return used

@@ -5,7 +5,7 @@ cover all coalitions. Only rows whose features differ are scored again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,15 +28,10 @@ Columns = Mapping[str, Values]
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class StageModels(Protocol):
-    """The models that score rows. `rows` are the indices of the rows among all rows."""
-
-    def teacher(self, rows: Index, features: Columns | None) -> Numbers:
-        """Return the teacher's scores, shape (n,); without `features`, for the ideal ones."""
-
-    def students(self, features: Sequence[Columns]) -> Sequence[Mapping[int, Numbers]]:
-        """Return scores (n,) of the student and its files by model, for each table of features."""
-
+# Returns the teacher's scores, (n,), for the indices of n rows and their features; without features, the ideal ones.
+TeacherScores = Callable[[Index, Columns | None], Numbers]
+# Returns scores (n,) of the student and its files by model, for each table of features.
+StudentScores = Callable[[Sequence[Columns]], Sequence[Mapping[int, Numbers]]]
 
 # The teacher has no model file, so precision and runtime need the student.
 NEEDS: Mapping[int, int] = dict.fromkeys(map(STAGES.index, (PRECISION, RUNTIME)), 1 << STAGES.index(DISTILLATION))
@@ -85,6 +80,10 @@ class Features(NamedTuple):
         # Bit 0 is staleness, bit 1 skew.
         return cls(forms, tuple(_differing(ideal, form) for form in forms))  # type: ignore[arg-type]
 
+    def take(self, rows: Index) -> "Features":
+        forms = tuple(_take(form, rows) for form in self.forms)
+        return Features(forms, tuple(mask[rows] for mask in self.differing))  # type: ignore[arg-type]
+
 
 def same(left: Values, right: Values) -> Mask:
     """Mark the rows in which two columns are equal; nulls are equal, and so are NaNs."""
@@ -116,21 +115,23 @@ def _differing(ideal: Columns, form: Columns) -> Mask:
     return result
 
 
-def score_cells(features: Features, models: StageModels, note: Callable[[str], None]) -> Numbers:
+def score_cells(
+    features: Features, teacher: TeacherScores, students: StudentScores, note: Callable[[str], None]
+) -> Numbers:
     """Return the scores of each cell, float64 (4, 5, n): feature forms by models."""
     count = len(features.differing[0])
     scores = np.empty((4, 5, count))
     every = np.arange(count)
     note("the teacher")
-    scores[:, TEACHER] = models.teacher(every, None)
+    scores[:, TEACHER] = teacher(every, None)
     places = [every, *(np.flatnonzero(mask) for mask in features.differing[1:])]
     for form, rows in enumerate(places):
         if form and len(rows):
-            scores[form, TEACHER, rows] = models.teacher(rows, _take(features.forms[form], rows))
+            scores[form, TEACHER, rows] = teacher(rows, _take(features.forms[form], rows))
     note("the student and its files")
     forms_scored = [form for form, rows in enumerate(places) if form == 0 or len(rows)]
     tables = [_take(features.forms[form], places[form]) for form in forms_scored]
-    for form, answers in zip(forms_scored, models.students(tables), strict=True):
+    for form, answers in zip(forms_scored, students(tables), strict=True):
         for model, answer in answers.items():
             if form == 0:
                 scores[:, model] = answer

@@ -190,11 +190,11 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Explain why a recorded prediction differs from the ideal one, stage by stage and feature by feature."""
-    from isthmus.orchestration.attribution.recordings.explain import explain as run
+    from isthmus.orchestration.attribution.explain import explain as run
 
     with progress() as bar:
         result = run(open_project(project), identity, progress=bar)
-    from isthmus.orchestration.attribution.recordings.explanation import explanation_blocks
+    from isthmus.orchestration.attribution.explain import explanation_blocks
 
     present(result.as_dict(), partial(explanation_blocks, result), as_json=as_json)
 

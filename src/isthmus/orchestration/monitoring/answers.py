@@ -1,6 +1,6 @@
 """Recorded predictions of a model, one row per predicted row: keys, request fields, moment and outputs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.types import Array
@@ -23,7 +22,7 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.monitoring.labels import clock_went_back
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.requests import Keys
-from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.recording.served import ServedAnswers
 from isthmus.orchestration.server.secret import known_secret
 from isthmus.package.manifest import open_package, read_package
 from isthmus.serving.deployment.cache import folder_of
@@ -76,10 +75,7 @@ def read_answers(
     Raises:
         DataError: the table cannot be read.
     """
-    condition, callers = ds.field("route") == "predict", project.settings.monitor.callers
-    if callers is not None:
-        condition &= ds.field("caller").isin([*callers])
-    rows = RecordedAnswers.of(project).read(condition, _READ)
+    rows = ServedAnswers(project).read(route="predict", callers=project.settings.monitor.callers, columns=_READ)
     models = _models(project)
     only_model = next(iter(project.definitions.distillations)) if len(project.definitions.distillations) == 1 else None
     digests = [
@@ -91,13 +87,14 @@ def read_answers(
     twice = clock_went_back(number, rows["sequence"].to_numpy(), micros(rows["at"]))
     precision = pc.list_element(pc.split_pattern(rows["variant"], "/"), 0)
     kinds = pc.binary_join_element_wise(rows["package"], precision, "\n")
-    reader = _Reader(project, columns, keys)
+    # The secret is read only if a request has private keys.
+    private = lru_cache(None)(lambda: Keys(known_secret(project), keys))
     packages = []
     for kind in pc.unique(kinds).to_pylist():
         chosen = pc.equal(kinds, kind)
         package, _, name = kind.partition("\n")
         part = rows.filter(chosen).combine_chunks()
-        packages.append(reader.read(package, name, part, twice[chosen.to_numpy()]))
+        packages.append(_answers(package, name, part, twice[chosen.to_numpy()], columns, private))
     # If the clock of the project is frozen, the clock of the machine decides.
     return sorted(packages, key=lambda each: (int(each.at.max()), pc.max(each.part["written"]).as_py()), reverse=True)
 
@@ -137,48 +134,44 @@ def package_folder(project: Project, declared: Distillation, digest: str) -> Pat
     return None
 
 
-class _Reader:
-    def __init__(self, project: Project, columns: Sequence[Column], keys: Callable[[str], Sequence[Any]]) -> None:
-        # The secret is read only if a request has private keys.
-        self._keys = lru_cache(None)(lambda: Keys(known_secret(project), keys))
-        self._columns = {column.name: column for column in columns}
+def _answers(
+    package: str, precision: str, part: pa.Table, twice: Mask, columns: Sequence[Column], private: Callable[[], Keys]
+) -> PackageAnswers:
+    count = part["rows"].to_numpy().astype(np.int64)
+    answer, ends = np.repeat(np.arange(len(part)), count), np.cumsum(count)
+    values: dict[str, list[Any]] = {column.name: [] for column in columns}
+    had = np.zeros((len(answer), len(columns)), bool)
+    unread, types = np.zeros(len(part), bool), {column.name: column for column in columns}
+    bodies = zip(part["request"].to_pylist(), part["hashed"].to_pylist(), count.tolist(), strict=True)
+    for place, (body, hashed, rows) in enumerate(bodies):
+        try:
+            fields = dict(_request(body, hashed or (), rows, types, private))
+        except (IsthmusError, msgspec.MsgspecError, ValueError):
+            fields, unread[place] = {}, True
+        for n, (name, column) in enumerate(values.items()):
+            column.extend(fields.get(name) or [None] * rows)
+            had[ends[place] - rows : ends[place], n] = name in fields
+    table = pa.table({name: to_arrow(from_python(values[name], own.dtype), own.dtype) for name, own in types.items()})
+    flat = pc.list_flatten(part["outputs"]).combine_chunks().to_numpy(zero_copy_only=False).astype(np.float64)
+    outputs = flat.reshape(len(answer), -1) if len(answer) else flat.reshape(0, 1)
+    at = micros(part["at"])[answer]
+    return PackageAnswers(package, precision, part, answer, at, outputs, table, had, twice[answer], unread[answer])
 
-    def read(self, package: str, precision: str, part: pa.Table, twice: Mask) -> PackageAnswers:
-        count = part["rows"].to_numpy().astype(np.int64)
-        answer = np.repeat(np.arange(len(part)), count)
-        values: dict[str, list[Any]] = {name: [] for name in self._columns}
-        had = np.zeros((len(answer), len(self._columns)), bool)
-        unread, start = np.zeros(len(part), bool), 0
-        bodies = zip(part["request"].to_pylist(), part["hashed"].to_pylist(), count.tolist(), strict=True)
-        for place, (body, hashed, rows) in enumerate(bodies):
-            try:
-                fields = dict(self._request(body, hashed or (), rows))
-            except (IsthmusError, msgspec.MsgspecError, ValueError):
-                fields, unread[place] = {}, True
-            for n, (name, column) in enumerate(values.items()):
-                column.extend(fields.get(name) or [None] * rows)
-                had[start : start + rows, n] = name in fields
-            start += rows
-        table = pa.table(
-            {name: to_arrow(from_python(values[name], column.dtype), column.dtype)
-             for name, column in self._columns.items()}
-        )  # fmt: skip
-        flat = pc.list_flatten(part["outputs"]).combine_chunks().to_numpy(zero_copy_only=False).astype(np.float64)
-        outputs = flat.reshape(len(answer), -1) if len(answer) else flat.reshape(0, 1)
-        at = micros(part["at"])[answer]
-        return PackageAnswers(package, precision, part, answer, at, outputs, table, had, twice[answer], unread[answer])
 
-    def _request(self, body: str, hashed: Sequence[str], rows: int) -> Iterator[tuple[str, list[Any]]]:
-        message = _PREDICT.decode(body)
-        for name, raw in {**message.request, **message.entities}.items():
-            column = self._columns.get(name)
-            if column is None:
-                continue
-            if name in hashed:
-                known = self._keys().by_hash(column)
-                values = [None if text is None else known.get(text) for text in _TEXTS.decode(raw)]
-            else:
-                values = decode.field(raw, column)
-            if len(values) != rows:
-                raise ValueError(f"{len(values)} values for {rows} rows")
-            yield name, values
+def _request(
+    body: str, hashed: Sequence[str], rows: int, columns: Mapping[str, Column], private: Callable[[], Keys]
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the columns of a request; private keys that are not known any more are None."""
+    message = _PREDICT.decode(body)
+    for name, raw in {**message.request, **message.entities}.items():
+        column = columns.get(name)
+        if column is None:
+            continue
+        if name in hashed:
+            known = private().by_hash(column)
+            values = [None if text is None else known.get(text) for text in _TEXTS.decode(raw)]
+        else:
+            values = decode.field(raw, column)
+        if len(values) != rows:
+            raise ValueError(f"{len(values)} values for {rows} rows")
+        yield name, values

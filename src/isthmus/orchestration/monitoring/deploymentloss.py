@@ -17,9 +17,7 @@ from isthmus.features.values.columns import Mask
 from isthmus.orchestration.models.release import undo
 from isthmus.orchestration.monitoring.answers import PackageAnswers
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.predictions import read
-from isthmus.orchestration.recording.provenance import Origins, groups, predict_all
-from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.recording.served import ServedAnswers, predict_all
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import DeployedModel
 
@@ -56,19 +54,14 @@ def losses(
     former = np.full(len(chosen), np.nan)
     if chosen.any():
         places = np.unique(answers.answer[chosen])
-        former[np.isin(answers.answer, places)] = _scores_before(
-            project, answers.part["id"].take(pa.array(places)), before
-        )
+        served = ServedAnswers(project)
+        again = served.table.named(answers.part["id"].take(pa.array(places)))
+        former[np.isin(answers.answer, places)] = rescore(served, again, DeployedModel(before))[:, 0]
     chosen &= np.isfinite(former)
     return tuple(_loss(bound, before, labels[chosen], answers.outputs[chosen, 0], former[chosen]) for bound in bounds)
 
 
-def _scores_before(project: Project, ids: pa.ChunkedArray, before: Deployment) -> Array:
-    answers = RecordedAnswers.of(project).named(ids)
-    return rescore(Origins(project), answers, DeployedModel(before))[:, 0]
-
-
-def rescore(origins: Origins, answers: pa.Table, model: DeployedModel) -> Array:
+def rescore(served: ServedAnswers, answers: pa.Table, model: DeployedModel) -> Array:
     """Return the model's outputs for every row of recorded predictions, in order: float64 (n, width).
 
     A row is NaN if it cannot be computed: its stored row is not in the history, its request cannot be read or lacks an
@@ -77,18 +70,16 @@ def rescore(origins: Origins, answers: pa.Table, model: DeployedModel) -> Array:
     count = answers["rows"].to_numpy().astype(np.int64)
     starts = np.cumsum(count) - count
     outputs = np.full((int(count.sum()), 1), np.nan)
-    for group in groups(answers.append_column(_PLACE, pa.array(np.arange(len(answers))))):
-        try:
-            part = read(origins, group, model)
-        except IsthmusError:
+    for part, group in served.predictions(answers.append_column(_PLACE, pa.array(np.arange(len(answers)))), model):
+        if isinstance(group, IsthmusError):
             continue
-        rows = part.requests.rows
-        scores = predict_all(model, part.inputs(part.served)).reshape(len(part.known), -1)
+        rows, known = group.served()
+        scores = predict_all(model, group.inputs(rows)).reshape(len(known), -1)
         if outputs.shape[1] != scores.shape[1]:
             outputs = np.full((len(outputs), scores.shape[1]), np.nan)
-        places = np.repeat(starts[group[_PLACE].to_numpy()], rows)
-        offset = np.arange(len(scores)) - np.repeat(np.cumsum(rows) - rows, rows)
-        outputs[places + offset] = np.where(part.known[:, None], scores, np.nan)
+        offset = np.arange(len(scores)) - group.starts[group.answer]
+        places = starts[part[_PLACE].to_numpy()][group.answer] + offset
+        outputs[places] = np.where(known[:, None], scores, np.nan)
     return outputs
 
 
@@ -119,7 +110,6 @@ def take_back(project: Project, deployment: Deployment, found: Sequence[QualityL
 
 
 def describe_loss(loss: QualityLoss) -> str:
-    """Describe a loss."""
     if not loss.former:
         return "no rollback possible: nothing was deployed before, it was itself restored, or `probation_seconds` is 0"
     against = f"against {loss.former[:12]} in the same {loss.rows:,} labeled answers"

@@ -24,9 +24,7 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.monitoring.answers import PackageAnswers
 from isthmus.orchestration.monitoring.labels import EVENT
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.predictions import read
-from isthmus.orchestration.recording.provenance import Origins, groups, predict_all
-from isthmus.orchestration.recording.table import RecordedAnswers
+from isthmus.orchestration.recording.served import Group, ServedAnswers, predict_all
 from isthmus.package.inputs import ModelInput
 from isthmus.package.manifest import open_package
 
@@ -54,18 +52,13 @@ def served_drift(
     contracts = answered.part["contract"].take(pa.array(recent))
     recent = recent[pc.equal(contracts, answered.part["contract"][int(at.argmax())]).to_numpy()]
     ids = answered.part["id"].take(pa.array(_spread(recent)))
-    answers = RecordedAnswers.of(project).named(ids)
-    read_again, origins, problem = [], Origins(project, folder), None
-    for group in groups(answers):
-        try:
-            read_again.append(read(origins, group))
-        except IsthmusError as error:
-            problem = error
-    if problem is not None and not read_again:
+    answers = ServedAnswers(project, folder)
+    found = [group for _, group in answers.predictions(answers.table.named(ids))]
+    groups = [group for group in found if isinstance(group, Group)]
+    if not groups and isinstance(problem := found[-1], IsthmusError):
         raise problem
-    model, moments = read_again[0].predictor.model, np.concatenate([part.recorded.at for part in read_again])
-    fed = [(part, _arrow(model.inputs, part.inputs(part.served))) for part in read_again]
-    served = pa.concat_tables([table.filter(pa.array(part.known)) for part, table in fed])
+    model, moments = groups[0].predictor.model, np.concatenate([group.at for group in groups])
+    served = pa.concat_tables([_fed(group) for group in groups])
     if not len(served):
         raise DataError("the rows that Redis gave", "are not in the history", expected="at least one that is")
     examples = Artifacts(project, declared).training_set(open_package(folder).manifest.training_set).table()
@@ -83,6 +76,12 @@ def served_drift(
         _drift(column, now[column.name], before[column.name].append_column(EVENT, examples[EVENT]), end, length)
         for column in inputs.values()
     )
+
+
+def _fed(group: Group) -> pa.Table:
+    """Return the inputs that a model was fed, for the rows that the history still has."""
+    rows, known = group.served()
+    return _arrow(group.predictor.model.inputs, group.inputs(rows)).filter(pa.array(known))
 
 
 def _drift(column: Column, now: pa.Table, before: pa.Table, end: int, length: int) -> InputDrift:

@@ -7,6 +7,7 @@ from datetime import timedelta
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import asdict
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluation import confidence
@@ -53,7 +54,6 @@ def metric(declared: Distillation) -> tuple[str, bool]:
 
 
 def measuring(declared: Distillation) -> Measuring:
-    """Return the function that measures this kind of label."""
     if isinstance(declared.label, Binary):
         return _binary
     return _classes if isinstance(declared.label, Classes) else _number
@@ -98,9 +98,7 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
         own = number == week
         year, name, _ = clock.moment(week * 7 * _DAY + _MONDAY).isocalendar()
         part = quality(measured, labels[own], outputs[own], chosen[own])
-        found.append(
-            Week(week=f"{year}-W{name:02}", answers=part.answers, rows=part.rows, measures=part.measures)
-        )  # fmt: skip
+        found.append(Week(week=f"{year}-W{name:02}", **asdict(part)))
     return tuple(found)
 
 
@@ -114,11 +112,7 @@ def slices(
         for value, rows in parts(column, columns[column], FEWEST):
             part = quality(measured, labels[rows], outputs[rows], chosen[rows])
             if part.rows >= FEWEST and name in part.measures:
-                found.append(
-                    SliceQuality(
-                        column=column, value=value, answers=part.answers, rows=part.rows, measures=part.measures
-                    )
-                )
+                found.append(SliceQuality(column=column, value=value, **asdict(part)))
     return tuple(sorted(found, key=lambda each: each.measures[name].value * (1 if more else -1)))
 
 

@@ -40,6 +40,7 @@ from isthmus.orchestration.monitoring.labels import CODES, LabelMatches, Without
 from isthmus.orchestration.monitoring.page import page, page_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
+from isthmus.orchestration.recording.served import key_values
 from isthmus.orchestration.server.collect import repeat, sentence
 from isthmus.package.manifest import read_package
 from isthmus.serving.deployment.record import Deployment
@@ -78,10 +79,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
             return compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
 
     def keys(column: str) -> Sequence[Any]:
-        # Times as microseconds, the form in which keys are hashed.
-        values = pc.unique(spine()[column].drop_null())
-        plain: list[Any] = (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
-        return plain
+        return key_values(pc.unique(spine()[column].drop_null()))
 
     collect(project, progress=progress)
     progress("reading recorded answers", 0.0)

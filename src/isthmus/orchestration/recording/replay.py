@@ -5,49 +5,49 @@ them. Every difference is reported with a cause.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
-from isthmus.features.contract.schema import Contract
-from isthmus.features.errors import DependencyError, GateFailed, IsthmusError, PackageError, RequestError
-from isthmus.features.offline.history import ViewHistory
+from isthmus.features.errors import GateFailed, IsthmusError, RequestError
 from isthmus.features.progress import Progress, silent
-from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Mask
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.collect import absence
-from isthmus.orchestration.recording.mismatches import Cause, Causes, Recorded
-from isthmus.orchestration.recording.provenance import Origins, groups, predict_all, view_answers
-from isthmus.orchestration.recording.requests import (
-    Requests,
-    lookup_of,
-    read_lookups,
-    read_predictions,
-    read_prompts,
-    unreadable,
+from isthmus.orchestration.recording.mismatches import Causes
+from isthmus.orchestration.recording.requests import LIMITS, prompt_of, read_tensors
+from isthmus.orchestration.recording.served import (
+    Cause,
+    Group,
+    ServedAnswers,
+    UnreadableError,
+    groups,
+    predict_all,
 )
-from isthmus.orchestration.recording.storedrows import StoredRows, from_history
-from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.orchestration.recording.tensors import TextWriter, differing
+from isthmus.orchestration.recording.storedrows import view_answers
+from isthmus.package.generation.decoder import Array
+from isthmus.package.generation.prompt import LOGITS, NEW
 from isthmus.package.manifest import open_package
+from isthmus.package.prompts import generation_of
 from isthmus.serving.lookup.lookup import Lookup
+from isthmus.serving.lookup.prompt import Prompt
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import TensorPredictor
 from isthmus.serving.recorder.columns import computed
-from isthmus.serving.recorder.digest import digests
+from isthmus.serving.recorder.digest import digests, tensors_digest, text_digest
 
 # Answers that a report names for each cause.
 EXAMPLES = 10
+
+# Index of an answer that differs, the cause, and an explanation.
+Difference = tuple[int, Cause, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +108,37 @@ def replay(
     first, end = _zoned(first), _zoned(end)
     if first and end and first >= end:
         raise RequestError("range", "is empty", expected="a start before the end")
-    condition = ds.field("id") == identity if identity is not None else ds.scalar(True)
-    if first:
-        condition &= ds.field("at") >= first
-    if end:
-        condition &= ds.field("at") < end
     if package is not None:
         open_package(package)
     progress("reading recorded answers", 0.0)
-    answers = RecordedAnswers.of(project).read(condition)
+    served = ServedAnswers(project, package)
+    answers = served.read(first=first, end=end) if identity is None else served.answer(identity)
     if not len(answers):
-        if identity is not None:
-            raise absence(project, identity)
         raise RequestError("recorded answers", "the table has none in that time range",
                            remedy="run `isthmus answers collect`; answers older than `keep_days` are gone")  # fmt: skip
-    return _Replay(project, answers, package, progress).run()
+    causes = Causes(project)
+    counts, shown = Counter[Cause](), dict[Cause, list[ReplayDifference]]()
+    parts = list(groups(answers))
+    for number, part in enumerate(parts):
+        progress("recomputing answers", number / len(parts))
+        found: dict[int, tuple[Cause, str]] = {}
+        try:
+            done = partial(_regenerating, progress, number, len(parts))
+            for place, cause, why in _differences(served.open(part), causes, package is not None, done):
+                found.setdefault(place, (cause, why))
+        except UnreadableError as error:
+            found = dict.fromkeys(range(len(part)), (error.cause, str(error)))
+        for place, (cause, why) in sorted(found.items()):
+            counts[cause] += 1
+            if len(examples := shown.setdefault(cause, [])) < EXAMPLES:
+                moment = part["at"][place].as_py().isoformat().replace("+00:00", "Z")
+                examples.append(ReplayDifference(part["id"][place].as_py(), moment, cause.value, why))
+    progress("all answers are recomputed", 1.0)
+    return Replay(
+        len(answers), int(pc.sum(answers["rows"]).as_py()), len(answers) - counts.total(),
+        {cause.value: count for cause, count in counts.most_common()},
+        [difference for examples in shown.values() for difference in examples],
+    )  # fmt: skip
 
 
 def require_same(report: Replay) -> None:
@@ -137,183 +153,128 @@ def _zoned(moment: datetime | None) -> datetime | None:
     return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-@dataclass(slots=True)
-class _Mismatches:
-    """The first cause found for each differing answer of a group."""
-
-    causes: dict[int, tuple[Cause, str]] = field(default_factory=dict)
-
-    def add(self, places: Iterable[int], cause: Cause, why: str) -> None:
-        for place in places:
-            self.causes.setdefault(int(place), (cause, why))
+def _regenerating(progress: Progress, number: int, groups: int, done: float) -> None:
+    progress("regenerating texts", (number + done) / groups)
 
 
-class _Replay:
-    def __init__(self, project: Project, answers: pa.Table, package: Path | None, progress: Progress) -> None:
-        self._project, self._answers, self._package, self._progress = project, answers, package, progress
-        self._origins = Origins(project, package)
-        self._causes = Causes(project, self._origins.offline)
+def _differences(
+    group: Group, causes: Causes, another: bool, progress: Callable[[float], None]
+) -> Iterator[Difference]:
+    """Yield the differences of a group's answers, the first one found of an answer first.
 
-    def run(self) -> Replay:
-        counts, shown = Counter[Cause](), dict[Cause, list[ReplayDifference]]()
-        rows = 0
-        parts = list(groups(self._answers))
-        for number, part in enumerate(parts):
-            self._progress("recomputing answers", number / len(parts))
-            differences = _Mismatches()
-            self._group(part, differences, partial(self._written, number, len(parts)))
-            rows += int(pc.sum(part["rows"]).as_py())
-            ids, at = part["id"], part["at"]
-            for place, (cause, why) in sorted(differences.causes.items()):
-                counts[cause] += 1
-                if len(examples := shown.setdefault(cause, [])) < EXAMPLES:
-                    moment = at[place].as_py().isoformat().replace("+00:00", "Z")
-                    examples.append(ReplayDifference(ids[place].as_py(), moment, cause.value, why))
-        self._progress("all answers are recomputed", 1.0)
-        differing = [difference for examples in shown.values() for difference in examples]
-        total = len(self._answers)
-        return Replay(total, rows, total - counts.total(), {c.value: n for c, n in counts.most_common()}, differing)
+    `another` says that the model is of a different package than the one that answered.
+    """
+    reader, model = group.reader, group.model
+    if isinstance(reader, TensorPredictor):
+        yield from _tensors(group, reader, causes, another)
+        return
+    unequal = set(group.requests.unread)
+    for place, why in group.requests.unread.items():
+        yield place, Cause.KEY, why
+    if not group.requests.rows.any():
+        return
+    for name in group.histories:
+        for row, cause, why in causes.of(group, name):
+            place = int(group.answer[row])
+            unequal.add(place)
+            yield place, cause, why
+    if isinstance(reader, Lookup):
+        yield from _computed(group, reader, causes)
+    elif isinstance(reader, Predictor):
+        yield from _predictions(group, reader.model, causes, another)
+    elif model is not None:
+        # Generation is slow: skip texts whose prompt is known to differ.
+        places = [place for place in np.flatnonzero(group.requests.rows).tolist() if place not in unequal]
+        for number, place in enumerate(places, 1):
+            differing = _text(group, reader, model, place, causes, another)
+            progress(number / len(places))
+            if differing:
+                yield differing
 
-    def _written(self, number: int, parts: int, done: float) -> None:
-        self._progress("regenerating texts", (number + done) / parts)
 
-    def _group(self, part: pa.Table, differences: _Mismatches, progress: Callable[[float], None]) -> None:
-        """Recompute answers that share contract, package and features."""
-        first = part.slice(0, 1).to_pylist()[0]
-        all_answers = range(len(part))
-        contract = self._origins.contract(first["contract"])
-        if contract is None:
-            why = f"contract {first['contract'][:12]} is gone: neither the project nor a package has it"
-            differences.add(all_answers, Cause.CONTRACT, why)
-            return
-        graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
-        try:
-            reader: Lookup | Predictor | TextWriter
-            if first["route"] == "infer":
-                tensors = TensorPredictor(contract, self._origins.model(first["package"], first["variant"]))
-                for place, cause, why in differing(part, tensors, self._causes, another=self._package is not None):
-                    differences.add([place], cause, why)
-                return
-            if first["route"] == "generate":
-                model = self._origins.model(first["package"], first["variant"])
-                reader = TextWriter(contract, model, graphs, another=self._package is not None)
-            elif first["route"] == "predict":
-                model = self._origins.model(first["package"], first["variant"])
-                if not model.inputs:
-                    raise PackageError(f"package {model.manifest.name}", "does not predict from rows of features")
-                reader = Predictor(contract, model, graphs)
-            else:
-                reader = lookup_of(contract, first["request"].encode(), graphs)
-        except DependencyError:
-            raise
-        except IsthmusError as error:
-            cause = Cause.CONTRACT if first["route"] == "lookup" else Cause.PACKAGE
-            differences.add(all_answers, cause, str(error))
-            return
-        except msgspec.MsgspecError as error:
-            differences.add(all_answers, Cause.KEY, unreadable(error))
-            return
-        if not isinstance(reader, Lookup):
-            reads, read = (
-                ", ".join(sorted(names)) for names in ([view.name for view in reader.plan.views], first["views"])
-            )
-            if reads != read:
-                # The request may lack the keys that another package needs.
-                digest = reader.model.deployment.digest[:12]
-                differences.add(
-                    all_answers, Cause.PACKAGE, f"package {digest} reads {reads or 'nothing'}, not {read or 'nothing'}"
-                )
-                return
-        histories = {}
-        for name, view_hash in zip(first["views"], first["hashes"], strict=True):
-            history = self._origins.history(contract.views[name])
-            if isinstance(history, IsthmusError) or contract.views[name].hash != view_hash:
-                differences.add(all_answers, Cause.HISTORY, str(history))
-                return
-            histories[name] = history
-        bodies = self._origins.bodies(part, contract, first["hashed"])
-        if isinstance(reader, Predictor):
-            requests = read_predictions(reader, bodies)
-        elif isinstance(reader, TextWriter):
-            requests = read_prompts(reader.prompt, bodies)
+def _computed(group: Group, lookup: Lookup, causes: Causes) -> Iterator[Difference]:
+    if not lookup.computes:
+        return
+    values = computed(lookup.compute(group.requests.fields, view_answers(group.now)))
+    for place in np.unique(group.answer[digests(values) != group.digest]).tolist():
+        yield place, Cause.ENGINE, f"request transforms compute different values: {causes.runtime(group, place)}"
+
+
+def _predictions(group: Group, model: DeployedModel, causes: Causes, another: bool) -> Iterator[Difference]:
+    inputs = group.inputs(group.now)
+    same_inputs = digests(inputs) == group.digest
+    count = len(same_inputs)
+    outputs, recorded = predict_all(model, inputs).reshape(count, -1), group.outputs.reshape(count, -1)
+    for place in np.unique(group.answer[~(_equal(outputs, recorded) & same_inputs)]).tolist():
+        rows = slice(int(group.starts[place]), int(group.starts[place] + group.requests.rows[place]))
+        then = recorded[rows]
+        # Rerun in the original batch: other batch sizes may change the last bits of a float.
+        again = model.predict({name: values.take(rows) for name, values in inputs.items()}).reshape(len(then), -1)
+        if _equal(again, then).all() and same_inputs[rows].all():
+            continue
+        now, before = (part.ravel()[:3].tolist() for part in (again, then))
+        if another:
+            package = group.answers["package"][0].as_py()
+            why = f"package {model.deployment.digest[:12]} returns {now}, {package[:12]} returned {before}"
+            yield place, Cause.PACKAGE, why
+        elif same_inputs[rows].all():
+            why = f"the model returns {now}, and returned {before}: {causes.runtime(group, place)}"
+            yield place, Cause.ENGINE, why
         else:
-            requests = read_lookups(reader, contract, bodies)
-        for place, why in requests.unread.items():
-            differences.add([place], Cause.KEY, why)
-        if not requests.rows.any():
-            return
-        recorded = Recorded.of(part, requests.rows)
-        stored = self._stored(contract, histories, requests, recorded, differences)
-        if isinstance(reader, Predictor):
-            self._predictions(reader, requests, stored, recorded, differences)
-        elif isinstance(reader, TextWriter):
-            # Generation is slow: skip texts whose prompt is known to differ.
-            places = [place for place in np.flatnonzero(requests.rows).tolist() if place not in differences.causes]
-            texts = reader.differing(bodies, requests, stored, recorded, self._causes, places)
-            for number, differs in enumerate(texts, 1):
-                progress(number / len(places))
-                if differs:
-                    differences.add([differs[0]], *differs[1:])
-        elif reader.computes:
-            self._computed(reader, requests, stored, recorded, differences)
+            why = f"the same rows and fields give different inputs: {causes.runtime(group, place)}"
+            yield place, Cause.ENGINE, why
 
-    def _stored(
-        self, contract: Contract, histories: Mapping[str, ViewHistory], requests: Requests, recorded: Recorded,
-        differences: _Mismatches,
-    ) -> dict[str, StoredRows]:  # fmt: skip
-        """Read the history of each view, and note where Redis had other rows."""
-        stored = {}
-        for name, history in histories.items():
-            view = contract.views[name]
-            now = from_history(history, view, requests.keys, recorded.at)
-            then = recorded.views[name]
-            differing = np.flatnonzero(~now.same(then))
-            if len(differing):
-                keys = {key.name: [requests.keys[key.name][n] for n in differing.tolist()] for key in view.keys}
-                causes = self._causes.of(view, history, keys, recorded, differing, now, then)
-                for row, (cause, why) in zip(differing.tolist(), causes, strict=True):
-                    differences.add([int(recorded.answer[row])], cause, why)
-            stored[name] = now
-        return stored
 
-    def _predictions(
-        self, predictor: Predictor, requests: Requests, stored: Mapping[str, StoredRows], recorded: Recorded,
-        differences: _Mismatches,
-    ) -> None:  # fmt: skip
-        inputs = predictor.inputs(requests.fields, view_answers(stored))
-        same_inputs = digests(inputs) == recorded.digest.view(np.uint64)
-        outputs, count = predict_all(predictor.model, inputs), len(same_inputs)
-        equal = _equal(outputs.reshape(count, -1), recorded.outputs.reshape(count, -1))
-        for place in np.unique(recorded.answer[~(equal & same_inputs)]).tolist():
-            rows = slice(int(recorded.starts[place]), int(recorded.starts[place] + recorded.rows[place]))
-            own = {name: values.take(rows) for name, values in inputs.items()}
-            # Rerun in the original batch: other batch sizes may change the last bits of a float.
-            again = predictor.model.predict(own)
-            then = recorded.outputs.reshape(count, -1)[rows]
-            if _equal(again.reshape(len(then), -1), then).all() and same_inputs[rows].all():
-                continue
-            now, before = (part.ravel()[:3].tolist() for part in (again, then))
-            model = predictor.model.deployment
-            if self._package is not None:
-                why = f"package {model.digest[:12]} returns {now}, {recorded.package[:12]} returned {before}"
-                differences.add([place], Cause.PACKAGE, why)
-                continue
-            runtime = self._causes.runtime(recorded, place)
-            if same_inputs[rows].all():
-                why = f"the model returns {now}, and returned {before}: {runtime}"
-            else:
-                why = f"the same rows and fields give different inputs: {runtime}"
-            differences.add([place], Cause.ENGINE, why)
+def _tensors(group: Group, predictor: TensorPredictor, causes: Causes, another: bool) -> Iterator[Difference]:
+    package = predictor.model.deployment.digest[:12]
+    columns = [group.answers[name].to_pylist() for name in ("digest", "package")]
+    for place, (body, (then,), former) in enumerate(zip(group.bodies, *columns, strict=True)):
+        try:
+            assert isinstance(body, bytes)  # noqa: S101 - tensors have no private keys
+            _, inputs, _ = predictor.read(read_tensors(body), LIMITS)
+            now = tensors_digest(predictor.model.run(inputs.feeds, inputs.outputs))
+        except (IsthmusError, msgspec.MsgspecError) as error:
+            yield place, Cause.PACKAGE, f"package {package} cannot answer: {error}"
+            continue
+        if now == then % (1 << 64):
+            continue
+        if another:
+            yield place, Cause.PACKAGE, f"package {package} returns other tensors than {former[:12]} did"
+        else:
+            yield place, Cause.ENGINE, f"the model returns other tensors: {causes.runtime(group, place)}"
 
-    def _computed(
-        self, lookup: Lookup, requests: Requests, stored: Mapping[str, StoredRows], recorded: Recorded,
-        differences: _Mismatches,
-    ) -> None:  # fmt: skip
-        values = computed(lookup.compute(requests.fields, view_answers(stored)))
-        same = digests(values) == recorded.digest.view(np.uint64)
-        for place in np.unique(recorded.answer[~same]).tolist():
-            runtime = self._causes.runtime(recorded, place)
-            differences.add([place], Cause.ENGINE, f"request transforms compute different values: {runtime}")
+
+def _text(
+    group: Group, prompt: Prompt, model: DeployedModel, place: int, causes: Causes, another: bool
+) -> Difference | None:
+    """Generate a text again; return its difference from the recorded one, or why it cannot be generated."""
+    package, cause = model.deployment.digest[:12], Cause.PACKAGE if another else Cause.ENGINE
+    row = group.starts[place : place + 1]
+    fields = {name: values.take(row) for name, values in group.requests.fields.items()}
+    rows = view_answers({name: own.take(row) for name, own in group.now.items()})
+    before, count = group.outputs.reshape(-1, 2)[row[0]].astype(int).tolist()
+    assert model.text is not None  # noqa: S101 - its manifest says how it generates text
+    tokenizer, decoder = model.text
+
+    def run(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        return model.run(feeds, (LOGITS, NEW))
+
+    try:
+        parts = generation_of(model.manifest).parts(prompt_of(group.bodies[place]), prompt.features(fields, rows))
+        tokens = tokenizer.encode(parts)
+        generated = [read.token for read in decoder.greedy(run, tokens, count)]
+    except IsthmusError as error:
+        return place, cause, f"package {package} cannot write the text: {error}"
+    if text_digest(tokens, generated) == int(group.digest[row[0]]):
+        return None
+    if another:
+        former = group.answers["package"][0].as_py()
+        return place, cause, f"package {package} writes a different text than {former[:12]} did"
+    what = (
+        f"its prompt has {len(tokens):,} tokens, and had {before:,}" if len(tokens) != before
+        else f"the {count:,} tokens of its text differ"
+    )  # fmt: skip
+    return place, cause, f"{what}: {causes.runtime(group, place)}"
 
 
 def _equal(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Mask:

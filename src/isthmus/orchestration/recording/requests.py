@@ -11,12 +11,13 @@ import orjson
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.errors import IsthmusError
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.columns import Ints, Values
+from isthmus.features.values.columns import Ints, Values, concatenated
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
 from isthmus.serving.lookup.prompt import Prompt
 from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.predict.tensors import TensorPredictor
 from isthmus.serving.recorder.columns import hashes
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.inference import InferRequest, TensorRequest
@@ -111,29 +112,55 @@ def features_of(body: str) -> str:
     return message.feature_service or ",".join(["", *(message.features or ())])
 
 
-def read_lookups(lookup: Lookup, contract: Contract, bodies: Sequence[bytes | LookupError]) -> Requests:
-    """Read lookups that all request the same features."""
-    join_keys = {column.name: column for view in contract.views.values() for column in view.keys}
+def read_requests(
+    reader: Lookup | Predictor | Prompt | TensorPredictor, bodies: Sequence[bytes | LookupError], counts: Sequence[int]
+) -> Requests:
+    """Read requests that a server answered with `counts` rows each; lookups must all request the same features.
+
+    Requests of tensors are not read and have no rows.
+    """
+    if isinstance(reader, TensorPredictor):
+        return Requests({}, {}, np.zeros(len(bodies), np.int64), {})
+    read = _decoder(reader)
+    keys: dict[str, list[Any]] = {name: [] for name in reader.plan.keys}
+    fields: list[Mapping[str, Values]] = []
+    rows, unread = np.zeros(len(bodies), np.int64), dict[int, str]()
+    for place, (body, recorded) in enumerate(zip(bodies, counts, strict=True)):
+        if isinstance(body, LookupError):
+            unread[place] = "the history has no key with the hash in its request"
+            continue
+        try:
+            own_keys, own_fields, count = read(body)
+        except (IsthmusError, msgspec.MsgspecError) as error:
+            unread[place] = unreadable(error)
+            continue
+        if count != recorded:
+            unread[place] = unreadable(f"it has {count:,} rows, and the answer {recorded:,}")
+            continue
+        rows[place] = count
+        for name, values in keys.items():
+            values.extend(own_keys[name])
+        fields.append(own_fields)
+    return Requests(keys, concatenated(fields), rows, unread)
+
+
+def _decoder(
+    reader: Lookup | Predictor | Prompt,
+) -> Callable[[bytes], tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]]:
+    """Return a function from a body to its join keys, request fields and number of rows."""
+    if isinstance(reader, Predictor):
+        return lambda body: reader.read(_PREDICT.decode(body), LIMITS)
+    join_keys = {column.name: column for view in reader.plan.contract.views.values() for column in view.keys}
 
     def read(body: bytes) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]:
-        message = _LOOKUP.decode(body)
-        keys, fields = decode.entities(message.entities, join_keys, lookup.request, lookup.optional)
-        inputs = LookupInputs.of(lookup, keys, fields, LIMITS)
+        if isinstance(reader, Prompt):
+            inputs = reader.read(_GENERATE.decode(body), LIMITS)
+        else:
+            keys, fields = decode.entities(_LOOKUP.decode(body).entities, join_keys, reader.request, reader.optional)
+            inputs = LookupInputs.of(reader, keys, fields, LIMITS)
         return inputs.keys, inputs.request, inputs.rows
 
-    return _joined(bodies, read, list(lookup.plan.keys))
-
-
-def read_predictions(predictor: Predictor, bodies: Sequence[bytes | LookupError]) -> Requests:
-    return _joined(bodies, lambda body: predictor.read(_PREDICT.decode(body), LIMITS), list(predictor.plan.keys))
-
-
-def read_prompts(prompt: Prompt, bodies: Sequence[bytes | LookupError]) -> Requests:
-    def read(body: bytes) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]:
-        inputs = prompt.read(_GENERATE.decode(body), LIMITS)
-        return inputs.keys, inputs.request, inputs.rows
-
-    return _joined(bodies, read, list(prompt.plan.keys))
+    return read
 
 
 def prompt_of(body: bytes | LookupError) -> str:
@@ -159,33 +186,5 @@ def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column)
     return values
 
 
-def unreadable(error: Exception) -> str:
-    return f"its request cannot be read any more: {error}"
-
-
-def _joined(
-    bodies: Sequence[bytes | LookupError],
-    read: Callable[[bytes], tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]],
-    names: Sequence[str],
-) -> Requests:
-    keys: dict[str, list[Any]] = {name: [] for name in names}
-    fields: dict[str, list[Values]] = {}
-    rows, unread = np.zeros(len(bodies), np.int64), dict[int, str]()
-    for place, body in enumerate(bodies):
-        if isinstance(body, LookupError):
-            unread[place] = "the history has no key with the hash in its request"
-            continue
-        try:
-            own_keys, own_fields, rows[place] = read(body)
-        except (IsthmusError, msgspec.MsgspecError) as error:
-            unread[place] = unreadable(error)
-            continue
-        for name, values in keys.items():
-            values.extend(own_keys[name])
-        for name, column in own_fields.items():
-            fields.setdefault(name, []).append(column)
-    joined = {
-        name: Values(np.concatenate([part.data for part in parts]), np.concatenate([part.valid for part in parts]))
-        for name, parts in fields.items()
-    }
-    return Requests(keys, joined, rows, unread)
+def unreadable(why: object) -> str:
+    return f"its request cannot be read any more: {why}"

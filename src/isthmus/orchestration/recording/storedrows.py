@@ -13,6 +13,7 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import matches
+from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.pointintime.join import Join
 from isthmus.features.types import Int64, UnixTimestamp
 from isthmus.features.values.arrow import ARROW, from_arrow, to_arrow
@@ -93,6 +94,12 @@ def from_history(
     )  # fmt: skip
 
 
+def columns_of(history: ViewHistory, names: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
+    """Read columns of the rows that meet a condition."""
+    data = ds.dataset(history.data) if isinstance(history.data, pa.Table) else history.data
+    return data.to_table([*names], filter=condition)
+
+
 def find_recorded(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
 ) -> tuple[dict[str, Values], Mask]:
@@ -109,9 +116,8 @@ def find_recorded(
         values = from_python([keys[column.name][row] for row in present.tolist()], column.dtype)
         columns[column.name] = to_arrow(values, column.dtype).cast(ARROW[column.dtype.name])
     lookup = pa.table(columns)
-    data = ds.dataset(history.data) if isinstance(history.data, pa.Table) else history.data
     names = [*lookup.column_names, *(column.name for column in view.fields)]
-    rows = data.to_table(names, filter=ds.field("content_hash").isin(pc.unique(lookup["content_hash"])))
+    rows = columns_of(history, names, ds.field("content_hash").isin(pc.unique(lookup["content_hash"])))
     places = np.full(len(then.status), -1)
     if len(rows):
         distinct = rows.select(lookup.column_names)
@@ -138,6 +144,15 @@ def served_rows(
         data[differing], valid[differing] = recorded[name].data, recorded[name].valid
         changed[name] = Values(data, valid)
     return replace(then, columns=changed), known
+
+
+def view_answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
+    """Convert stored rows to the form in which a lookup returns them."""
+    answers: dict[str, ViewAnswer] = {}
+    for name, rows in stored.items():
+        columns: Any = rows.columns
+        answers[name] = ViewAnswer(columns, rows.status.astype(np.uint8), rows.event, rows.known)
+    return answers
 
 
 def _where(values: Values, there: Mask) -> Values:

@@ -24,9 +24,7 @@ from isthmus.serving.predict.tensors import flat
 from isthmus.serving.recorder.columns import AnswerReader
 from isthmus.serving.recorder.recorder import Recorder
 from isthmus.serving.redis.store import Store
-from isthmus.serving.rollout.candidate import CandidateRun
-from isthmus.serving.rollout.probation import ProbationRun
-from isthmus.serving.rollout.trial import Counts, Trial
+from isthmus.serving.rollout.trial import CandidateRun, Counts, ProbationRun, Trial
 from isthmus.serving.state import AnyPredictor, State
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.wire.inference import TensorRequest

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.features.profiles import BATCH_ROWS
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Values, concatenated
 from isthmus.serving.threads import offload
 
 QUICK_SECONDS = 500e-6
@@ -72,7 +72,7 @@ class Batches:
             while batch := self._next():
                 try:
                     outputs = await asyncio.to_thread(
-                        self._predict, _concatenated([waiting.columns for waiting in batch])
+                        self._predict, concatenated([waiting.columns for waiting in batch])
                     )
                 except Exception as error:  # noqa: BLE001 - onnxruntime's have no base class of their own
                     if len(batch) == 1:
@@ -114,14 +114,3 @@ def _answer(waiting: _Waiting, outputs: Outputs) -> None:
     # The future is done already if the request was canceled.
     if not waiting.outputs.done():
         waiting.outputs.set_result(outputs)
-
-
-def _concatenated(parts: Sequence[Columns]) -> Columns:
-    if len(parts) == 1:
-        return parts[0]
-    return {
-        name: Values(
-            np.concatenate([part[name].data for part in parts]), np.concatenate([part[name].valid for part in parts])
-        )
-        for name in parts[0]
-    }

@@ -1,9 +1,13 @@
-"""Convert answers in memory to a group of a batch."""
+"""Convert answers in memory to groups of a batch.
+
+Lookups are growing columns: an answer appends its bytes and leaves no object in memory.
+"""
 
 import hashlib
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -12,9 +16,9 @@ import orjson
 from isthmus.features.contract.schema import SEPARATOR, Column, ViewContract
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.types import Bytes
-from isthmus.features.values.columns import Values
+from isthmus.features.values.columns import Values, concatenated
 from isthmus.features.values.entitykey import encode_keys
-from isthmus.serving.recorder.batch import PACK, AnswerGroup, StoredViewRows
+from isthmus.serving.recorder.batch import ANSWER, PACK, AnswerGroup, StoredViewRows
 from isthmus.serving.recorder.digest import digests, tensors_digest, text_digest
 
 Stored = bytes | tuple[bytes, bytes, bytes, bytes]
@@ -23,6 +27,11 @@ STORED_BYTES, FED_BYTES = 25, 256
 """Approximate bytes of a stored row, and of the inputs of one model row."""
 SMALL = 1024
 """Above this many bytes of packed rows, store columns instead, which are shorter."""
+
+
+TEMPLATES = 64
+"""Templates per batch for requests of the same features. Requests with further templates are written whole."""
+WHOLE = (b"", b"")
 
 
 class AnswerReader(msgspec.Struct, frozen=True, gc=False):
@@ -152,7 +161,7 @@ def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int
     if reader.route == "predict":
         joined = np.concatenate([answer.outputs for answer in part])
         outputs, width = joined.astype("<f4", copy=False).tobytes(), 1 if joined.ndim == 1 else joined.shape[1]
-        digest = digests(_concatenated([answer.inputs for answer in part])).tobytes()
+        digest = digests(concatenated([answer.inputs for answer in part])).tobytes()
     elif reader.route == "infer":
         digest = np.array([tensors_digest(answer.outputs) for answer in part], np.uint64).tobytes()
     elif reader.route == "generate":
@@ -160,7 +169,7 @@ def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int
         outputs, width = np.array(counts, "<f4").tobytes(), 2
         digest = np.array([text_digest(*answer.outputs) for answer in part], np.uint64).tobytes()
     elif part[0].inputs:
-        digest = digests(_concatenated([computed(answer.inputs) for answer in part])).tobytes()
+        digest = digests(concatenated([computed(answer.inputs) for answer in part])).tobytes()
     return reader.group(
         answers=b"".join(
             PACK(answer.sequence, answer.at, answer.seconds, place, answer.rows, 0, len(request))
@@ -214,10 +223,73 @@ def _unpacked(rows: bytes, dtype: Any) -> tuple[bytes, bytes, bytes, bytes]:
     return packed["content"].tobytes(), packed["event"].tobytes(), packed["known"].tobytes(), bytes(len(packed))
 
 
-def _concatenated(parts: Sequence[Mapping[str, Values]]) -> dict[str, Values]:
-    return {
-        name: Values(
-            np.concatenate([part[name].data for part in parts]), np.concatenate([part[name].valid for part in parts])
-        )
-        for name in parts[0]
-    }
+class Lookups:
+    """The answers of a batch to requests for the same features."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self.reader = reader
+        # Extend in place: many small objects would evict the CPU caches that the next lookup needs.
+        self._answers, self._requests = bytearray(), bytearray()
+        self._stored = [[bytearray() for _ in range(4)] for _ in reader.views]
+        self._templates = {WHOLE: 0}
+        # Most requests have the same ends as the previous one, and comparing them is cheaper than hashing them.
+        self._head, self._tail = WHOLE
+        self._place = 0
+
+    def add(self, answers: Sequence[RecordedAnswer], callers: dict[str, int]) -> int:
+        """Add answers and return the bytes this takes. Adds new names to `callers`."""
+        # Do everything that can fail first: columns of different lengths would make the batch invalid.
+        views = enumerate(self.reader.views)
+        stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]
+        heads, requests = [], []
+        templates = len(self._templates)
+        for answer in answers:
+            body, head, tail = answer.body, self._head, self._tail
+            if not (body.startswith(head) and body.endswith(tail) and len(body) >= len(head) + len(tail) > 0):
+                head, tail = self._split(body)
+            request = body[len(head) : len(body) - len(tail)]
+            requests.append(request)
+            caller = callers.setdefault(answer.caller, len(callers))
+            heads.append(
+                PACK(answer.sequence, answer.at, answer.seconds, caller, answer.rows, self._place, len(request))
+            )
+        self._answers += b"".join(heads)
+        self._requests += b"".join(requests)
+        size = len(requests) * ANSWER.itemsize + sum(map(len, requests))
+        if len(self._templates) > templates:
+            # A body in an unusual format may consist almost entirely of its ends.
+            size += sum(len(head) + len(tail) for head, tail in islice(self._templates, templates, None))
+        for columns, parts in zip(self._stored, stored, strict=True):
+            for column, part in zip(columns, parts, strict=True):
+                column += part
+                size += len(part)
+        return size
+
+    def _split(self, body: bytes) -> tuple[bytes, bytes]:
+        """Split a request around the values of its entities and return its head and tail.
+
+        In a body of another format the split may fall elsewhere; head, middle and tail are still the whole body.
+        """
+        begin = body.find(b"[", body.find(b'"entities"')) + 1
+        end = body.find(b"}", begin)
+        ends = (body[:begin], body[end:]) if begin and end > 0 else WHOLE
+        if len(self._templates) >= TEMPLATES:
+            ends = ends if ends in self._templates else WHOLE
+        self._place = self._templates.setdefault(ends, len(self._templates))
+        self._head, self._tail = ends
+        return ends
+
+    def group(self) -> AnswerGroup:
+        views = [
+            StoredViewRows(view.name, view.hash, *map(_bytes, columns))
+            for columns, (view, _) in zip(self._stored, self.reader.views, strict=True)
+        ]
+        return self.reader.group(
+            answers=_bytes(self._answers), requests=_bytes(self._requests), views=tuple(views),
+            templates=tuple(self._templates),
+        )  # fmt: skip
+
+
+def _bytes(column: bytearray) -> bytes:
+    # MessagePack encodes both types alike, and copying a batch would block the event loop.
+    return cast("bytes", column)

@@ -19,8 +19,7 @@ from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.values.columns import Values
 from isthmus.serving import log
 from isthmus.serving.recorder.batch import AnswerBatch, AnswerGroup, encoded, merged
-from isthmus.serving.recorder.columns import AnswerReader, RecordedAnswer, grouped, stored_of
-from isthmus.serving.recorder.lookups import Lookups
+from isthmus.serving.recorder.columns import AnswerReader, Lookups, RecordedAnswer, grouped, stored_of
 from isthmus.serving.recorder.options import MB, Recording
 from isthmus.serving.recorder.spool import Spool
 

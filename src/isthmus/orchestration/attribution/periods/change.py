@@ -26,19 +26,19 @@ from isthmus.orchestration.attribution.inputs import TIME, labels, rows_in
 from isthmus.orchestration.attribution.periods.coalitions import (
     CONTRACT,
     PARTS,
+    Segments,
     Weighted,
     coalition_values,
+    segments,
     weights,
 )
 from isthmus.orchestration.attribution.periods.page import MeasureChange, Period, PeriodChange, Segment, page, page_file
-from isthmus.orchestration.attribution.periods.segments import Segments, segments
-from isthmus.orchestration.attribution.recordings.predictions import predictions
-from isthmus.orchestration.attribution.recordings.questions import recorded_rows, with_column
-from isthmus.orchestration.attribution.report import SCORE, Part
+from isthmus.orchestration.attribution.recorded import predictions, recorded_rows, with_column
+from isthmus.orchestration.attribution.report import SCORE, parts_of
 from isthmus.orchestration.attribution.scores import REFUSED
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.provenance import Origins, key_values, predict_all
+from isthmus.orchestration.recording.served import ServedAnswers, key_values, predict_all
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.package.manifest import Package, open_package, read_contract
 from isthmus.serving.deployment.record import unapproved
@@ -106,8 +106,9 @@ def change(  # noqa: PLR0913 - the options of the command
         raise RequestError("--package-against", "cannot be combined with --recorded", remedy="remove the option")
     progress("reading the rows", 0.0)
     examples = artifacts.latest_training_set() or artifacts.current_training_set()
+    served = ServedAnswers(project)
     if recorded:
-        sides = [_recorded(project, declared, examples, period) for period in (against, days)]
+        sides = [_recorded(served, declared, examples, period) for period in (against, days)]
     else:
         folders = [package or artifacts.last_package(), artifacts.last_package()]
         profile = serving_profile(project, folders[1])
@@ -117,7 +118,7 @@ def change(  # noqa: PLR0913 - the options of the command
         ]
     progress("running the packages", 0.2)
     unknown: dict[str, str] = {}
-    both, scores, count = _scored_rows(sides, scores_of(project, sides, unknown))
+    both, scores, count = _scored_rows(sides, scores_of(served, sides, unknown))
     progress("splitting the change", 0.9)
     spine = project.applied().spines[declared.spine.name].key_names
     columns_by, found = segments_of(both, by, spine, count)
@@ -143,48 +144,39 @@ def _of_training_set(examples: TrainingSet, days: Days, package: Package, profil
     return Side(days, rows_in(examples, days).table, views, package, profile, {})
 
 
-def _recorded(project: Project, declared: Distillation, examples: TrainingSet, days: Days) -> Side:
-    answered = predictions(project, declared, days)
-    found = recorded_rows(project, declared, answered, examples)
+def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingSet, days: Days) -> Side:
+    answered = predictions(served, declared, days)
+    found = recorded_rows(declared, answered, examples)
     table = found.rows.table
     for column in found.fed.column_names:
         table = table.set_column(table.column_names.index(column), column, found.fed[column])
     contract = read_contract(answered.package)
     views = {name: contract.views[name] for name, _ in contract.read(answered.package.manifest.service)}
     profile = msgspec.convert({"precision": answered.precision}, ServingProfile)
-    return Side(days, table.select([*found.keys, TIME, *_others(table, found.keys)]), views, answered.package, profile,
-                 found.left_out)  # fmt: skip
+    keys = [*found.keys, TIME]
+    others = [name for name in table.column_names if name not in keys and table[name].null_count < len(table)]
+    return Side(days, table.select([*keys, *others]), views, answered.package, profile, found.left_out)
 
 
-def _others(table: pa.Table, keys: Sequence[str]) -> list[str]:
-    return [name for name in table.column_names if name not in (*keys, TIME) and table[name].null_count < len(table)]
-
-
-def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
+def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
     """Return the scores of the rows of both periods, (n + m,), by contract, then by model.
 
     Equal results share one array. If the contract's part is not known, the reason is added to `unknown`.
     """
-    models = [_model(side) for side in sides]
+    models = [DeployedModel(unapproved(side.package, side.profile, 0, None)) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
         models[1] = models[0]
-    contracts, origins = [side.contract for side in sides], Origins(project)
+    contracts = [side.contract for side in sides]
     read = [contract.read(side.package.manifest.service) for contract, side in zip(contracts, sides, strict=True)]
     every = list(dict.fromkeys([*read[0], *read[1]]))
 
     def under(place: int, pairs: Pairs) -> list[pa.Table]:
-        return [_under(origins, side, contracts[place], pairs) for side in sides]
+        return [_under(served, side, contracts[place], pairs) for side in sides]
 
-    def answers(tables: Sequence[Sequence[pa.Table]]) -> list[Numbers]:
+    def answers(before: Sequence[pa.Table], after: Sequence[pa.Table]) -> list[Numbers]:
         """Return scores by model, each from its own tables."""
-        found: dict[tuple[int, int], Numbers] = {}
-        for model, parts in zip(models, tables, strict=True):
-            case = id(model), id(parts)
-            if case not in found:
-                found[case] = np.concatenate(
-                    [predict_all(model, columns(part, model.inputs)) for part in parts]
-                ).astype(np.float64)
-        return [found[id(model), id(parts)] for model, parts in zip(models, tables, strict=True)]
+        first = _scores(models[0], before)
+        return [first, first if models[0] is models[1] and before is after else _scores(models[1], after)]
 
     unshared = [
         f"{view}:{feature}"
@@ -195,26 +187,27 @@ def scores_of(project: Project, sides: Sequence[Side], unknown: dict[str, str]) 
     views = [name for name in dict.fromkeys(view for view, _ in every) if all(name in c.views for c in contracts)]
     if unshared:
         unknown[CONTRACT] = f"only one of the packages knows {', '.join(unshared)}: its effect counts as the model's"
-        own = answers([under(place, pairs) for place, pairs in enumerate(read)])
+        own = answers(*(under(place, pairs) for place, pairs in enumerate(read)))
         return [own, own]
     if all(contracts[0].views[name].hash == contracts[1].views[name].hash for name in views):
         same = under(1, every)
-        own = answers([same, same])
+        own = answers(same, same)
         return [own, own]
     try:
-        return [answers([tables, tables]) for tables in (under(0, every), under(1, every))]
+        return [answers(tables, tables) for tables in (under(0, every), under(1, every))]
     except IsthmusError as error:
         unknown[CONTRACT] = f"its features are not known any more; the features of each row are used instead ({error})"
         tables = [side.table for side in sides]
-        own = answers([tables, tables])
+        own = answers(tables, tables)
         return [own, own]
 
 
-def _model(side: Side) -> DeployedModel:
-    return DeployedModel(unapproved(side.package, side.profile, 0, None))
+def _scores(model: DeployedModel, tables: Sequence[pa.Table]) -> Numbers:
+    parts = [predict_all(model, columns(table, model.inputs)) for table in tables]
+    return np.concatenate(parts).astype(np.float64)
 
 
-def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
+def _under(served: ServedAnswers, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
     """Return the rows of a period with stored features as a contract defines them.
 
     Features joined under the same contract stay, since the model was fed with them. All others are joined again.
@@ -231,9 +224,7 @@ def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa
             to_join.setdefault(name, []).append(feature)
     for name, features in to_join.items():
         view = contract.views[name]
-        history = origins.history(view)
-        if isinstance(history, IsthmusError):
-            raise history.with_traceback(None)
+        history = served.history(view)
         if missing := [column.name for column in view.keys if column.name not in table.column_names]:
             raise DataError(f"view {name}", f"the rows have no {', '.join(missing)}, needed to join it")
         keys = {column.name: key_values(table[column.name].combine_chunks()) for column in view.keys}
@@ -247,8 +238,7 @@ def _under(origins: Origins, side: Side, contract: Contract, pairs: Pairs) -> pa
 
 def _scored_rows(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Table, list[list[Numbers]], int]:
     """Return the rows of both periods that every package can score, their scores, and the size of the first period."""
-    distinct = {id(answers): answers for row in scores for answers in row}
-    whole = np.flatnonzero(np.isfinite(np.stack([*distinct.values()])).all(0))
+    whole = np.flatnonzero(np.isfinite([answers for row in scores for answers in row]).all(0))
     table = pa.concat_tables([side.table for side in sides], promote_options="default")
     first = len(sides[0].table)
     for side, rows, left in zip(
@@ -259,12 +249,13 @@ def _scored_rows(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa
         if not left:
             raise DataError(f"rows of {side.days}", "a request transform refuses every row",
                             expected="at least one row that it accepts")  # fmt: skip
-    kept = {key: answers[whole] for key, answers in distinct.items()}
-    return (
-        table.take(pa.array(whole)),
-        [[kept[id(answers)] for answers in row] for row in scores],
-        int((whole < first).sum()),
-    )
+    return table.take(pa.array(whole)), _taken(scores, whole), int((whole < first).sum())
+
+
+def _taken(scores: list[list[Numbers]], rows: Ints) -> list[list[Numbers]]:
+    """Return the scores of some rows; equal results share one array."""
+    kept = {id(answers): answers[rows] for row in scores for answers in row}
+    return [[kept[id(answers)] for answers in row] for row in scores]
 
 
 def _labels(rows: pa.Table, label: str) -> Numbers:
@@ -290,14 +281,11 @@ def _difference(
     sides = [places[rows[rows < count]], places[rows[rows >= count]]]
     if not all(map(len, sides)):
         return None
-    kept = {id(answers): answers[rows] for row in scores for answers in row}
-    values = coalition_values(of, weights(*sides), [[kept[id(answers)] for answers in row] for row in scores])
+    values = coalition_values(of, weights(*sides), _taken(scores, rows))
     if not np.isfinite(values).all():
         return None
     # Parts that are not known are the same in all coalitions, so that they do not affect the others.
-    shares = shapley(values)
-    parts = {part: Part(*(float(share[PARTS.index(part)]) for share in shares)) for part in known}
-    return MeasureChange(float(values[0]), float(values[-1]), parts)
+    return MeasureChange(float(values[0]), float(values[-1]), parts_of(shapley(values), PARTS, known))
 
 
 def _period(side: Side, rows: int) -> Period:

@@ -7,10 +7,16 @@ each row is weighted by its segment, which also splits measures that are not mea
 doi:10.2307/2171954). Each of the four parts gets its Shapley value (Shorrocks, 2013, doi:10.1007/s10888-011-9214-z).
 """
 
+import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from isthmus.distill.evaluation.slices import coded
+from isthmus.features.errors import RequestError, one_of
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.attribution.shapley import Numbers
 
@@ -24,6 +30,42 @@ MEANINGS = {
 
 # Measure of scores (n,) with weights (n,) that sum to 1.
 Weighted = Callable[[Numbers, Numbers], float]
+
+
+class Segments(NamedTuple):
+    """Segments of rows: the segment index of each row, shape (n,), and the column values of each segment."""
+
+    places: Ints
+    values: list[dict[str, str | None]]
+
+
+def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> Segments:
+    """Split rows into segments by columns: by value, or by quartile for numeric columns not in `exact`.
+
+    Raises:
+        RequestError: a column does not exist, or none is named.
+        DataError: a column is not text, boolean or numeric.
+    """
+    if missing := [name for name in columns if name not in table.column_names]:
+        raise RequestError(f"--by {missing[0]}", "is not a column of the rows", expected=one_of(table.column_names))
+    if not columns:
+        raise RequestError("segments", "the rows have none of the join keys of the spine",
+                           expected="--by with a column of the rows")  # fmt: skip
+    words: list[list[str | None]] = []
+    codes = np.empty((len(table), len(columns)), np.int64)
+    for place, name in enumerate(columns):
+        if name in exact:
+            column = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
+            own = [None if value is None else str(value) for value in column.dictionary.to_pylist()]
+            codes[:, place] = pc.fill_null(column.indices, 0).to_numpy(zero_copy_only=False)
+        else:
+            own, codes[:, place] = coded(name, table[name])
+        words.append(own)
+    distinct, places = np.unique(codes, axis=0, return_inverse=True)
+    values = [
+        {name: own[code] for name, own, code in zip(columns, words, row, strict=True)} for row in distinct.tolist()
+    ]
+    return Segments(places.reshape(-1).astype(np.int64), values)
 
 
 def weights(before: Ints, after: Ints) -> Numbers:
@@ -63,3 +105,30 @@ def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequen
             cache[case] = measure(answers[contract][model], weight[population, features])
         values[coalition] = cache[case]
     return values
+
+
+def mean(scores: Numbers, weights: Numbers) -> float:
+    return float(weights @ scores)
+
+
+def log_loss(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
+    """Return the weighted version of `distill.evaluation.metrics.log_loss`."""
+    clipped = np.clip(scores, 1e-7, 1 - 1e-7)
+    return float(-weights @ np.where(labels == 1, np.log(clipped), np.log1p(-clipped)))
+
+
+def auc(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
+    """Return the weighted probability that a 1 scores above a 0, ties counting half; NaN if a label is missing."""
+    _, place = np.unique(scores, return_inverse=True)
+    ones, zeros = (np.bincount(place, np.where(labels == label, weights, 0.0)) for label in (1, 0))
+    pairs = ones.sum() * zeros.sum()
+    below = np.cumsum(zeros) - zeros / 2
+    return float((ones * below).sum() / pairs) if pairs > 0 else math.nan
+
+
+def rmse(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
+    return math.sqrt(weights @ np.square(scores - labels))
+
+
+def mae(labels: Numbers, scores: Numbers, weights: Numbers) -> float:
+    return float(weights @ np.abs(scores - labels))

@@ -1,4 +1,4 @@
-"""The explanation of a recorded prediction, shown on the terminal and as an HTML page."""
+"""Explain row by row why a recorded prediction differs from the ideal one (`isthmus answers explain`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from isthmus.distill.gates import STAGES
 from isthmus.features.document.blocks import (
     Block,
     BlockGroup,
@@ -19,8 +21,19 @@ from isthmus.features.document.blocks import (
     strong,
 )
 from isthmus.features.document.html import to_html
+from isthmus.features.files import write_atomically
+from isthmus.features.progress import Progress, silent
+from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.page import parts_table, waterfall
-from isthmus.orchestration.attribution.report import Measure
+from isthmus.orchestration.attribution.recorded import prediction, recorded
+from isthmus.orchestration.attribution.report import Measure, parts_of
+from isthmus.orchestration.attribution.scores import ScoredRows, opened
+from isthmus.orchestration.attribution.shapley import Shares, shapley
+from isthmus.orchestration.attribution.stages import CELLS, NEEDS, coalitions
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.served import ServedAnswers
+from isthmus.orchestration.runtimes.products import RUNTIMES
+from isthmus.package.inputs import ModelInput
 
 # Rows of an answer on the terminal, and on the page.
 SHOWN, ON_PAGE = 10, 100
@@ -76,6 +89,52 @@ class Explanation:
         for built, row in zip(plain["rows"], self.rows, strict=True):
             built["score"]["difference"] = row.score.difference
         return {**plain, "page": str(page_file(self))}
+
+
+def explain(project: Project, identity: str, *, progress: Progress = silent) -> Explanation:
+    """Attribute the gap between a recorded prediction and the ideal one to the stages in between, and write a page.
+
+    The ideal prediction is the teacher's, from the features that the history has now for the moment of the answer.
+
+    Raises:
+        RequestError: the table lacks the answer, it is not a prediction, or its score is not a number.
+        DataError: its package, its student or a history is gone, or no row can be recomputed.
+        ContractMismatch: its package cannot run under the current contract.
+    """
+    progress("reading the recorded answer", 0.0)
+    answers = prediction(ServedAnswers(project), identity)
+    package = answers.package
+    artifacts = Artifacts.of(project, package.manifest.name)
+    name = artifacts.declared.name
+    with opened(artifacts, package, answers.precision, RUNTIMES["ONNX Runtime"], progress) as models:
+        progress("joining what was served", 0.2)
+        scored = models.score(recorded(artifacts, answers, models), progress)
+        rows = _rows(scored, models.scores.student_inputs)
+    at = answers.part["at"][0].as_py().isoformat().replace("+00:00", "Z")
+    result = Explanation(
+        identity, at, name, package.files.digest, answers.precision, rows, scored.chosen.left_out,
+        scored.chosen.unknown, project.state / "attribution" / name / "answers",
+    )  # fmt: skip
+    write_atomically(page_file(result), page(result).encode(), mode=0o600)
+    progress("the answer is explained", 1.0)
+    return result
+
+
+def _rows(scored: ScoredRows, inputs: Sequence[ModelInput]) -> list[ExplainedRow]:
+    chosen, shares = scored.chosen, shapley(coalitions(scored.cells), NEEDS)
+    known = [stage for stage in STAGES if stage not in chosen.unknown]
+    ideal, served, _, fed = (
+        {item.name: form[item.name].tolist(item.dtype) for item in inputs} for form in chosen.features.forms
+    )
+    labels = [float(label) if np.isfinite(label) else None for label in scored.labels]
+    rows = []
+    for place, keys in enumerate(chosen.rows.table.select(chosen.keys).to_pylist()):
+        parts = parts_of(Shares(*(share[:, place] for share in shares)), STAGES, known)
+        score = Measure(float(scored.cells[CELLS[0]][place]), float(scored.cells[CELLS[-1]][place]), parts)
+        forms = {"ideal": ideal, "served": served, "fed": fed}
+        features = {item.name: {form: values[item.name][place] for form, values in forms.items()} for item in inputs}
+        rows.append(ExplainedRow(keys, score, features, labels[place]))
+    return rows
 
 
 def page_file(result: Explanation) -> Path:

@@ -1,0 +1,394 @@
+"""Read what was served: recorded answers in groups, with their requests, stored rows and models.
+
+Replay, monitoring, rollback on quality and attribution are functions of a group.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from isthmus.features.contract.diff import require_service
+from isthmus.features.contract.schema import Contract, ViewContract
+from isthmus.features.errors import DataError, DependencyError, IsthmusError, PackageError
+from isthmus.features.offline.history import ViewHistory
+from isthmus.features.profiles import ServingProfile
+from isthmus.features.request.graph import RowGraph
+from isthmus.features.values.arrow import micros
+from isthmus.features.values.columns import Ints, Mask, Values
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.recording.collect import absence, contract_of
+from isthmus.orchestration.recording.requests import Keys, Requests, features_of, lookup_of, read_requests, unreadable
+from isthmus.orchestration.recording.storedrows import (
+    StoredRows,
+    columns_of,
+    from_history,
+    served_rows,
+    view_answers,
+)
+from isthmus.orchestration.recording.table import RecordedAnswers, by_view
+from isthmus.orchestration.server.secret import known_secret
+from isthmus.package.manifest import Package, open_package
+from isthmus.package.prompts import generation_of
+from isthmus.serving.deployment.cache import folder_of
+from isthmus.serving.deployment.record import unapproved
+from isthmus.serving.lookup.lookup import Lookup
+from isthmus.serving.lookup.prompt import Prompt
+from isthmus.serving.predict.model import DeployedModel
+from isthmus.serving.predict.predictor import Predictor
+from isthmus.serving.predict.tensors import TensorPredictor
+
+# Rows per call of a model.
+_ROWS = 1 << 14
+_T = TypeVar("_T")
+
+
+class Cause(StrEnum):
+    """Why an answer differs or cannot be recomputed."""
+
+    LATE = "a late row"
+    PUSH = "a push not in the history"
+    PACKAGE = "another package"
+    CLOCK = "a clock"
+    ENGINE = "an engine"
+    STORE = "the online store"
+    HISTORY = "the history"
+    CONTRACT = "the contract"
+    KEY = "a key"
+
+
+class UnreadableError(IsthmusError):
+    """The answers of a group cannot be recomputed. `cause` says which of their origins is gone or changed."""
+
+    def __init__(self, cause: Cause, why: str) -> None:
+        self.cause = cause
+        super().__init__("recorded answers", why)
+
+    def __str__(self) -> str:
+        return self.found
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Answers that can be computed together: they share contract, package, precision, route, views and features.
+
+    Rows are the rows of all requests that can be read, one after another; requests of tensors have none.
+
+    Attributes:
+        answers: the answers as a table.
+        contract: contract that they were computed under.
+        model: model that answered, or the one to answer now; None for lookups.
+        reader: reader of their requests.
+        bodies: request bodies; an error if a private key could not be restored.
+        requests: join keys and request fields of the rows.
+        answer: index of each row's answer.
+        starts: index of each answer's first row.
+        at: moment of each row in microseconds since 1970 UTC.
+        outputs: recorded outputs of all rows, float32.
+        digest: recorded digests of all rows, uint64; may be empty.
+        histories: histories of the views that they read.
+        then: rows that Redis returned, by view, as recorded: without values.
+        now: rows that the history has now for the same moments, by view.
+    """
+
+    answers: pa.Table
+    contract: Contract
+    model: DeployedModel | None
+    reader: Lookup | Predictor | Prompt | TensorPredictor
+    bodies: Sequence[bytes | LookupError]
+    requests: Requests
+    answer: Ints
+    starts: Ints
+    at: Ints
+    outputs: np.ndarray[Any, Any]
+    digest: np.ndarray[Any, np.dtype[np.uint64]]
+    histories: Mapping[str, ViewHistory]
+    then: Mapping[str, StoredRows]
+    now: Mapping[str, StoredRows]
+
+    def served(self) -> tuple[dict[str, StoredRows], Mask]:
+        """Return the rows that Redis returned, by view, and a mask of the rows whose values the history still has."""
+        found = {
+            name: served_rows(history, self.requests.keys, self.now[name], self.then[name])
+            for name, history in self.histories.items()
+        }
+        known: Mask = np.logical_and.reduce([np.ones(len(self.answer), bool), *(own for _, own in found.values())])
+        return {name: rows for name, (rows, _) in found.items()}, known
+
+    @property
+    def predictor(self) -> Predictor:
+        """The reader of predictions."""
+        assert isinstance(self.reader, Predictor)  # noqa: S101 - the route is `predict`
+        return self.reader
+
+    def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
+        """Return the inputs of a predictor's model for these stored rows, either of now or as served."""
+        return self.predictor.inputs(self.requests.fields, view_answers(rows))
+
+
+class ServedAnswers:
+    """Reads recorded answers, and opens the contracts, histories and models behind them, each once.
+
+    If `package` is set, it replaces the package that answered.
+    """
+
+    def __init__(self, project: Project, package: Path | None = None) -> None:
+        self.project, self.package_folder = project, package
+        self.offline, self.table = project.offline_store(), RecordedAnswers.of(project)
+        self._opened: dict[Any, Any] = {}
+
+    def answer(self, identity: str) -> pa.Table:
+        """Return the answer with an id.
+
+        Raises:
+            RequestError: the table lacks it.
+        """
+        answers = self.table.read(ds.field("id") == identity)
+        if not len(answers):
+            raise absence(self.project, identity)
+        return answers
+
+    def read(
+        self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
+        callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
+    ) -> pa.Table:  # fmt: skip
+        """Return the answers of a route and callers from `first` on and before `end`, sorted by process and sequence.
+
+        Raises:
+            DataError: the table cannot be read.
+        """
+        condition = ds.scalar(True)
+        if route is not None:
+            condition &= ds.field("route") == route
+        if first is not None:
+            condition &= ds.field("at") >= first
+        if end is not None:
+            condition &= ds.field("at") < end
+        if callers is not None:
+            condition &= ds.field("caller").isin([*callers])
+        return self.table.read(condition, columns)
+
+    def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
+        """Open one of the tables that `groups` returns, for the model that answered or for another one.
+
+        Another model must be of the same service, and may read fewer views.
+
+        Raises:
+            UnreadableError: the contract, the package or a history is gone, or has changed.
+            DependencyError: an answer is a generated text and the extra `generate` is not installed.
+        """
+        first = answers.slice(0, 1).to_pylist()[0]
+        contract = self.contract(first["contract"])
+        graphs = lru_cache(None)(lambda name: RowGraph(contract.transforms[name]))
+        reader: Lookup | Predictor | Prompt | TensorPredictor
+        model = None
+        try:
+            if first["route"] == "lookup":
+                reader = lookup_of(contract, first["request"].encode(), graphs)
+            else:
+                model = other or self.model(first["package"], first["variant"])
+                reader = _reader(first["route"], contract, model, graphs)
+        except DependencyError:
+            raise
+        except IsthmusError as error:
+            cause = Cause.CONTRACT if first["route"] == "lookup" else Cause.PACKAGE
+            raise UnreadableError(cause, str(error)) from error
+        except msgspec.MsgspecError as error:
+            raise UnreadableError(Cause.KEY, unreadable(error)) from error
+        if model is not None:
+            reads, read = {view.name for view in reader.plan.views}, {*first["views"]}
+            # The request may lack the keys that another package needs.
+            if reads - read or (other is None and reads != read):
+                wanted, recorded = (", ".join(sorted(names)) or "nothing" for names in (reads, read))
+                why = f"package {model.deployment.digest[:12]} reads {wanted}, not {recorded}"
+                raise UnreadableError(Cause.PACKAGE, why)
+        try:
+            histories = {name: self.history(contract.views[name]) for name in first["views"]}
+        except IsthmusError as error:
+            raise UnreadableError(Cause.HISTORY, str(error)) from error
+        for (name, history), view_hash in zip(histories.items(), first["hashes"], strict=True):
+            if history.view.hash != view_hash:
+                raise UnreadableError(Cause.HISTORY, f"view {name} has another definition now")
+        bodies = self._bodies(answers, contract, first["hashed"])
+        requests = read_requests(reader, bodies, answers["rows"].to_pylist())
+        rows = requests.rows
+        answer = np.repeat(np.arange(len(answers)), rows)
+        at = micros(answers["at"])[answer]
+        whole = answers.filter(pa.array(rows > 0))
+        event, known, content, status = (
+            by_view(_flat(whole[name]).astype(np.int64), rows[rows > 0], len(histories))
+            for name in ("event", "known", "content", "status")
+        )
+        return Group(
+            answers, contract, model, reader, bodies, requests, answer, np.cumsum(rows) - rows, at,
+            _flat(whole["outputs"]), _flat(whole["digest"]).view(np.uint64), histories,
+            {name: StoredRows(event[n], known[n], content[n], status[n], {}) for n, name in enumerate(histories)},
+            {name: from_history(own, contract.views[name], requests.keys, at) for name, own in histories.items()},
+        )  # fmt: skip
+
+    def predictions(
+        self, answers: pa.Table, other: DeployedModel | None = None
+    ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
+        """Yield each part of the predictions with its group, or with the error that prevents reading it."""
+        for part in groups(answers):
+            found: Group | IsthmusError
+            try:
+                found = self.open(part, other)
+                if not found.requests.rows.any():
+                    raise UnreadableError(Cause.KEY, "their requests: cannot be read any more")
+            except IsthmusError as error:
+                found = error
+            yield part, found
+
+    def contract(self, known: str) -> Contract:
+        """Return the contract with a hash.
+
+        Raises:
+            UnreadableError: neither the project nor a package has it.
+            DataError: the saved file is damaged.
+        """
+        contract = self._once(("contract", known), lambda: contract_of(self.project, known))
+        if contract is None:
+            why = f"contract {known[:12]} is gone: neither the project nor a package has it"
+            raise UnreadableError(Cause.CONTRACT, why)
+        return contract
+
+    def history(self, view: ViewContract) -> ViewHistory:
+        """Return the history of a view.
+
+        Raises:
+            IsthmusError: it cannot be read.
+        """
+        return self._once(("history", view.hash), lambda: self.offline.history(view))
+
+    def model(self, digest: str, variant: str) -> DeployedModel:
+        """Return the model that answered.
+
+        Raises:
+            DataError: its package is gone or was changed.
+        """
+        precision, _, threads = variant.partition("/")
+
+        def opened() -> DeployedModel:
+            profile = msgspec.convert({"precision": precision, "threads": int(threads)}, ServingProfile)
+            return DeployedModel(unapproved(self.package(digest), profile, 0, None))
+
+        return self._once(("model", digest, variant), opened)
+
+    def package(self, digest: str) -> Package:
+        """Return the package that answered.
+
+        Raises:
+            DataError: the package is gone or was changed.
+        """
+        folder = self.package_folder or folder_of(self.project.deployment_file) / digest
+        if self.package_folder is None and not folder.is_dir():
+            raise DataError(
+                f"package {digest[:12]}",
+                "is gone",
+                remedy="restore it in .isthmus/deployments, or pass another one with --package",
+            )
+        package = open_package(folder)
+        if self.package_folder is None and package.files.digest != digest:
+            raise DataError(f"package {digest[:12]}", f"has changed: its digest is {package.files.digest[:12]} now")
+        return package
+
+    def _once(self, name: object, opened: Callable[[], _T]) -> _T:
+        """Return what is opened under a name, or raise the error of its first opening again."""
+        if name not in self._opened:
+            try:
+                self._opened[name] = opened()
+            except IsthmusError as error:
+                self._opened[name] = error
+        if isinstance(known := self._opened[name], IsthmusError):
+            raise known.with_traceback(None)
+        return cast("_T", known)
+
+    def _bodies(self, answers: pa.Table, contract: Contract, hashed: Sequence[str]) -> list[bytes | LookupError]:
+        """Return the request bodies with private keys restored, or an error if the history lacks a key."""
+        texts = answers["request"].to_pylist()
+        if not hashed:
+            return [text.encode() for text in texts]
+        columns = {column.name: column for view in contract.views.values() for column in view.keys}
+        keys = Keys(known_secret(self.project), lambda name: self._key_values(contract, name))
+        bodies: list[bytes | LookupError] = []
+        for text in texts:
+            try:
+                bodies.append(keys.restore(text, [columns[name] for name in hashed]))
+            except LookupError as error:
+                bodies.append(error)
+        return bodies
+
+    def _key_values(self, contract: Contract, name: str) -> set[Any]:
+        """Return all values of a join key in the histories that can be read."""
+        distinct: set[Any] = set()
+        for view in contract.views.values():
+            if name in [column.name for column in view.keys]:
+                try:
+                    distinct.update(key_values(pc.unique(columns_of(self.history(view), [name])[name])))
+                except IsthmusError:
+                    continue
+        return distinct
+
+
+def _reader(
+    route: str, contract: Contract, model: DeployedModel, graphs: Callable[[str], RowGraph]
+) -> Predictor | Prompt | TensorPredictor:
+    """Return the reader of a model's requests.
+
+    Raises:
+        PackageError: the model does not give such answers.
+        ContractMismatch: the features of its service changed since its package was exported.
+    """
+    if route == "infer":
+        return TensorPredictor(contract, model)
+    if route == "predict":
+        if not model.inputs:
+            raise PackageError(f"package {model.manifest.name}", "does not predict from rows of features")
+        return Predictor(contract, model, graphs)
+    service = model.deployment.service
+    require_service(f"model {model.deployment.model}", model.contract, contract, service)
+    return Prompt(generation_of(model.manifest), contract, service, graphs=graphs)
+
+
+def groups(answers: pa.Table) -> Iterator[pa.Table]:
+    """Split answers into groups that can be computed together; each keeps the order of the table."""
+    pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
+    features = [features_of(text) if route == "lookup" else "" for route, text in pairs]
+    parts = [answers[name] for name in ("route", "contract", "package", "variant")]
+    parts += [pc.binary_join(answers[name], ",") for name in ("views", "hashes", "hashed")]
+    joined = pc.binary_join_element_wise(*parts, pa.array(features, pa.string()), "\n")
+    for group in pc.unique(joined):
+        yield answers.filter(pc.equal(joined, group)).combine_chunks()
+
+
+def predict_all(model: DeployedModel, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
+    """Return a model's outputs for many rows, computed in batches of `_ROWS`."""
+    rows = len(next(iter(inputs.values())).valid)
+    parts = [
+        model.predict({name: values.take(slice(start, start + _ROWS)) for name, values in inputs.items()})
+        for start in range(0, max(rows, 1), _ROWS)
+    ]
+    return np.concatenate(parts)
+
+
+def _flat(lists: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    flat: np.ndarray[Any, Any] = pc.list_flatten(lists).combine_chunks().to_numpy(zero_copy_only=False)
+    return flat
+
+
+def key_values(values: pa.Array) -> list[Any]:
+    """Return the values of a join key; times are microseconds."""
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    plain: list[Any] = values.to_pylist()
+    return plain
