@@ -96,7 +96,7 @@ def test_nothing_is_lost_and_nothing_is_twice(tmp_path: Path) -> None:
     undisturbed = OfflineStore(tmp_path / "undisturbed")
     with undisturbed.prepare(PUNCTUALITY, rows) as ready:
         undisturbed.write(ready)
-    assert undisturbed.fingerprint(PUNCTUALITY) == store.fingerprint(PUNCTUALITY)
+    assert undisturbed.history(PUNCTUALITY).fingerprint == store.history(PUNCTUALITY).fingerprint
 
 
 def _nothing() -> pa.Table:
