@@ -49,7 +49,7 @@ def test_the_answer_is_that_of_the_api(built: Shop, project: Open) -> None:
 
 def test_the_command(built: Shop, project: Open) -> None:
     materialize(project(built))
-    command = ["lookup", "customer_orders:orders_7d", "customer=1000003", "customer=5"]
+    command = ["features", "lookup", "customer_orders:orders_7d", "customer=1000003", "customer=5"]
     shown = run(*command, cwd=built.root)
     assert shown.returncode == 0, shown.stderr
     for text in ("customer_orders__orders_7d", "1000003", "NOT_FOUND"):

@@ -21,8 +21,7 @@ from isthmus.features.values.rows import RowCodec
 from isthmus.features.values.stamp import Stamp
 from isthmus.serving.limits import Limits
 from isthmus.serving.redis.node import RedisNode
-from isthmus.serving.redis.stamps import FRESH_SECONDS, Stamps
-from isthmus.serving.redis.store import Store
+from isthmus.serving.redis.store import FRESH_SECONDS, Stamps, Store
 from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, ROUTE
 
 KEY: list[tuple[Column, KeyValue]] = [(CARRIER, "UA"), (FLIGHT, 1 << 50)]

@@ -15,7 +15,6 @@ from isthmus.features.values.columns import Ints, Values
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
 from isthmus.serving.lookup.prompt import Prompt
-from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.recorder.columns import hashes
 from isthmus.serving.wire import decode
@@ -118,7 +117,7 @@ def read_lookups(lookup: Lookup, contract: Contract, bodies: Sequence[bytes | Lo
     def read(body: bytes) -> tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]:
         message = _LOOKUP.decode(body)
         keys, fields = decode.entities(message.entities, join_keys, lookup.request, lookup.optional)
-        inputs = LookupInputs.of(lookup, keys, fields, LIMITS)
+        inputs = lookup.inputs(keys, fields, LIMITS)
         return inputs.keys, inputs.request, inputs.rows
 
     return _joined(bodies, read, list(lookup.plan.keys))
