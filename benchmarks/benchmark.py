@@ -6,7 +6,6 @@ maximum. A benchmark that cannot run is listed with the reason.
 
 import argparse
 import json
-import math
 import os
 import platform
 import shutil
@@ -16,7 +15,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -36,6 +34,7 @@ from isthmus.features.document.blocks import (
     bad,
     good,
 )  # fmt: skip
+from isthmus.features.document.charts import Bar, Row, rows_chart
 from isthmus.features.document.html import to_html
 from isthmus.features.files import write_atomically
 
@@ -48,7 +47,7 @@ REMEDIES = {
 """Installation instructions for programs that pip cannot install."""
 LIBRARIES = ("isthmus", "feast", "duckdb", "polars", "pyarrow", "pyspark", "pysail", "torch", "scikit-learn",
              "onnxruntime", "deltalake")  # fmt: skip
-FLOOR, STYLE = 0.1, "svg .least { fill: var(--base) } svg text { font: 11px system-ui, sans-serif; fill: var(--ink) }"
+FLOOR = 0.1
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def main() -> int:
             continue
         failed |= not options.quick and any(row["holds"] is False for row in rows)
         blocks += section(rows)
-    write_atomically(options.page, to_html("Benchmarks of Isthmus", blocks, STYLE).encode())
+    write_atomically(options.page, to_html("Benchmarks of Isthmus", blocks).encode())
     sys.stdout.write(f"{options.page.resolve()}\n")
     return int(failed)
 
@@ -181,29 +180,16 @@ def number(value: float | None) -> str:
 
 
 def chart(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw ratios as bars on a logarithmic axis, each with its spread and target; 1 is dashed."""
-    labels = [f"{row['case']}, against {row['peer_name']}" for row in rows]
-    left, room, step = 6 * max(map(len, labels)) + 12, 300, 22
-    most = max(row["high"] for row in rows) * 1.2
-    per = room / math.log10(max(most, 10) / FLOOR)
-
-    def at(ratio: float) -> float:
-        return left + per * math.log10(max(ratio, FLOOR) / FLOOR)
-
-    height, parts = step * len(rows) + 8, []
-    for place, (row, label) in enumerate(zip(rows, labels, strict=True)):
-        top = step * place + 6
-        middle = top + 7
-        parts.append(f'<text x="{left - 6}" y="{middle + 4}" text-anchor="end">{escape(label)}</text>')
-        parts.append(f'<rect class="equal" x="{left}" y="{top}" width="{at(row["ratio"]) - left:.1f}" height="14"/>')
-        parts.append(f'<rect class="least" x="{at(row["low"]):.1f}" y="{middle - 1}" '
-                     f'width="{max(at(row["high"]) - at(row["low"]), 1):.1f}" height="2"/>')  # fmt: skip
-        if row["bar"] is not None:
-            parts.append(f'<rect x="{at(row["bar"]):.1f}" y="{top - 2}" width="2" height="18"/>')
-        parts.append(f'<text x="{at(row["high"]) + 5:.1f}" y="{middle + 4}">{row["ratio"]:.1f}x</text>')
-    parts.append(f'<line class="base" x1="{at(1):.1f}" x2="{at(1):.1f}" y1="0" y2="{height}"/>')
-    return Figure("".join(parts), "Factor by which Isthmus is better", "Logarithmic; red marks the target, gray the "
-                  "spread.", left + room + 60, height)  # fmt: skip
+    """Draw ratios as bars on a logarithmic axis, each with its spread and target."""
+    lines = []
+    for row in rows:
+        ratio, low, high = (max(row[name], FLOOR) for name in ("ratio", "low", "high"))
+        target: list[Bar] = [] if row["bar"] is None else [(row["bar"], row["bar"], "red")]
+        name = f"{row['case']}, against {row['peer_name']}"
+        bars: list[Bar] = [(FLOOR, ratio, "green"), *target]
+        lines.append(Row(name, "ink", bars=bars, span=(low, high), text=f"{row['ratio']:.1f}x"))
+    caption = "Logarithmic; red marks the target, a line the spread."
+    return rows_chart(lines, "Factor by which Isthmus is better", caption, log=True)
 
 
 if __name__ == "__main__":

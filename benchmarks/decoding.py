@@ -1,8 +1,8 @@
 """Compare the tokens per second that `isthmus infra plan` predicts for language models with measurements.
 
 Models of three sizes with random weights are written in three precisions as `isthmus model export` writes them. Each
-round measures the probes and then the file; the result is the median of the rounds' ratios. As in a plan, the prompt has
-half a context, followed by 64 steps. On one thread times are processor times, as in the probes, because other load
+round measures the probes and then the file; the result is the median of the rounds' ratios. As in a plan, the prompt
+has half a context, followed by 64 steps. On one thread times are processor times, as in the probes, because other load
 would slow prompts more than steps.
 """
 

@@ -20,9 +20,8 @@ import torch
 from result import Comparison, less, more, note, options_parser, report
 from torch import Tensor, nn
 
-from isthmus.distill.outputs import TeacherOutputs, identities
-from isthmus.distill.teachers import NetworkTeacher
 from isthmus.losses import soft_targets
+from isthmus.teachers import NetworkTeacher, TeacherOutputs, identities
 
 BAR = 3.0
 CLASSES, TOKENS, WORDS, BATCH = 20, 32, 1000, 64

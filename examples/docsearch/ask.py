@@ -1,7 +1,7 @@
-"""Has the API embed a question, and shows which passages lie nearest. `python ask.py 'shortest path in a graph'`.
+"""Embed a question with the API and print the nearest passages: `python ask.py 'shortest path in a graph'`.
 
-The API is that of `isthmus serve`, or at the address in the variable API. It speaks the Open Inference Protocol, and
-reads tokens: the tokenizer is that of the package which answers, as are the passages and their vectors.
+The API is `isthmus serve` on this machine, or at the address in the environment variable API. It takes tokens, by the
+Open Inference Protocol. Tokenizer, passages and their vectors come from the deployed package.
 """
 
 import json
@@ -17,18 +17,17 @@ from tokenizers import Tokenizer
 API = os.environ.get("API", "http://127.0.0.1:6570")
 MODEL = f"{API}/v2/models/docsearch"
 DEPLOYED = Path(__file__).parent / ".isthmus" / "deployments"
-SHOWN = 5
+RESULTS = 5
 
 
 def fetch(url: str, message: object = None) -> Any:
-    """The API's answer."""
     body = None if message is None else json.dumps(message).encode()
-    with urlopen(Request(url, body)) as response:  # noqa: S310 - the address is ours
+    with urlopen(Request(url, body)) as response:  # noqa: S310 - the address is the user's
         return json.load(response)
 
 
 def main(question: str) -> None:
-    """A line for each of the nearest passages, the nearest first."""
+    """Print the names of the nearest passages, nearest first."""
     version = fetch(MODEL)["versions"][0]
     package = DEPLOYED / version
     tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
@@ -42,7 +41,7 @@ def main(question: str) -> None:
     (output,) = fetch(f"{MODEL}/versions/{version}/infer", {"inputs": inputs})["outputs"]
     passages = json.loads((package / "passages.json").read_bytes())
     vectors = np.frombuffer((package / "passages.i8").read_bytes(), np.int8).reshape(len(passages), -1)
-    for place in np.argsort(-(vectors @ np.array(output["data"], np.float32)), kind="stable")[:SHOWN]:
+    for place in np.argsort(-(vectors @ np.array(output["data"], np.float32)), kind="stable")[:RESULTS]:
         sys.stdout.write(f"{passages[place]['name']}\n")
 
 

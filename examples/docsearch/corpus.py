@@ -1,6 +1,6 @@
-"""Writes the corpus: what the docstrings of the installed scientific packages say. `python corpus.py`.
+"""Write the docstrings of the installed scientific packages to data/docstrings.parquet: `python corpus.py`.
 
-Their sources are parsed and never imported, so that a machine without a GPU, a display or a JVM reads the same.
+Sources are parsed, never imported, so the result does not depend on a GPU, a display or a JVM.
 """
 
 import ast
@@ -16,10 +16,8 @@ import pyarrow.parquet as pq
 
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "sklearn", "networkx", "sympy", "pyspark", "torch")
 FILE = Path(__file__).parent / "data" / "docstrings.parquet"
-WORDS = range(4, 33)
-"""Of a question."""
-LEAST, MOST = 12, 80
-"""Words of a passage: with fewer it says nothing, and what comes after the last is beyond what the models read."""
+WORDS = range(4, 33)  # of a question
+LEAST, MOST = 12, 80  # words of a passage; the models read no more
 
 _MARKUP = [
     (re.compile(r"^\s*\.\. [\w:-]+::.*$", re.MULTILINE), " "),  # a directive
@@ -32,7 +30,7 @@ _MARKUP = [
 
 
 class Passage(NamedTuple):
-    """A docstring: its first sentence asks for what the rest of it says."""
+    """A docstring: the first paragraph is the question, the remaining text is the answer."""
 
     name: str
     package: str
@@ -41,14 +39,14 @@ class Passage(NamedTuple):
 
 
 def passages(folder: Path) -> Iterator[Passage]:
-    """The docstrings of a package's folder, but for those of tests and of private names, by file and line."""
+    """Yield the docstrings in a package folder by file and line, without tests and private names."""
     for file in sorted(folder.rglob("*.py")):
         place = file.relative_to(folder.parent).with_suffix("").parts
         module = place[:-1] if place[-1] == "__init__" else place
         if not any(part.startswith(("test", "conftest")) for part in module):
             try:
                 tree = ast.parse(file.read_bytes())
-            except SyntaxError:  # a template, or for another Python
+            except SyntaxError:  # a template, or for another Python version
                 continue
             yield from _of(tree, module)
 
@@ -65,14 +63,14 @@ def _of(node: ast.AST, path: tuple[str, ...]) -> Iterator[Passage]:
 
 
 def cleaned(text: str) -> str:
-    """Prose without markup, examples and line breaks."""
+    """Return the text without markup, examples and line breaks."""
     for pattern, instead in _MARKUP:
         text = pattern.sub(instead, text)
     return text.strip()
 
 
 def corpus(packages: tuple[str, ...] = PACKAGES) -> pa.Table:
-    """All passages, in order of their names; of those with the same text, and of those with the same name, the first.
+    """Return all passages by name; of passages with equal text or equal name, only the first.
 
     Raises:
         SystemExit: a package is not installed.

@@ -1,8 +1,8 @@
-"""Search in the documentation of the scientific packages of Python, by a model that a device can have.
+"""Search in the documentation of Python's scientific packages with a model for devices.
 
-The corpus is what their docstrings say (`corpus.py`): the first sentence of each is taken for a question, the rest for
-the passage that answers it. A sentence transformer of 22.7 million weights, all-MiniLM-L6-v2, knows which passages lie
-near a question; a student of a fifth of its size learns where it puts them.
+The corpus consists of docstrings (`corpus.py`): the first paragraph is a question, and the remaining text is the
+passage that answers it. The teacher is the sentence transformer all-MiniLM-L6-v2 with 22.7 million weights; a student
+of a fifth of its size learns its vectors.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ from isthmus import (
 )
 
 docstrings = Source("docstrings", path="data/docstrings.parquet")
-passage = Entity("passage", join_keys={"name": String}, description="What is documented, by its qualified name")
+passage = Entity("passage", join_keys={"name": String}, description="A documented object, qualified name")
 
 
 def always() -> Column:
-    """Docstrings have no times: what they say holds from the beginning."""
+    """Docstrings have no times, so their rows are valid from the beginning."""
     return F.timestamp_seconds(F.lit(0))
 
 
@@ -44,21 +44,21 @@ def always() -> Column:
     expectations=[Expect.present("text"), Expect.present("package")],
 )
 def passages(docstrings: DataFrame) -> DataFrame:
-    """What a docstring says after its first sentence."""
+    """Docstrings after their first paragraph."""
     return docstrings.select("name", always().alias("event_timestamp"), "package", "text")
 
 
-query = RequestSource("query", schema=[Field("question", String)], description="What is searched for")
+query = RequestSource("query", schema=[Field("question", String)], description="The search query")
 
 
 @spine(
     entities=[passage],
     sources=[docstrings],
     request=query,
-    label=Field("words", Int64, description="How many words the question has; only the report looks at it"),
+    label=Field("words", Int64, description="Words in the question; only for the report"),
 )
 def questions(docstrings: DataFrame) -> DataFrame:
-    """The first sentence of every docstring, as a question that the rest of it answers."""
+    """The first paragraph of every docstring, as a question."""
     return docstrings.select(
         "name",
         always().alias("event_timestamp"),
@@ -68,12 +68,12 @@ def questions(docstrings: DataFrame) -> DataFrame:
     )
 
 
-server = FeatureService("docsearch_server", features=[query, passages], description="What the teacher reads")
-device = FeatureService("docsearch_device", features=[query, passages], description="What the student reads")
+server = FeatureService("docsearch_server", features=[query, passages], description="Inputs of the teacher")
+device = FeatureService("docsearch_device", features=[query, passages], description="Inputs of the student")
 
 START = Path(__file__).parent / "data" / "start.safetensors"
-STARTED = hashlib.sha256(START.read_bytes()).hexdigest()[:12] if START.exists() else None
-"""What `pretrain.py` has taught the student already, if it has: then little is left to learn, in small steps."""
+START_DIGEST = hashlib.sha256(START.read_bytes()).hexdigest()[:12] if START.exists() else None
+"""Digest of the weights that `pretrain.py` wrote, if any; `isthmus distill` then takes fewer and smaller steps."""
 
 docsearch = Distillation(
     "docsearch",
@@ -81,16 +81,16 @@ docsearch = Distillation(
     teacher=server,
     student=device,
     task="search:DocSearch",
-    shape={"start": STARTED} if STARTED else {},
+    shape={"start": START_DIGEST} if START_DIGEST else {},
     settings=Settings(
-        steps=(100 if STARTED else 300),
+        steps=(100 if START_DIGEST else 300),
         batch=64,
-        learning_rate=2e-4 if STARTED else 3e-3,
+        learning_rate=2e-4 if START_DIGEST else 3e-3,
         weight_decay=1e-2,
         clip=1.0,
-        evaluate_every=50 if STARTED else 150,
+        evaluate_every=50 if START_DIGEST else 150,
     ),
-    # Inherited methods ask the same: a question that was learned from is never tested. 5,000 passages are searched.
+    # Inherited methods have the same question: splitting by question keeps it in one part. 5,000 passages are searched.
     split=(0.6, 0.04, 0.36),
     split_by="question",
     gates=[Gate("taught", at_least=0), Gate("student.recall_at_10", at_least=0.5)],

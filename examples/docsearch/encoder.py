@@ -1,4 +1,4 @@
-"""Encoders of texts: the student's, and what makes pairs of vectors of any."""
+"""Text encoders: the student, its initialization from the teacher, and its graph."""
 
 import logging
 import warnings
@@ -20,11 +20,11 @@ OPSET = 20
 
 
 class Embedder(nn.Module):
-    """Texts as vectors of length 1.
+    """Embeds texts as vectors of length 1.
 
     Args:
         encoder: a model of transformers, or an `Encoder`.
-        head: what is done to the mean of its last states.
+        head: module applied to the mean of the last states; the identity by default.
     """
 
     def __init__(self, encoder: nn.Module, head: nn.Module | None = None) -> None:
@@ -32,14 +32,14 @@ class Embedder(nn.Module):
         self.encoder, self.head = encoder, head or nn.Identity()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Of int64 (n, positions), 1 in the mask where a position counts, (n, width)."""
+        """Embed tokens (n, positions) with a mask that is 1 at real tokens, both int64, as (n, width)."""
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        # Under autocast a length of bf16 would be off by a thousandth.
+        # Normalize in float32: under autocast the length would be off by a thousandth.
         return normalize(self.head(pooled(states, attention_mask)).float(), dim=-1)
 
 
 class Layer(nn.Module):
-    """A layer of BERT with fewer heads and inner units than its width asks for, which `BertConfig` does not allow."""
+    """A BERT layer with any number of heads and inner units, which `BertConfig` does not allow."""
 
     def __init__(self, width: int, heads: int, head_width: int, inner: int, epsilon: float) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(width, eps=epsilon) for _ in range(2)])
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Of (n, positions, width) and a mask (n, 1, 1, positions), true where a position counts."""
+        """Transform states (n, positions, width) with a mask (n, 1, 1, positions) that is true at real tokens."""
         rows, positions, _ = states.shape
         parts = self.attention(states).view(rows, positions, 3 * self.heads, self.head_width).transpose(1, 2)
         query, key, value = parts.chunk(3, dim=1)
@@ -60,15 +60,15 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A smaller BERT that reads the tokens of a larger one.
+    """A smaller BERT with the vocabulary of a larger one.
 
     Args:
-        places: (tokens of the larger,), the place in the table below of each; tokens without one of their own share.
-        rank: width of the embedding of a token, from which a matrix makes the width of the states.
-        width: of the states.
-        positions: most tokens of a text.
-        layers: of the encoder.
-        epsilon: of the first normalization.
+        places: row of the embedding table for each token of the vocabulary, (tokens,); several tokens may share a row.
+        rank: width of token embeddings; a linear layer maps them to `width`.
+        width: width of the states.
+        positions: maximum tokens of a text.
+        layers: encoder layers.
+        epsilon: epsilon of the first normalization.
     """
 
     places: Tensor
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         self.norm, self.layers = nn.LayerNorm(width, eps=epsilon), nn.ModuleList(layers)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> BaseModelOutput:
-        """Of int64 (n, positions), the last states (n, positions, width)."""
+        """Return the last states, (n, positions, width), for tokens and mask, int64 (n, positions)."""
         tokens = self.matrix(self.tokens(self.places[input_ids]))
         states = self.norm(tokens + self.positions.weight[: input_ids.shape[1]])
         mask = (attention_mask != 0)[:, None, None, :]
@@ -93,36 +93,38 @@ class Encoder(nn.Module):
 
 
 class Pairs(nn.Module):
-    """Questions and passages as vectors, by one embedder."""
+    """Embeds questions and passages with one embedder."""
 
     def __init__(self, embedder: Embedder) -> None:
         super().__init__()
         self.embedder = embedder
 
-    def forward(self, question: Tensor, asked: Tensor, passage: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and mask of the questions, tokens and mask of the passages."""
-        return self.embedder(question, asked), self.embedder(passage, said)
+    def forward(
+        self, question: Tensor, question_mask: Tensor, passage: Tensor, passage_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the vectors of questions and passages."""
+        return self.embedder(question, question_mask), self.embedder(passage, passage_mask)
 
 
 def student(
     teacher: BertModel, *, rank: int, layers: Sequence[int], inner: int, positions: int, counts: Array,
     heads: int | None = None, vocabulary: int | None = None,
 ) -> Embedder:  # fmt: skip
-    """A smaller BERT that begins with what its teacher has.
+    """Return a smaller BERT, initialized with parts of the teacher.
 
     Args:
-        teacher: whose layers are taken, and whose width is kept.
-        rank: width of the embedding of a token, from which a matrix makes the width of the states.
-        layers: of the teacher, that it begins with.
-        inner: units of the feed-forward part of each layer: those of the teacher that have the largest weights.
-        positions: most tokens of a text.
-        counts: (tokens,) how often each token is met.
-        heads: of each layer, likewise; None for all.
-        vocabulary: tokens with an embedding of their own, those that are met most often; the others take that of the
-            token whose embedding in the teacher has the nearest direction. None for all.
+        teacher: source of layers and width.
+        rank: width of token embeddings; a linear layer maps them to the teacher's width.
+        layers: indices of the teacher's layers to copy.
+        inner: units of each feed-forward part; the teacher's units with the largest weights are copied.
+        positions: maximum tokens of a text.
+        counts: frequency of each token, (tokens,).
+        heads: attention heads per layer, chosen like the inner units; None for all.
+        vocabulary: number of tokens with their own embedding, the most frequent ones; every other token uses the
+            embedding whose direction in the teacher is nearest. None for all.
     """
-    config, theirs = teacher.config, teacher.embeddings
-    table = theirs.word_embeddings.weight.detach()
+    config, source = teacher.config, teacher.embeddings
+    table = source.word_embeddings.weight.detach()
     kept = np.sort(np.argsort(-counts, kind="stable")[:vocabulary])
     own = Encoder(
         nearest_kept(table, torch.from_numpy(kept)), rank=rank, width=config.hidden_size, positions=positions,
@@ -135,16 +137,16 @@ def student(
         own.tokens.weight.copy_(tokens)
         own.matrix.weight.copy_(matrix)
         # All tokens of a text are of the first type.
-        own.matrix.bias.copy_(theirs.token_type_embeddings.weight[0])
-        own.positions.weight.copy_(theirs.position_embeddings.weight[:positions])
+        own.matrix.bias.copy_(source.token_type_embeddings.weight[0])
+        own.positions.weight.copy_(source.position_embeddings.weight[:positions])
         nn.init.eye_(head.weight)
         nn.init.zeros_(head.bias)
-    own.norm.load_state_dict(theirs.LayerNorm.state_dict())
+    own.norm.load_state_dict(source.LayerNorm.state_dict())
     return Embedder(own, head)
 
 
 def nearest_kept(embeddings: Tensor, kept: Tensor) -> Tensor:
-    """For each of (tokens, width) embeddings, the place among those kept of the one with the nearest direction."""
+    """Return for each embedding, (tokens, width), the index into `kept` of the embedding with the nearest direction."""
     unit = normalize(embeddings, dim=1)
     places = torch.cat([(part @ unit[kept].T).argmax(1) for part in unit.split(2048)])
     places[kept] = torch.arange(len(kept))
@@ -152,15 +154,15 @@ def nearest_kept(embeddings: Tensor, kept: Tensor) -> Tensor:
 
 
 def factorised(embeddings: Tensor, counts: Array, rank: int) -> tuple[Tensor, Tensor]:
-    """Two matrices whose product is nearest to embeddings, each weighed by how often its token is met.
+    """Factorize embeddings into two matrices, with errors weighted by token frequency.
 
     Args:
-        embeddings: (tokens, width).
-        counts: (tokens,), to each of which one is added, so that none is worth nothing.
-        rank: width between the two.
+        embeddings: matrix (tokens, width).
+        counts: token frequencies, (tokens,); one is added to each, so that every token has a weight.
+        rank: inner dimension.
 
     Returns:
-        (tokens, rank) and (width, rank).
+        Matrices (tokens, rank) and (width, rank).
     """
     table = embeddings.detach()
     weights = torch.from_numpy(counts + 1.0)[:, None]
@@ -170,7 +172,7 @@ def factorised(embeddings: Tensor, counts: Array, rank: int) -> tuple[Tensor, Te
 
 
 def _narrowed(teacher: BertModel, place: int, heads: int, inner: int) -> Layer:
-    """A layer of the teacher with the heads and inner units of the largest weights, in and out."""
+    """Return a layer of the teacher reduced to the heads and inner units with the largest weights."""
     config, whole = teacher.config, teacher.encoder.layer[place]
     own_width = config.hidden_size // config.num_attention_heads
     layer = Layer(config.hidden_size, heads, own_width, inner, config.layer_norm_eps)
@@ -197,25 +199,25 @@ def _narrowed(teacher: BertModel, place: int, heads: int, inner: int) -> Layer:
 
 
 def _longest(encoder: nn.Module) -> int:
-    """Most tokens of a text."""
+    """Return the maximum number of tokens of a text."""
     if isinstance(encoder, Encoder):
         return encoder.positions.num_embeddings
-    assert isinstance(encoder, BertModel)  # noqa: S101 - there are no others
+    assert isinstance(encoder, BertModel)  # noqa: S101 - for mypy
     return int(encoder.config.max_position_embeddings)
 
 
 def exported(embedder: Embedder) -> onnx.ModelProto:
-    """The graph of an embedder: `input_ids` and `attention_mask`, int64 (N, P), to `vector`, float32 (N, width)."""
-    # Two tensors: of one that is given twice the exporter makes one input.
+    """Export an embedder: `input_ids` and `attention_mask`, int64 (N, P), to `vector`, float32 (N, width)."""
+    # Two tensors, because the exporter merges two inputs that are the same tensor.
     tokens, mask = (torch.ones((2, 8), dtype=torch.int64) for _ in range(2))
     sizes = {0: torch.export.Dim("N"), 1: torch.export.Dim("P", max=_longest(embedder.encoder))}
-    # It says what it could do for networks of other libraries.
+    # The exporter logs hints about other libraries.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own
+        warnings.simplefilter("ignore")  # emitted by the exporter itself
         program = torch.onnx.export(
             embedder.eval(), (tokens, mask), dynamo=True, opset_version=OPSET, verbose=False, external_data=False,
             dynamic_shapes=(sizes, sizes), input_names=["input_ids", "attention_mask"], output_names=["vector"],
         )  # fmt: skip
-    assert program is not None  # noqa: S101 - with dynamo
+    assert program is not None  # noqa: S101 - never None with dynamo
     return program.model_proto

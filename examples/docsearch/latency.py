@@ -1,4 +1,4 @@
-"""Prints how long teacher and student take for one text in ONNX Runtime, on one thread. `python latency.py`."""
+"""Print the latency of teacher and student for one text in ONNX Runtime, on one thread: `python latency.py`."""
 
 import sys
 from functools import partial
@@ -13,7 +13,7 @@ from isthmus.teachers import pretrained
 
 
 def main() -> None:
-    """A line for each number of tokens; the weights that a student has learned change nothing here."""
+    """Print a line per number of tokens. The student is untrained, because weights do not change its latency."""
     teacher = pretrained(minilm(), ["embedding"]).module
     counts = np.zeros(teacher.config.vocab_size)
     models = {

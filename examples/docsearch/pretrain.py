@@ -1,8 +1,8 @@
-"""Teaches the student where its teacher puts several hundred thousand texts. `python pretrain.py`, after `texts.py`.
+"""Train the student on the teacher's vectors of several hundred thousand texts: `python pretrain.py`, after `texts.py`.
 
-It writes data/start.safetensors, with which `isthmus distill` begins then. The teacher answers once for each text, and
-its answers are kept; a training that was stopped goes on from its last checkpoint. No text of the test or of the
-validation is learned from, and nothing that stands in the same docstring.
+Writes data/start.safetensors, from which `isthmus distill` then starts. The teacher's vectors are computed once and
+cached, and a stopped training continues from its last checkpoint. Texts of docstrings that belong to the validation or
+the test part are left out.
 """
 
 import argparse
@@ -30,27 +30,27 @@ from isthmus.teachers import NetworkTeacher, TeacherOutputs, identities, pretrai
 from isthmus.training import Stopped, Training, TrainingProfile, TrainingSettings, accelerator, discard, threads
 
 BUCKET = 256
-"""Texts of a step, all of about one length: then little of it is padding."""
+"""Texts per step, all of about the same length, so that little is padding."""
 TEMPERATURE = 0.03
-"""Of cosines: it makes the ten nearest passages count, and few beyond them."""
+"""Temperature for cosines; small, so that mostly the ten nearest passages count."""
 FOLDER = Path(__file__).parent / "data"
 
 
 class Texts(NamedTuple):
-    """Texts as the teacher sees them: tokens (n, positions), 0 is padding, and its vectors (n, width)."""
+    """Tokens (n, positions), padded with 0, and the teacher's vectors (n, width)."""
 
     tokens: Tensor
     vectors: Tensor
 
 
 class Buckets:
-    """Texts in groups of about one length, each the batch of a step."""
+    """Batches of texts of about the same length."""
 
     def __init__(self, parts: list[tuple[Texts, int]]) -> None:
         self._groups: list[Texts] = []
         for texts, size in parts:
             order = (texts.tokens != 0).sum(1).argsort(stable=True)
-            # The last may be small, and so a step of few texts as long as any.
+            # Drop the last, incomplete batch.
             for rows in order[: len(order) // size * size].split(size):
                 longest = int((texts.tokens[rows] != 0).sum(1).max())
                 self._groups.append(Texts(texts.tokens[rows, :longest], texts.vectors[rows]))
@@ -64,17 +64,17 @@ class Buckets:
 
 
 def held_out(passages: Mapping[str, list[str]], parts: Split) -> set[str]:
-    """The questions of validation and test, as `plain` has them."""
+    """Return the questions of validation and test, normalized by `plain`."""
     return {plain(passages["question"][row]) for row in (*parts.validation.tolist(), *parts.test.tolist())}
 
 
 def plain(text: str) -> str:
-    """Its letters and digits, so that a comma makes no other question of one."""
+    """Return lower-case letters and digits, so that punctuation does not distinguish questions."""
     return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
 
 
 def chosen(questions: list[str], without: set[str]) -> list[str]:
-    """What is learned from: these questions, then first paragraphs, which are such, then sentences; each once."""
+    """Return the training texts without duplicates: questions, then first paragraphs, then other sentences."""
     questions = [question for question in questions if plain(question) not in without]
     more = pq.read_table(TEXTS).to_pydict()
     parts: tuple[list[str], list[str]] = ([], [])
@@ -89,7 +89,7 @@ def chosen(questions: list[str], without: set[str]) -> list[str]:
 
 
 def tokens(texts: list[str], length: int) -> Tensor:
-    """Tokens (n, length) int16; 0 is padding."""
+    """Tokenize texts as int16 (n, length), padded with 0."""
     tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
     tokenizer.enable_truncation(length)
     tokenizer.enable_padding(length=length)
@@ -98,7 +98,7 @@ def tokens(texts: list[str], length: int) -> Tensor:
 
 
 def answered(teacher: NetworkTeacher, name: str, found: Tensor) -> Texts:
-    """Texts with the teacher's vectors of them: from the folder of outputs, or computed now."""
+    """Return the texts with the teacher's vectors, cached or computed now."""
 
     def read(rows: Array) -> tuple[Tensor, Tensor]:
         part = found[torch.from_numpy(rows)].long()
@@ -112,12 +112,12 @@ def answered(teacher: NetworkTeacher, name: str, found: Tensor) -> Texts:
 
 
 def by_length(found: Tensor, span: int = 8192) -> Tensor:
-    """Texts in spans of some thousand, each by length, so that a batch of the teacher is little padded."""
+    """Sort texts by length within spans, so that the teacher's batches have little padding."""
     return torch.cat([part[(part != 0).sum(1).argsort(stable=True)] for part in found.split(span)])
 
 
 def recall(embedder: nn.Module, questions: Texts, index: Tensor) -> float:
-    """The share of the ten nearest of an index by the teacher's vectors that are found by the student's."""
+    """Return the share of the teacher's ten nearest passages that are also the student's."""
     mask = (questions.tokens != 0).long()
     parts = zip(questions.tokens.split(64), mask.split(64), strict=True)
     ours = torch.cat([embedder(part.long(), said) for part, said in parts])
@@ -125,7 +125,7 @@ def recall(embedder: nn.Module, questions: Texts, index: Tensor) -> float:
 
 
 def main(steps: int, most: int, cores: int) -> None:
-    """Writes the weights that `isthmus distill` begins with."""
+    """Write the weights from which `isthmus distill` starts."""
     passages = pq.read_table(PASSAGES).to_pydict()
     parts = split_by_value(pq.read_table(PASSAGES)["question"], docsearch.split)
     train, validation = parts.train.tolist(), parts.validation.tolist()
@@ -137,11 +137,11 @@ def main(steps: int, most: int, cores: int) -> None:
     found = tokens(taught, QUESTION)
     said = tokens([passages["text"][row] for row in train + validation], PASSAGE)
     counts = np.bincount(torch.cat([found.flatten(), said[: len(train)].flatten()]).numpy(), minlength=30522)
-    counts[:104] += len(taught)  # the special ones, whatever was met
+    counts[:104] += len(taught)  # special tokens always count
     torch.manual_seed(0)
     embedder = student(module, positions=PASSAGE, counts=counts, **SHAPE)
     with threads(cores):
-        if profile.precision == "bf16":  # targets are off by far less than any student
+        if profile.precision == "bf16":  # targets lose far less than the student's error
             module.bfloat16()
         teacher = NetworkTeacher(Embedder(module), ["vector"])
         asked = answered(teacher, "questions", tokens([passages["question"][row] for row in validation], QUESTION))
@@ -150,14 +150,14 @@ def main(steps: int, most: int, cores: int) -> None:
         learn(embedder, texts, index, asked, profile, steps)
     save_file({name: weights.contiguous() for name, weights in embedder.state_dict().items()}, START)
     discard(FOLDER / "run")
-    say(f"{START} is what isthmus distill begins with")
+    say(f"{START} was written; isthmus distill starts from it")
 
 
 def learn(embedder: Embedder, texts: Texts, index: Texts, asked: Texts, profile: TrainingProfile, steps: int) -> None:
-    """Trains the embedder, and leaves it with the weights that find most of the validation."""
+    """Train the embedder and leave it with the weights that have the best recall on the validation questions."""
     learned = len(index.tokens) - len(asked.tokens)
-    # The bank whose order is learned has half of the passages. The other half, with those of the validation, is
-    # searched: so that no passage of which the order was learned counts.
+    # The ranking loss uses half of the training passages. Recall is measured on the other half and those of the
+    # validation, so that no ranked passage counts.
     bank = index.vectors[:learned:2].float()
     searched = torch.cat([index.vectors[1:learned:2], index.vectors[learned:]]).float()
     said = Texts(index.tokens[:learned], index.vectors[:learned])
@@ -195,14 +195,14 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="Teaches the student where its teacher puts unlabelled texts.")
-    options.add_argument("--steps", type=int, default=6000, help="of the optimizer, 256 texts each")
-    options.add_argument("--texts", type=int, default=400_000, help="that the teacher is asked about, at most")
+    options = argparse.ArgumentParser(description="Train the student on the teacher's vectors of unlabelled texts.")
+    options.add_argument("--steps", type=int, default=6000, help="optimizer steps of 256 texts")
+    options.add_argument("--texts", type=int, default=400_000, help="maximum number of texts")
     options.add_argument("--threads", type=int, default=2)
     given = options.parse_args()
     for needed, script in ((PASSAGES, "corpus.py"), (TEXTS, "texts.py")):
         if not needed.exists():
-            sys.exit(f"{needed} is not there: python {script}")
+            sys.exit(f"{needed} is missing; run python {script}")
     try:
         main(given.steps, given.texts, given.threads)
     except Stopped as error:

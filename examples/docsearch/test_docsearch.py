@@ -1,4 +1,4 @@
-"""What becomes a passage, and that the declarations are sound."""
+"""Tests of the extracted passages and of the definitions."""
 
 from pathlib import Path
 
@@ -77,6 +77,6 @@ def test_nothing_of_a_question_that_is_tested_is_learned_from(tmp_path: Path, mo
     assert found[3:] == ["Whatever it says, however long it may be, is no passage of the corpus at all."]
 
 
-def test_the_definitions_are_sound() -> None:
+def test_the_definitions_are_valid() -> None:
     definitions = Project(Path(__file__).parent).definitions
     assert list(definitions.distillations) == ["docsearch"]

@@ -1,6 +1,6 @@
-"""Writes texts that nobody labelled: what the docstrings of all that is installed say, in sentences. `python texts.py`.
+"""Write unlabelled texts, the sentences of all installed docstrings, to data/texts.parquet: `python texts.py`.
 
-Sources are parsed and never imported. The texts stay on this machine: only weights that learned from them leave it.
+Sources are parsed, never imported. The texts stay on this machine; packages contain only weights trained on them.
 """
 
 import ast
@@ -18,15 +18,14 @@ from corpus import cleaned
 
 FILE = Path(__file__).parent / "data" / "texts.parquet"
 WORDS = range(3, 33)
-PROSE = 0.75
-"""Least share of letters and blanks: below it a sentence is a table or a formula."""
+PROSE = 0.75  # minimum share of letters and spaces; below it a sentence is a table or a formula
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 
 class Text(NamedTuple):
-    """A sentence of a docstring, or all of its first paragraph.
+    """A sentence of a docstring, or its whole first paragraph.
 
-    `question` is that first paragraph: who tests with it must not learn from what stands below it.
+    `question` is the first paragraph: if it is a test question, all sentences of the docstring are left out.
     """
 
     text: str
@@ -35,15 +34,15 @@ class Text(NamedTuple):
 
 
 def sentences(folder: Path) -> Iterator[Text]:
-    """Those of all docstrings in a folder, of private names and of tests too, by file and line."""
+    """Yield the sentences of all docstrings in a folder by file and line, including tests and private names."""
     for file in sorted(folder.rglob("*.py")):
-        if "site-packages" in file.relative_to(folder).parts:  # below the standard library: another folder's
+        if "site-packages" in file.relative_to(folder).parts:  # inside the standard library; read separately
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of escapes in sources
+                warnings.simplefilter("ignore")  # about escape sequences
                 tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):  # a template, or for another Python
+        except (SyntaxError, ValueError, RecursionError):  # a template, or for another Python version
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -61,7 +60,7 @@ def _of(docstring: str) -> Iterator[Text]:
 
 
 def texts(folders: list[Path]) -> pa.Table:
-    """All texts of a length that a question has, each once; first paragraphs come first, as questions are such."""
+    """Return all texts with the length of a question, without duplicates; first paragraphs come first."""
     found: dict[str, Text] = {}
     for folder in folders:
         for one in sentences(folder):

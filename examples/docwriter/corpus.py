@@ -1,8 +1,8 @@
-"""Writes the texts: what docstrings say, and descriptions of software in general. `python corpus.py [DOCSTRINGS]`.
+"""Write docstrings and general texts to data/texts.parquet: `python corpus.py [DOCSTRINGS]`.
 
-The docstrings are those of installed packages under the BSD, MIT or Apache licence; their sources are parsed and never
-imported. The general texts are Debian's descriptions of the packages of this machine, or, where there is none, what
-Python's own `help` says of its topics (PSF licence). Both are read where they are installed, and none is shipped.
+The docstrings come from installed packages under the BSD, MIT or Apache license; sources are parsed, never imported.
+The general texts are Debian's descriptions of the installed packages, or the topics of Python's `help` (PSF license) on
+other systems. This repository contains none of them.
 """
 
 import ast
@@ -21,10 +21,8 @@ import pyarrow.parquet as pq
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "sklearn", "networkx", "sympy", "pyspark")
 FILE = Path(__file__).parent / "data" / "texts.parquet"
 DEBIAN = Path("/var/lib/dpkg/status")
-DOCSTRINGS = 400
-"""Of some 20,000: as many as a teacher of 135 million weights reads in minutes."""
-WORDS = range(12, 121)
-"""Of a text."""
+DOCSTRINGS = 400  # of about 20,000; a teacher of 135 million weights reads them in minutes
+WORDS = range(12, 121)  # of a text
 
 _MARKUP = [
     (re.compile(r"^\s*\.\. [\w:-]+::.*$", re.MULTILINE), " "),  # a directive
@@ -37,7 +35,7 @@ _MARKUP = [
 
 
 class Text(NamedTuple):
-    """A text by the name of what it describes; `domain` is 1 for a docstring."""
+    """A text and the name of the object it describes; `domain` is 1 for a docstring."""
 
     name: str
     text: str
@@ -45,14 +43,14 @@ class Text(NamedTuple):
 
 
 def docstrings(folder: Path) -> Iterator[Text]:
-    """Those of a package's folder, but for those of tests and of private names, by file and line."""
+    """Yield the docstrings in a package folder by file and line, without tests and private names."""
     for file in sorted(folder.rglob("*.py")):
         place = file.relative_to(folder.parent).with_suffix("").parts
         module = place[:-1] if place[-1] == "__init__" else place
         if not any(part.startswith(("test", "conftest")) for part in module):
             try:
                 tree = ast.parse(file.read_bytes())
-            except SyntaxError:  # a template, or for another Python
+            except SyntaxError:  # a template, or for another Python version
                 continue
             yield from _of(tree, module)
 
@@ -66,31 +64,31 @@ def _of(node: ast.AST, path: tuple[str, ...]) -> Iterator[Text]:
 
 
 def descriptions(status: str) -> Iterator[Text]:
-    """The descriptions in a file of Debian's package manager."""
+    """Yield the descriptions in a status file of Debian's package manager."""
     for paragraph in status.split("\n\n"):
         name = re.search(r"^Package: (.+)$", paragraph, re.MULTILINE)
-        said = re.search(r"^Description: (.+(?:\n .*)*)", paragraph, re.MULTILINE)
-        if name and said:
-            lines = (line.strip() for line in said[1].splitlines())
+        description = re.search(r"^Description: (.+(?:\n .*)*)", paragraph, re.MULTILINE)
+        if name and description:
+            lines = (line.strip() for line in description[1].splitlines())
             yield Text(name[1], cleaned("\n".join("" if line == "." else line for line in lines)), 0)
 
 
 def topics() -> Iterator[Text]:
-    """What Python's `help` says of a topic, paragraph by paragraph."""
+    """Yield the paragraphs of the topics of Python's `help`."""
     for topic, text in sorted(import_module("pydoc_data.topics").topics.items()):
         for number, paragraph in enumerate(text.split("\n\n")):
             yield Text(f"{topic} {number}", cleaned(paragraph), 0)
 
 
 def cleaned(text: str) -> str:
-    """Prose without markup, examples and line breaks, and without the words after the last that is read."""
+    """Return the text without markup, examples and line breaks, cut to the maximum number of words."""
     for pattern, instead in _MARKUP:
         text = pattern.sub(instead, text)
     return " ".join(text.split()[: WORDS[-1]])
 
 
 def corpus(count: int = DOCSTRINGS, packages: tuple[str, ...] = PACKAGES) -> pa.Table:
-    """The texts in order of their names, each once: docstrings, and half as many general ones, drawn with a fixed seed.
+    """Return the texts by name: docstrings and half as many general texts, drawn with a fixed seed.
 
     Raises:
         SystemExit: a package is not installed.
@@ -103,8 +101,8 @@ def corpus(count: int = DOCSTRINGS, packages: tuple[str, ...] = PACKAGES) -> pa.
         found += docstrings(Path(spec.submodule_search_locations[0]))
     own = _each_once(found)
     debian = DEBIAN.read_text(encoding="utf-8", errors="replace") if DEBIAN.is_file() else ""
-    others = _each_once([*descriptions(debian)] or [*topics()])
-    drawn = [*_drawn(own, count), *_drawn(others, count // 2)]
+    general = _each_once([*descriptions(debian)] or [*topics()])
+    drawn = [*_drawn(own, count), *_drawn(general, count // 2)]
     return pa.Table.from_pylist([text._asdict() for text in sorted(drawn)])
 
 
@@ -113,14 +111,14 @@ def _drawn(texts: list[Text], count: int) -> list[Text]:
 
 
 def _each_once(texts: list[Text]) -> list[Text]:
-    """Those that are long enough, without a text or a name that was there before."""
+    """Return the texts of suitable length, without repeated texts or names."""
     names: set[str] = set()
-    said: set[str] = set()
+    seen: set[str] = set()
     kept = []
     for text in sorted(texts):
-        if len(text.text.split()) in WORDS and text.text not in said and text.name not in names:
+        if len(text.text.split()) in WORDS and text.text not in seen and text.name not in names:
             kept.append(text)
-            said.add(text.text)
+            seen.add(text.text)
             names.add(text.name)
     return kept
 

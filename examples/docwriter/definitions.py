@@ -1,8 +1,8 @@
 """A small language model that writes docstrings, taught by a large one.
 
-The texts are what docstrings of installed packages say (`corpus.py`), and descriptions of software in general, which
-are replayed beside them. SmolLM2-135M-Instruct (`writer.py`) says what it expects of each token; a student of 1.3 % of
-its weights, with the tokens that these texts use, learns from that.
+The texts are docstrings of installed packages (`corpus.py`) and, for replay, general descriptions of software. The
+teacher is SmolLM2-135M-Instruct (`writer.py`). The student has 1.3 % of its weights and only the tokens that these
+texts use.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -25,11 +25,11 @@ from isthmus import (
 )
 
 texts = Source("texts", path="data/texts.parquet")
-subject = Entity("subject", join_keys={"name": String}, description="What is described, by its name")
+subject = Entity("subject", join_keys={"name": String}, description="A described object, by name")
 
 
 def always() -> Column:
-    """Descriptions have no times: what they say holds from the beginning."""
+    """Descriptions have no times, so their rows are valid from the beginning."""
     return F.timestamp_seconds(F.lit(0))
 
 
@@ -41,7 +41,7 @@ def always() -> Column:
     expectations=[Expect.present("text")],
 )
 def said(texts: DataFrame) -> DataFrame:
-    """What is said of a subject."""
+    """The text about a subject."""
     return texts.select("name", always().alias("event_timestamp"), "text")
 
 
@@ -51,12 +51,12 @@ def said(texts: DataFrame) -> DataFrame:
     label=Field("domain", Int64, description="1 for a docstring, 0 for a general text"),
 )
 def subjects(texts: DataFrame) -> DataFrame:
-    """All that is described, and which of it is documented by a docstring."""
+    """All subjects; the label tells docstrings from general texts."""
     return texts.select("name", always().alias("event_timestamp"), always().alias("known_at"), "domain")
 
 
-server = FeatureService("docwriter_server", features=[said], description="What the teacher reads")
-device = FeatureService("docwriter_device", features=[said], description="What the student reads")
+server = FeatureService("docwriter_server", features=[said], description="Inputs of the teacher")
+device = FeatureService("docwriter_device", features=[said], description="Inputs of the student")
 
 docwriter = Distillation(
     "docwriter",

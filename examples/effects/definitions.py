@@ -1,7 +1,7 @@
-"""A comic effect for the camera of a phone: a generator paints frames, a network that is small enough learns from it.
+"""A comic effect for a phone's camera: a generator paints frames, and a small network learns from it.
 
-What is cut from which photograph is a table (`photographs.py`); the pixels stay where they are, and a digest of each
-frame's says which they were. Teacher and student see the same: a frame.
+A table lists the frames of each photograph (`photographs.py`) with a digest of their pixels; the pixels are read from
+the packages. Teacher and student have the same input, a frame.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -28,34 +28,34 @@ cuts = Source("cuts", path="data/frames.parquet")
 frame = Entity(
     "frame",
     join_keys={"photograph": String, "x": Int64, "y": Int64},
-    description="A square of a photograph, by its upper left corner",
+    description="A square of a photograph, by its top left corner",
 )
 
 
 def always() -> Column:
-    """Photographs have no times here: what they show holds from the beginning."""
+    """Photographs have no times, so their rows are valid from the beginning."""
     return F.timestamp_seconds(F.lit(0))
 
 
 @transform(
     entities=[frame],
     sources=[cuts],
-    schema=[Field("pixels", String, "device", description="SHA-256 of what the frame shows")],
+    schema=[Field("pixels", String, "device", description="SHA-256 of the frame's pixels")],
     ttl=None,
     expectations=[Expect.present("pixels")],
 )
 def frames(cuts: DataFrame) -> DataFrame:
-    """What each frame shows."""
+    """The digest of each frame's pixels."""
     return cuts.select("photograph", "x", "y", always().alias("event_timestamp"), "pixels")
 
 
 @spine(
     entities=[frame],
     sources=[cuts],
-    label=Field("contrast", Float32, description="Standard deviation of its pixels; only the report looks at it"),
+    label=Field("contrast", Float32, description="Standard deviation of the pixels; only for the report"),
 )
 def shots(cuts: DataFrame) -> DataFrame:
-    """Every frame, once."""
+    """One example per frame."""
     return cuts.select(
         "photograph", "x", "y", always().alias("event_timestamp"), always().alias("known_at"),
         F.col("contrast").cast("float").alias("contrast"),
@@ -71,10 +71,10 @@ effects = Distillation(
     student=camera,
     task="effects:Effects",
     settings=Settings(steps=300, batch=4, learning_rate=2e-3, evaluate_every=60),
-    # No photograph that was learned from is tested, nor a part of one.
+    # All frames of a photograph are in one part.
     split=(0.7, 0.04, 0.26),
     split_by="photograph",
-    # Shorter than a training: it tells students apart, and does not make them good.
+    # Shorter than a full training: enough to rank students.
     search=Search(
         shape={"width": (8, 12, 16, 24), "wider": (2, 3, 4), "blocks": (1, 2, 4)},
         trials=8,

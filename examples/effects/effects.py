@@ -1,4 +1,4 @@
-"""The task of an effect: a generator teaches a small network to draw frames as it does."""
+"""The effect task: a generator teaches a small network to draw frames."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ from isthmus.training import sha256
 
 FOLDER = Path(__file__).parent / "data"
 MARGIN = 16
-"""Pixels at the edge of a frame that say nothing of flicker: there, neighbors do not see the same around them."""
+"""Pixels at the edge of a frame that flicker ignores, because neighbors have other surroundings there."""
 
 
 class Effects(Task):
-    """Frames, drawn."""
+    """Draws frames."""
 
     metric = "ssim"
     keys = ("image",)
     at_once = 8
     tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.5}
-    """Of a single color of a single pixel, from 0 to 1; the gates say how far INT8 may be on the whole."""
+    """Maximum difference of a color of a pixel in [0, 1]; the gates limit INT8 over whole images."""
     golden, compared = 0, 16
     about: Mapping[str, str] = {
         "teacher": "a generator, taught by the drawings of many photographs",
@@ -45,17 +45,17 @@ class Effects(Task):
         "control": "the same network, taught by the drawings of that photograph alone",
     }
     paired: Sequence[str] = ("rocket",)
-    """Photographs whose drawings student and control have. Of the others they have the frames alone."""
+    """Photographs whose drawings student and control have; for all others they have only the frames."""
     repeats = 4
-    """How often an epoch has each frame with a drawing, so that a batch has one or two."""
+    """Repetitions per epoch of frames with a drawing, so that a batch has one or two."""
     seeds = 1
-    """How many augmented copies an epoch has of each frame without a drawing."""
+    """Augmented copies per epoch of frames without a drawing."""
     generator_shape: Mapping[str, int] = {"width": 24, "blocks": 5}
     generator_settings = Settings(steps=300, batch=16, learning_rate=1.5e-3)
     crop = 64
-    """Side of what the generator learns from: parts of frames, so that a batch shows more of them."""
+    """Side of the generator's training crops; small, so that a batch covers more frames."""
     shape: Mapping[str, int] = {"width": 16, "wider": 3, "blocks": 4}
-    """Of the student: see `networks.Painter`."""
+    """Shape of the student, see `networks.Painter`."""
 
     def __init__(self, material: Material) -> None:
         train = material.parts.train
@@ -63,7 +63,7 @@ class Effects(Task):
         if not known.any():
             raise DataError(
                 material.declaration.where,
-                "no drawing to learn from",
+                "no training frame has a drawing",
                 expected=f"frames of {' or '.join(self.paired)} in the training part",
                 remedy="name photographs of the training part in Effects.paired",
             )
@@ -76,14 +76,14 @@ class Effects(Task):
             if digest(cut(photograph(name), x, y)) != pixels:
                 raise DataError(
                     f"frame of {name} at {x}, {y}",
-                    "other pixels than when the table of frames was written",
-                    expected=f"those with the digest {pixels[:12]}",
+                    "its pixels have changed since the table of frames was written",
+                    expected=f"pixels with digest {pixels[:12]}",
                     remedy="run python photographs.py, isthmus build and isthmus features training-set again",
                 )
 
     @cached_property
     def generator(self) -> Generator:
-        """What teaches. It has learned from the drawings of all photographs of the training part, and of no other."""
+        """The teacher, trained on the drawings of all training photographs and no others."""
         rows = self.archive.tolist()
         FOLDER.mkdir(exist_ok=True)
         return taught(
@@ -93,7 +93,7 @@ class Effects(Task):
         )  # fmt: skip
 
     def _shown(self, rows: list[int]) -> Tensor:
-        """Frames, (n, 3, side, side) float32, 0 to 1, as their seeds augment them."""
+        """Return augmented frames, (n, 3, side, side) float32 in [0, 1]."""
         frames = []
         for row in rows:
             name, x, y = self.places[row]
@@ -101,44 +101,44 @@ class Effects(Task):
         return torch.stack(frames)
 
     def _drawn(self, rows: list[int]) -> Tensor:
-        """What the effect makes of them."""
+        """Return the effect on the frames."""
         return torch.stack([part(painted(name), x, y) for name, x, y in (self.places[row] for row in rows)])
 
     def teacher(self) -> Teacher:
-        """The generator."""
+        """Return the generator."""
         return NetworkTeacher(self.generator, self.keys, name="generator")
 
     def asked(self, rows: Index) -> Any:
-        """Frames."""
+        """Return frames."""
         return self._shown(rows.tolist())
 
     def student(self) -> nn.Module:
-        """A U-Net of MobileNet's blocks."""
+        """Return a U-Net of MobileNet blocks."""
         return Painter(**self.shape).to(memory_format=torch.channels_last)  # a third faster to train on a CPU
 
     def batch(self, rows: Tensor) -> Batch:
-        """Frames, and for labels what the effect makes of them: NaN where nobody who learns knows it."""
+        """Return frames, with the effect as labels; NaN for frames without a drawing."""
         labels = self._drawn(rows.tolist())
         labels[~torch.from_numpy(np.isin(rows.numpy(), self.with_drawing))] = torch.nan
         return Batch((self._shown(rows.tolist()),), labels)
 
     def identities(self) -> Array:
-        """Of the pixels and the seed: what the teacher draws of an augmented frame is kept, too."""
+        """Return identities of pixels and seed, so that the teacher's outputs for augmented frames are cached, too."""
         return identities(self.material.table.select(["frames__pixels", "seed"]))
 
     def options(self) -> dict[str, Any]:
-        """How frames are augmented."""
+        """Return the fingerprint of the augmentation, part of the identity of the teacher's outputs."""
         return {"augmented": fingerprint(augmented)}
 
     def content(self) -> str:
-        """The frames, the effect on them, and for which of them it is known."""
+        """Return a digest of the frames, the effect and the selection of drawings."""
         return sha256({
             "training_set": self.material.training_set, "effect": fingerprint(effect), "paired": [*self.paired],
             "repeats": self.repeats, "seeds": self.seeds, "augmented": fingerprint(augmented),
         })  # fmt: skip
 
     def objective(self) -> Objective:
-        """The teacher's pixels, what its first layers see in them, and what a discriminator does; and the effect's."""
+        """Return the terms: teacher's pixels, perceptual, adversarial, and the effect's drawings."""
         return Objective({
             "pixels": Term(l1_loss, input="student.image", target="teacher.image"),
             "perceptual": Term(
@@ -152,12 +152,12 @@ class Effects(Task):
         })  # fmt: skip
 
     def quality(self, answers: Answers, rows: Index, taught: Answers) -> dict[str, float]:
-        """How near images are to the teacher's, and how calm.
+        """Measure similarity to the teacher and flicker.
 
-        * ssim, psnr: against what the teacher draws; psnr in dB, of all frames together;
-        * psnr_of_effect: against what the effect draws;
-        * change: the mean difference of a frame from its neighbor in the film, where both show the same, of 255;
-        * flicker: what of that the teacher's have not.
+        * ssim, psnr: against the teacher's images; psnr in dB over all frames;
+        * psnr_of_effect: against the effect's drawings;
+        * change: mean difference, of 255, between a frame and its neighbor where both show the same;
+        * flicker: change minus the teacher's change.
         """
         drawn = self._drawn(rows.tolist()).numpy()
         pairs = self._neighbors(rows)
@@ -170,27 +170,27 @@ class Effects(Task):
             "flicker": change - changed(taught["image"], pairs),
         }
 
-    def score(self, answers: Answers, rows: Index, taught: Answers) -> float:  # noqa: ARG002 - the answers say
-        """SSIM alone."""
+    def score(self, answers: Answers, rows: Index, taught: Answers) -> float:  # noqa: ARG002 - answers suffice
+        """Return SSIM only, which selects weights."""
         return ssim(answers["image"], taught["image"])
 
     def _neighbors(self, rows: Index) -> list[tuple[int, int]]:
-        """Which of these rows, by their place among them, follow each other in a film."""
+        """Return pairs of positions in `rows` whose frames are neighbors."""
         known = {self.places[row]: place for place, row in enumerate(rows.tolist())}
         after = [(place, known.get((name, x + PAN[0], y + PAN[1]))) for (name, x, y), place in known.items()]
         return [(first, second) for first, second in after if second is not None]
 
     def sliced(self, rows: Index) -> pa.Table:
-        """By photograph and contrast."""
+        """Return photograph and contrast of each frame, for slices."""
         return self.material.table.select(["photograph", "contrast"]).take(rows)
 
     pipeline = "image-to-image"
     measured = ("teacher_multiply_adds", "student_multiply_adds", "fewer_multiply_adds", "worth")
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Multiply-adds of a frame, and how many times fewer the student's are; and what the teacher is worth.
+        """Return the multiply-adds of a frame, their ratio, and `worth`.
 
-        That is how much nearer the student is to the effect than its control, in dB.
+        `worth` is the student's PSNR against the effect minus its control's, in dB.
         """
         with torch.random.fork_rng(devices=[]):
             teacher, student = multiply_adds(self.generator), multiply_adds(self.student())
@@ -202,33 +202,31 @@ class Effects(Task):
         }
 
     def model(self, student: nn.Module) -> onnx.ModelProto:
-        """A frame to a drawing."""
+        """Return the graph that maps a frame to a drawing."""
         return exported(student)
 
     def feeds(self, rows: Index) -> Feeds:
-        """Frames."""
+        """Return frames as inputs of the graph."""
         return {"frame": self._shown(rows.tolist()).numpy()}
 
     def edges(self, student: nn.Module) -> list[Case]:
-        """A photograph whose last quarter is noise, which no photograph is: answers are as large as frames."""
+        """Return a photograph whose last quarter is noise; a single case, because outputs are as large as frames."""
         fed = self.feeds(self.material.parts.test[:1])
         noise = np.random.default_rng(0).random((1, 3, SIDE // 4, SIDE), np.float32)
         fed["frame"][:, :, -SIDE // 4 :] = noise
         return [Case(fed, self.expected(student, fed))]
 
     def shipped(self, _taught: TeacherOutputs) -> dict[str, tuple[bytes, str]]:
-        """A photograph for its page."""
+        """Return a photograph for the package's page."""
         name, x, y = self.places[int(self.material.parts.test[0])]
         pixels = np.ascontiguousarray(cut(photograph(name), x, y)).tobytes()
-        return {
-            "photograph.rgb": (pixels, f"a photograph, {SIDE} x {SIDE}: of each pixel red, green and blue, a byte each")
-        }
+        return {"photograph.rgb": (pixels, f"a photograph, {SIDE} x {SIDE}, one byte each for red, green and blue")}
 
 
 def extended(material: Material, known: Index, unknown: Index, repeats: int, seeds: int) -> Material:
-    """With more to learn from: `known` rows several times, and `unknown` ones with each seed of an augmentation.
+    """Return material with `known` rows repeated and augmented copies of `unknown` rows, one per seed.
 
-    A column says the seed; the seed 0 leaves a frame as it is.
+    The new column `seed` is 0 for frames without augmentation.
     """
     plain, copy = material.table, material.table.take(pa.array(unknown))
     tables = [plain, *[copy] * seeds]
@@ -241,9 +239,9 @@ def extended(material: Material, known: Index, unknown: Index, repeats: int, see
 
 
 def augmented(frame: Tensor, seed: int, pixels: str) -> Tensor:
-    """A frame (3, height, width), 0 to 1, in another light, and half of the time mirrored.
+    """Return a frame (3, height, width) in [0, 1] with random exposure and colors, mirrored half of the time.
 
-    Seed and digest of the pixels decide, and nothing else: what the teacher draws of it is kept.
+    The result depends only on seed and pixels, so the teacher's outputs can be cached.
     """
     if not seed:
         return frame
@@ -254,25 +252,25 @@ def augmented(frame: Tensor, seed: int, pixels: str) -> Tensor:
 
 
 def drawing_loss(images: Tensor, drawings: Tensor) -> Tensor:
-    """The mean difference of images from drawings (n, 3, height, width), over those that are not NaN."""
+    """Return the mean absolute difference of images and drawings (n, 3, height, width), ignoring NaN drawings."""
     known = ~drawings[:, 0, 0, 0].isnan()
     return (images[known] - drawings[known]).abs().sum() / max(1, drawings[known].numel())
 
 
 def ssim(images: Array, wanted: Array) -> float:
-    """Mean structural similarity (Wang et al., 2004, doi:10.1109/TIP.2003.819861), a Gaussian of 1.5 pixels wide."""
+    """Return the mean structural similarity (Wang et al., 2004, doi:10.1109/TIP.2003.819861; Gaussian, 1.5 pixels)."""
     options = {"channel_axis": 0, "data_range": 1.0, "gaussian_weights": True, "use_sample_covariance": False}
     return float(np.mean([structural_similarity(*pair, **options) for pair in zip(images, wanted, strict=True)]))
 
 
 def psnr(images: Array, wanted: Array) -> float:
-    """Peak signal-to-noise ratio in dB; infinite if nothing differs."""
+    """Return the peak signal-to-noise ratio in dB; infinite for equal images."""
     error = float(np.square(images - wanted, dtype=np.float64).mean())
     return -10 * math.log10(error) if error else math.inf
 
 
 def changed(images: Array, pairs: list[tuple[int, int]]) -> float:
-    """Mean difference of images, of 255, from those that follow, where both show the same; NaN of none."""
+    """Return the mean difference, of 255, between neighbors where both show the same; NaN without pairs."""
     right, down = PAN
     inner = slice(MARGIN, SIDE - MARGIN - max(PAN))
     found = [

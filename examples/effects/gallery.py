@@ -1,6 +1,6 @@
-"""Writes frames as they are, and as effect, teacher and student draw them, from left to right. `python gallery.py ID`.
+"""Write data/gallery.png: frame, effect, teacher and student from left to right: `python gallery.py FOLDER`.
 
-ID is the folder of a student, whose path `isthmus distill` gives. The teacher is the last one that has learned.
+FOLDER is a student's folder, as printed by `isthmus distill`. The teacher is the one trained last.
 """
 
 import sys
@@ -16,11 +16,11 @@ from teaching import part, seen
 from torch import Tensor, nn
 
 FRAMES = [("coffee", 150, 20), ("china", 100, 20), ("china", 0, 150), ("coffee", 300, 140)]
-"""Of photographs that no network has learned from."""
+"""Frames of photographs that no network was trained on."""
 
 
 def main(student: Path) -> None:
-    """One row for each frame."""
+    """Write one row per frame."""
     generators = sorted(FOLDER.glob("generator-*.safetensors"), key=lambda file: file.stat().st_mtime)
     networks = [
         filled(Generator(**Effects.generator_shape), generators[-1]),
@@ -42,8 +42,8 @@ def filled(network: nn.Module, file: Path) -> nn.Module:
 
 def drawn(network: nn.Module, frame: Tensor) -> Tensor:
     with torch.inference_mode():
-        given: Tensor = network(frame[None])
-        return given[0]
+        images: Tensor = network(frame[None])
+        return images[0]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints how long teacher and student take for one frame in ONNX Runtime, on one thread. `python latency.py`."""
+"""Print the latency of teacher and student for one frame in ONNX Runtime, on one thread: `python latency.py`."""
 
 import sys
 from functools import partial
@@ -13,7 +13,7 @@ from isthmus.inference import predict, session
 
 
 def main() -> None:
-    """A line for each; the weights that they have learned change nothing here."""
+    """Print a line per model. The models are untrained, because weights do not change the latency."""
     models = {"teacher": Generator(**Effects.generator_shape), "student": Painter(**Effects.shape)}
     fed = {"frame": np.random.default_rng(0).random((1, 3, SIDE, SIDE), np.float32)}
     opened = {name: session(exported(model).SerializeToString(), 1) for name, model in models.items()}

@@ -1,8 +1,7 @@
-"""The effect: a photograph as a comic drawing. Slow, and known in every number.
+"""The effect: a photograph as a comic drawing. Slow but deterministic.
 
-Video abstraction without its quantization (Winnemöller, Olsen and Gooch, 2006, doi:10.1145/1141911.1142018): bilateral
-filters, which smooth what varies little and keep edges, stronger colors, and the valleys of a difference of Gaussians
-in ink.
+Video abstraction without quantization (Winnemöller, Olsen and Gooch, 2006, doi:10.1145/1141911.1142018): bilateral
+filters, which smooth surfaces and keep edges, stronger colors, and ink in the valleys of a difference of Gaussians.
 """
 
 import math
@@ -15,23 +14,23 @@ from torch.nn.functional import conv2d, pad
 
 FILTERS = 3
 RADIUS, SPACE, RANGE = 3, 2.5, 0.12
-"""Of each bilateral filter: pixels, and the standard deviations of distance and of color."""
+"""Bilateral filter: radius in pixels, and standard deviations of distance and color."""
 COLOR = 1.4
 FINE, COARSE = 1.3, 3.5
 """Standard deviations of the Gaussians, in pixels."""
 DEPTH, SHARPNESS = 0.03, 70.0
-"""Of a valley that is half covered by ink, and how much more of a deeper one is."""
+"""Depth of a valley at which ink covers half, and how quickly ink increases with depth."""
 BRIGHTNESS = (0.299, 0.587, 0.114)
 
 
 @cache
 def painted(name: str) -> Tensor:
-    """A photograph with the effect, (3, height, width) float32, 0 to 1."""
+    """Return a photograph with the effect, (3, height, width) float32 in [0, 1]."""
     return effect(torch.from_numpy(photograph(name).copy()).permute(2, 0, 1)[None].float() / 255)[0]
 
 
 def effect(images: Tensor) -> Tensor:
-    """The effect on images (n, 3, height, width), 0 to 1."""
+    """Apply the effect to images (n, 3, height, width) in [0, 1]."""
     for _ in range(FILTERS):
         images = bilateral(images)
     gray = brightness(images)
@@ -40,7 +39,7 @@ def effect(images: Tensor) -> Tensor:
 
 
 def bilateral(images: Tensor) -> Tensor:
-    """The mean of the pixels around each, weighed by how near they are in place and color (Tomasi, Manduchi, 1998)."""
+    """Average neighboring pixels, weighted by distance and color difference (Tomasi and Manduchi, 1998)."""
     height, width = images.shape[2:]
     around = pad(images, (RADIUS,) * 4, mode="reflect")
     total, weights = torch.zeros_like(images), torch.zeros_like(images[:, :1])
@@ -57,7 +56,7 @@ def bilateral(images: Tensor) -> Tensor:
 
 
 def blurred(gray: Tensor, deviation: float) -> Tensor:
-    """Gray images (n, 1, height, width) after a Gaussian."""
+    """Apply a Gaussian blur to gray images (n, 1, height, width)."""
     radius = math.ceil(3 * deviation)
     kernel = torch.exp(-torch.arange(-radius, radius + 1.0).square() / (2 * deviation**2))
     kernel = kernel / kernel.sum()
@@ -66,5 +65,5 @@ def blurred(gray: Tensor, deviation: float) -> Tensor:
 
 
 def brightness(images: Tensor) -> Tensor:
-    """Colors as gray (Rec. 601)."""
+    """Convert colors to gray (Rec. 601)."""
     return (images * torch.tensor(BRIGHTNESS).view(1, 3, 1, 1)).sum(1, keepdim=True)

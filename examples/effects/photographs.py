@@ -1,4 +1,4 @@
-"""Writes which frames are cut from which photographs, and a digest of each one's pixels. `python photographs.py`.
+"""Write the frames of each photograph, with a digest of their pixels, to data/frames.parquet: `python photographs.py`.
 
 The photographs come with scikit-image and scikit-learn; nothing is downloaded.
 """
@@ -30,22 +30,21 @@ PHOTOGRAPHS = {
     "motorcycle_left": ("skimage", "data/motorcycle_left.png"),
     "rocket": ("skimage", "data/rocket.jpg"),
 }
-"""The package of each, and its file there."""
-SIDE = 256
-"""Of a frame, in pixels."""
+"""Package and file of each photograph."""
+SIDE = 256  # of a frame, in pixels
 GRID = 4
-"""Frames of a photograph from left to right, and from top to bottom."""
+"""Frames per row and per column of a photograph."""
 PAN = (2, 1)
-"""How far to the right and down the neighbor of a frame lies, as the next one of a film would."""
+"""Offset of a frame's neighbor to the right and down, like the next frame of a film."""
 FILE = Path(__file__).parent / "data" / "frames.parquet"
 
 
 @cache
 def photograph(name: str) -> Array:
-    """Its pixels, (height, width, 3) uint8.
+    """Return the pixels, (height, width, 3) uint8.
 
     Raises:
-        DependencyError: the package that holds it is not installed.
+        DependencyError: its package is not installed.
     """
     package, file = PHOTOGRAPHS[name]
     spec = find_spec(package)
@@ -56,12 +55,12 @@ def photograph(name: str) -> Array:
 
 
 def cut(image: Array, x: int, y: int) -> Array:
-    """The frame of an image (height, width, ...) whose upper left corner is there."""
+    """Return the frame of an image (height, width, ...) with this top left corner."""
     return image[y : y + SIDE, x : x + SIDE]
 
 
 def places(name: str) -> Iterator[tuple[int, int]]:
-    """The upper left corners of a photograph's frames: a grid, and the neighbor of each."""
+    """Yield the top left corners of a photograph's frames: a grid, each followed by its neighbor."""
     height, width = photograph(name).shape[:2]
     for y in np.linspace(0, height - SIDE - PAN[1], GRID).round().astype(int).tolist():
         for x in np.linspace(0, width - SIDE - PAN[0], GRID).round().astype(int).tolist():
@@ -70,12 +69,12 @@ def places(name: str) -> Iterator[tuple[int, int]]:
 
 
 def digest(frame: Array) -> str:
-    """SHA-256 of a frame's pixels."""
+    """Return the SHA-256 of a frame's pixels."""
     return hashlib.sha256(np.ascontiguousarray(frame).tobytes()).hexdigest()
 
 
 def frames() -> pa.Table:
-    """All frames, by photograph, from top to bottom."""
+    """Return all frames by photograph, from top to bottom."""
     found = []
     for name in sorted(PHOTOGRAPHS):
         for x, y in places(name):

@@ -1,4 +1,4 @@
-"""The generator learns what the effect does to photographs, once: what it has learned is kept on disk by its recipe."""
+"""Train the generator on the effect, once; the result is cached on disk by a digest of its recipe."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ from isthmus.teachers import fingerprint
 from isthmus.training import Progress, Training, TrainingProfile, accelerator, discard, sha256, threads
 
 Place = tuple[str, int, int]
-"""Of a frame: its photograph, and its upper left corner."""
+"""A frame: its photograph and its top left corner."""
 
 
 class Crops:
-    """Parts of frames, drawn anew each time, and what the effect makes of them."""
+    """Random crops of frames and of their effect."""
 
     def __init__(self, places: Sequence[Place], side: int) -> None:
         self.places, self.side = places, side
@@ -29,31 +29,31 @@ class Crops:
         return len(self.places)
 
     def __getitem__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Both (n, 3, side, side), 0 to 1."""
+        """Return crops of frames and of their effect, both (n, 3, side, side) in [0, 1]."""
         corners = torch.randint(SIDE - self.side + 1, (len(rows), 2)).tolist()
         pairs = []
         for row, (right, down) in zip(rows.tolist(), corners, strict=True):
             name, x, y = self.places[row]
             pairs.append([part(image, x + right, y + down, self.side) for image in (seen(name), painted(name))])
-        given, wanted = zip(*pairs, strict=True)
-        return torch.stack(given), torch.stack(wanted)
+        images, targets = zip(*pairs, strict=True)
+        return torch.stack(images), torch.stack(targets)
 
 
 def taught(
     places: Sequence[Place], pixels: Sequence[str], shape: dict[str, int], settings: Settings, side: int,
     profile: TrainingProfile, folder: Path, progress: Progress,
 ) -> Generator:  # fmt: skip
-    """A generator that draws as the effect does, from disk if it has learned before.
+    """Return a generator trained on the effect, from the cache if there is one.
 
     Args:
-        places: of the frames that it learns from.
-        pixels: a digest of each.
-        shape: of the generator.
-        settings: of its training.
-        side: of the crops.
+        places: training frames.
+        pixels: digest of each frame's pixels.
+        shape: arguments of `Generator`.
+        settings: training settings.
+        side: side of the crops, in pixels.
         profile: device, precision and threads.
-        folder: where generators are kept, and checkpoints while one learns.
-        progress: told how far it is.
+        folder: folder for generators and for checkpoints during training.
+        progress: callback for progress.
     """
     recipe = sha256({
         "pixels": pixels, "shape": shape, "settings": settings.identity(), "side": side,
@@ -76,19 +76,19 @@ def taught(
     return generator.requires_grad_(False).train(False)
 
 
-def step(generator: nn.Module, crops: tuple[Tensor, Tensor], done: float) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG001 - the loop's
-    """How far what is drawn is from what the effect draws; squared, so that ink counts, which is little and dark."""
-    given, wanted = crops
-    loss = mse_loss(generator(given), wanted)
+def step(generator: nn.Module, crops: tuple[Tensor, Tensor], done: float) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG001 - signature of the training loop
+    """Return the mean squared error against the effect. The square gives weight to ink, which is rare and dark."""
+    images, targets = crops
+    loss = mse_loss(generator(images), targets)
     return loss, {"squares": loss.detach()}
 
 
 def seen(name: str) -> Tensor:
-    """A photograph, (3, height, width) uint8."""
+    """Return a photograph, (3, height, width) uint8."""
     return torch.from_numpy(photograph(name)).permute(2, 0, 1)
 
 
 def part(image: Tensor, x: int, y: int, side: int = SIDE) -> Tensor:
-    """A square of an image (3, height, width), with numbers 0 to 1."""
+    """Return a square of an image (3, height, width), float in [0, 1]."""
     square = image[:, y : y + side, x : x + side]
     return square.float() / 255 if square.dtype == torch.uint8 else square

@@ -1,4 +1,4 @@
-"""What a frame is, what the effect draws, and that the declarations are sound."""
+"""Tests of frames, of the effect and of the definitions."""
 
 from pathlib import Path
 
@@ -30,6 +30,6 @@ def test_ink_is_where_dark_meets_light() -> None:
     assert np.ptp(row[35:]) < 0.1
 
 
-def test_the_definitions_are_sound() -> None:
+def test_the_definitions_are_valid() -> None:
     definitions = Project(Path(__file__).parent).definitions
     assert list(definitions.distillations) == ["effects"]

@@ -1,4 +1,4 @@
-"""Will a visitor buy? Asked when a visit begins. Put your own source, view and spine in the place of these."""
+"""Predict at the start of a visit whether the visitor will buy. Replace source, view and spine with your own."""
 
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ visits = Source(
     known="ended_at",
     types={"spent": Float64, "saved": Int64},  # the other columns of a CSV file are text
 )
-visitor = Entity("visitor", join_keys={"visitor": String}, description="Who visits the shop")
+visitor = Entity("visitor", join_keys={"visitor": String}, description="A visitor of the shop")
 
 
 @transform(
@@ -24,13 +24,13 @@ visitor = Entity("visitor", join_keys={"visitor": String}, description="Who visi
     schema=[
         Field("visits_7d", Int64, "device"),
         Field("spent_7d", Float64, "device"),
-        Field("page", String, "device", description="Where the last visit ended"),
-        Field("saved", Int64, description="What the last visit put on the list for later"),
+        Field("page", String, "device", description="Page on which the last visit ended"),
+        Field("saved", Int64, description="Items that the last visit saved for later"),
     ],
     expectations=[Expect.between("visits_7d", 1, 10_000), Expect.present("spent_7d")],
 )
 def habits(visits: DataFrame) -> DataFrame:
-    """What a visitor did in the last seven days and on the last visit, known when the visit has ended."""
+    """A visitor's last seven days and last visit, known when the visit has ended."""
     week = Window.partitionBy("visitor").orderBy(F.unix_seconds("began_at")).rangeBetween(1 - 7 * 86400, 0)
     return visits.select(
         "visitor",
@@ -43,9 +43,11 @@ def habits(visits: DataFrame) -> DataFrame:
     )
 
 
-@spine(entities=[visitor], sources=[visits], label=Field("bought", Int64, description="1 if the visit ended so"))
+@spine(
+    entities=[visitor], sources=[visits], label=Field("bought", Int64, description="1 if the visit ended in a purchase")
+)
 def beginnings(visits: DataFrame) -> DataFrame:
-    """Every visit when it began, and what came of it."""
+    """One example per visit: the visitor at its start, and whether it ended in a purchase."""
     return visits.select(
         "visitor",
         F.col("began_at").alias("event_timestamp"),
@@ -54,4 +56,4 @@ def beginnings(visits: DataFrame) -> DataFrame:
     )
 
 
-profile = FeatureService("profile", features=[habits], description="What is known of a visitor")
+profile = FeatureService("profile", features=[habits], description="Features of a visitor")

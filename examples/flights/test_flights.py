@@ -1,4 +1,4 @@
-"""When the outcome of a flight is known: by the clocks of two airports, across midnight, and if it never arrives."""
+"""Tests of when a flight's outcome is known: in two time zones, across midnight, and if it never arrives."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from isthmus.project import Project, session
 
 FLIGHTS = [
-    # flight, destination, hour of departure (UTC), minute, late departure, arrival by the clock there, late arrival
+    # flight, destination, hour of departure (UTC), minute, departure delay, local arrival time, arrival delay
     (1, "BOS", "2013-06-01 16:00:00", 30, 5, 1340, 2),
     (2, "LAX", "2013-06-01 23:00:00", 0, 0, 2145, -10),
     (3, "BOS", "2013-06-02 03:00:00", 30, 10, 35, 20),
@@ -20,7 +20,7 @@ ZONES = [("BOS", "America/New_York"), ("LAX", "America/Los_Angeles")]
 
 @pytest.fixture(scope="module")
 def known() -> dict[int, str]:
-    """By flight, in UTC."""
+    """UTC time at which the outcome is known, by flight."""
     with session("sail") as spark:
         found = outcomes(flights(spark), spark.createDataFrame(ZONES, "faa string, tzone string"))
         rows = found.selectExpr("flight", "date_format(known, 'yyyy-MM-dd HH:mm') AS known").collect()
@@ -28,12 +28,12 @@ def known() -> dict[int, str]:
 
 
 def flights(spark: SparkSession) -> DataFrame:
-    """The rows above, as the source has them."""
+    """`FLIGHTS` with the columns of the source."""
     schema = "flight int, dest string, hour string, minute bigint, dep_delay bigint, arr_time bigint, arr_delay bigint"
     return spark.createDataFrame(FLIGHTS, schema).selectExpr("*", "CAST(hour AS timestamp) AS time_hour")
 
 
-def test_a_landing_is_told_by_the_clock_of_its_airport(known: dict[int, str]) -> None:
+def test_a_landing_is_in_local_time_of_the_destination(known: dict[int, str]) -> None:
     assert known[1] == "2013-06-01 17:40"
     assert known[2] == "2013-06-02 04:45"
 
@@ -46,6 +46,6 @@ def test_a_flight_that_never_arrives_is_known_a_day_later(known: dict[int, str])
     assert known[4] == "2013-06-02 16:00"
 
 
-def test_the_definitions_are_sound() -> None:
+def test_the_definitions_are_valid() -> None:
     contract = Project(Path(__file__).parent).definitions.contract
     assert carrier_punctuality.name in contract.views

@@ -3,43 +3,15 @@
 Everything a `definitions.py` needs is here; importing it loads no third-party library.
 """
 
-from dataclasses import is_dataclass
+# ruff: noqa: F405 - names of the star import
 
-from isthmus.distill.declaration import Distillation, Gate, Search, Tabular
-from isthmus.distill.labels import Binary, Classes, Isotonic, Monitor, Number, Rank, Temperature
-from isthmus.distill.language.causal import Causal
-from isthmus.distill.language.decoding import DecodingSettings
-from isthmus.distill.language.lora import Lora
-from isthmus.distill.settings import Settings
-from isthmus.features.definition.expectations import Expect
-from isthmus.features.definition.failure import declared
-from isthmus.features.definition.spec import (
-    Entity,
-    FeatureService,
-    FeatureView,
-    Field,
-    RequestSource,
-    RequestTransform,
-    Snapshot,
-    Source,
-    Spine,
-)
-from isthmus.features.errors import (
-    ConfigurationError,
-    ContractMismatch,
-    DataError,
-    DependencyError,
-    GateFailed,
-    IsthmusError,
-    PackageError,
-    RequestError,
-)
-from isthmus.features.types import Array, Bool, Bytes, Float32, Float64, Int32, Int64, String, UnixTimestamp
+from typing import TYPE_CHECKING
+
+from isthmus.lazy import lazily
 from isthmus.moved import install
-from isthmus.orchestration.server.push import push
-from isthmus.orchestration.training.notebook import training_data
-from isthmus.transforms.decorators import request_transform, spine, transform
-from isthmus.transforms.preparation.steps import Clip, Embed, Hashed, Impute, Log1p, OneHot, Ordinal, Standardize
+
+if TYPE_CHECKING:
+    from isthmus.declarations import *  # noqa: F403
 
 install()
 
@@ -100,7 +72,4 @@ __all__ = [
     "training_data",
     "transform",
 ]
-
-for _name, _kind in {**vars(Expect), **{_name: globals()[_name] for _name in __all__}}.items():
-    if isinstance(_kind, type) and is_dataclass(_kind):
-        _kind.__init__ = declared(_kind.__init__, _name)  # type: ignore[method-assign]
+__getattr__, __dir__ = lazily(__name__, {"isthmus.declarations": " ".join(__all__)})

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from isthmus.orchestration.graph.assets import build_definitions
     from isthmus.orchestration.graph.component import IsthmusProjectComponent
     from isthmus.orchestration.graph.resource import IsthmusResource
-    from isthmus.orchestration.graph.translator import AssetNode, IsthmusTranslator
+    from isthmus.orchestration.graph.translator import IsthmusTranslator
+    from isthmus.orchestration.steps.step import AssetNode
 
 __all__ = [
     "AssetNode",
@@ -23,6 +24,7 @@ __getattr__, __dir__ = lazily(
         "isthmus.orchestration.graph.assets": "build_definitions",
         "isthmus.orchestration.graph.component": "IsthmusProjectComponent",
         "isthmus.orchestration.graph.resource": "IsthmusResource",
-        "isthmus.orchestration.graph.translator": "AssetNode IsthmusTranslator",
+        "isthmus.orchestration.graph.translator": "IsthmusTranslator",
+        "isthmus.orchestration.steps.step": "AssetNode",
     },
 )

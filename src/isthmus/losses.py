@@ -1,4 +1,4 @@
-"""Distillation losses, their weighted sum, and initialization from a teacher's layers.
+"""Distillation losses and their weighted sum.
 
 Every loss is a function or a module that reduces tensors to a scalar. Before anything is computed, it refuses (with a
 `ConfigurationError`) tensors that are empty or whose kinds, sizes or devices do not go together. Half precision becomes
@@ -16,35 +16,26 @@ if TYPE_CHECKING:
         PatchDiscriminator,
         hinge_discriminator,
         hinge_generator,
-        least_squares_discriminator,
-        least_squares_generator,
     )
-    from isthmus.distill.losses.embeddings import cosine, similarities, squared
+    from isthmus.distill.losses.embeddings import cosine, similarities
     from isthmus.distill.losses.hidden import HiddenStates
-    from isthmus.distill.losses.initialization import Copied, drop_layers
     from isthmus.distill.losses.logits import (
         binary_hard_targets,
         binary_soft_targets,
-        decoupled,
         generalized,
         hard_targets,
         soft_targets,
-        standardized,
         top_k_tail,
         top_k_targets,
     )
-    from isthmus.distill.losses.maps import FeatureMaps, Perceptual, attention_transfer
-    from isthmus.distill.losses.objective import Objective, Outputs, Term
-    from isthmus.distill.losses.ranking import graded_lists, grouped_lists, lists, margins
+    from isthmus.distill.losses.objective import Objective, Outputs, Schedule, Term
+    from isthmus.distill.losses.perceptual import Perceptual
+    from isthmus.distill.losses.ranking import graded_lists, grouped_lists, lists
     from isthmus.distill.losses.regression import absolute_errors, squared_errors
-    from isthmus.distill.losses.relations import attention_relations
-    from isthmus.distill.losses.schedule import Schedule
     from isthmus.distill.teachers.taps import tapped
 
 __all__ = [
     "Adversarial",
-    "Copied",
-    "FeatureMaps",
     "HiddenStates",
     "Objective",
     "Outputs",
@@ -53,28 +44,19 @@ __all__ = [
     "Schedule",
     "Term",
     "absolute_errors",
-    "attention_relations",
-    "attention_transfer",
     "binary_hard_targets",
     "binary_soft_targets",
     "cosine",
-    "decoupled",
-    "drop_layers",
     "generalized",
     "graded_lists",
     "grouped_lists",
     "hard_targets",
     "hinge_discriminator",
     "hinge_generator",
-    "least_squares_discriminator",
-    "least_squares_generator",
     "lists",
-    "margins",
     "similarities",
     "soft_targets",
-    "squared",
     "squared_errors",
-    "standardized",
     "tapped",
     "top_k_tail",
     "top_k_targets",
@@ -82,23 +64,16 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "isthmus.distill.losses.adversarial": (
-            "Adversarial PatchDiscriminator hinge_discriminator hinge_generator least_squares_discriminator "
-            "least_squares_generator"
-        ),
-        "isthmus.distill.losses.embeddings": "cosine similarities squared",
+        "isthmus.distill.losses.adversarial": ("Adversarial PatchDiscriminator hinge_discriminator hinge_generator"),
+        "isthmus.distill.losses.embeddings": "cosine similarities",
         "isthmus.distill.losses.hidden": "HiddenStates",
-        "isthmus.distill.losses.initialization": "Copied drop_layers",
         "isthmus.distill.losses.logits": (
-            "binary_hard_targets binary_soft_targets decoupled generalized hard_targets soft_targets standardized "
-            "top_k_tail top_k_targets"
+            "binary_hard_targets binary_soft_targets generalized hard_targets soft_targets top_k_tail top_k_targets"
         ),
-        "isthmus.distill.losses.maps": "FeatureMaps Perceptual attention_transfer",
-        "isthmus.distill.losses.objective": "Objective Outputs Term",
-        "isthmus.distill.losses.ranking": "graded_lists grouped_lists lists margins",
+        "isthmus.distill.losses.perceptual": "Perceptual",
+        "isthmus.distill.losses.objective": "Objective Outputs Schedule Term",
+        "isthmus.distill.losses.ranking": "graded_lists grouped_lists lists",
         "isthmus.distill.losses.regression": "absolute_errors squared_errors",
-        "isthmus.distill.losses.relations": "attention_relations",
-        "isthmus.distill.losses.schedule": "Schedule",
         "isthmus.distill.teachers.taps": "tapped",
     },
 )

@@ -1,7 +1,6 @@
 """Errors that name the public module for private modules that programs once imported."""
 
 import sys
-from importlib.abc import MetaPathFinder
 
 PUBLIC = {
     "isthmus.distill.decoding": "isthmus.inference",
@@ -21,7 +20,7 @@ PUBLIC = {
 """Former private module to the public module that has its names."""
 
 
-class _Moved(MetaPathFinder):
+class _Moved:
     def find_spec(self, name: str, path: object, target: object = None, /) -> None:
         del path, target
         if name in PUBLIC:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from isthmus.distill.losses.schedule import Schedule
+from isthmus.distill.losses.objective import Schedule
 from isthmus.distill.settings import Settings
 from isthmus.distill.training.loop import Training
 from tests.distill.tiny import Line, cpu, line

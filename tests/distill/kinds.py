@@ -17,9 +17,8 @@ from torch.nn.functional import l1_loss
 from isthmus.distill.losses.embeddings import similarities
 from isthmus.distill.losses.hidden import HiddenStates
 from isthmus.distill.losses.logits import hard_targets, soft_targets, top_k_targets
-from isthmus.distill.losses.objective import Objective, Term
-from isthmus.distill.losses.schedule import Schedule
-from isthmus.distill.outputs.form import Form
+from isthmus.distill.losses.objective import Objective, Schedule, Term
+from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.tasks.task import Batch, Case, Material, Task
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
@@ -163,7 +162,7 @@ class Tokens(Classes):
 class Largest(Classes):
     """Of its teacher the three largest probabilities are kept."""
 
-    form = Form(top_k=3, temperature=2.0)
+    form = OutputFormat(top_k=3, temperature=2.0)
 
     def soft(self) -> Term:
         loss = partial(top_k_targets, temperature=2.0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.distill.declaration import LEAST_STEPS, TABLES, Gate
-from isthmus.distill.gates import check_figures
+from isthmus.distill.declaration import LEAST_STEPS, TABLES
+from isthmus.distill.gates import Gate, check_figures
 from isthmus.features.profiles import TrainingProfile
 from tests.distill.support import declaration
 
@@ -124,7 +124,7 @@ def test_the_metric_of_the_task_is_the_gate_of_the_training() -> None:
 def test_a_gate_holds_to_its_bounds(value: float | None, holds: bool) -> None:
     gate = Gate("student.auc", at_least=0.7, at_most=0.8)
     (result,) = check_figures({"student.auc": value, "control.auc": 0.75}, [gate, Gate("taught", at_least=0)])
-    assert (result.gate, result.holds) == (gate, holds)
+    assert (result.metric, result.at_least, result.at_most, result.holds) == ("student.auc", 0.7, 0.8, holds)
 
 
 @pytest.mark.parametrize("module", ["isthmus.distill", "isthmus.distill.declaration", "isthmus.package.manifest"])

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from isthmus.distill.declaration import Gate
 from isthmus.distill.distillation import UNCHANGED, DistillationReport
 from isthmus.distill.evaluation.metrics import auc, sigmoid
+from isthmus.distill.gates import Gate
 from isthmus.distill.restore import restored
 from isthmus.distill.tabular.student import Student, read_record
 from isthmus.distill.tabular.teacher import Boosting

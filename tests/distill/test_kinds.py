@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from isthmus.distill.declaration import Gate
 from isthmus.distill.distillation import DistillationReport
+from isthmus.distill.gates import Gate
 from isthmus.distill.tasks.split import split_table
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from tests.distill.kinds import Convolved, Twice

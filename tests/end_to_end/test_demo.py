@@ -140,7 +140,7 @@ def test_the_package_in_every_format_is_small_and_passes_in_every_runtime(
     assert outcome["verdict"]["passed"]
     installed()
     monkeypatch.setenv("ISTHMUS_PACKAGES__RUNTIMES", json.dumps(["executorch", "litert", "coreml"]))
-    exported = json.loads(_isthmus(folder, "export", "--json"))
+    exported = json.loads(_isthmus(folder, "model", "export", "--json"))
     # In whole numbers ExecuTorch's answers are further off than allowed.
     assert exported["left_out"].keys() <= {"core.int8.pte"}
     files = {file.name: file.stat().st_size for file in Path(exported["path"]).iterdir() if file.name not in CLIENTS}

@@ -25,8 +25,7 @@ from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.server.serve import serving
 from isthmus.orchestration.status import status
 from isthmus.orchestration.training.record import repeat
-from isthmus.orchestration.verification import verify
-from isthmus.orchestration.verification.verify import require_passed
+from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.package.inspect import inspect
 from isthmus.package.manifest import package_digest
 from tests.servers import free_port

@@ -224,7 +224,7 @@ def test_drawings_are_known_of_one_photograph_and_the_teacher_is_asked_for_all(e
     assert labels.isnan().flatten(1).all(1).tolist() == [False, True]
     assert len(np.unique(task.identities(), axis=0)) == len(seeds) == 256 + 4 * 32
     nobody = type("Nobody", (example["effects"].Effects,), {"paired": ("coffee",)})
-    with pytest.raises(DataError, match=r"no drawing to learn from.*coffee"):
+    with pytest.raises(DataError, match=r"no training frame has a drawing.*coffee"):
         nobody(material(table, **options))
 
 
@@ -357,7 +357,7 @@ def test_a_frame_of_other_pixels_is_refused(distilled: DistillationReport, folde
     project = Project(folder)
     build(project)
     training_set(project)
-    with pytest.raises(DataError, match=r"frame of chelsea at 0, 0: other pixels than when the table"):
+    with pytest.raises(DataError, match=r"frame of chelsea at 0, 0: its pixels have changed since the table"):
         distill(project)
 
 

@@ -67,9 +67,9 @@ def _deployed(project: Project) -> Any:
 RESULTS: dict[str, Callable[[Project], Any]] = {
     "build": _tables,
     "materialize": _online,
-    "training-set": _files("training", without=("_record.json",)),
+    "features training-set": _files("training", without=("_record.json",)),
     "distill": _files("models", without=(".md", ".html", "report.json")),
-    "export": _files("packages"),
+    "model export": _files("packages"),
     "deploy": _deployed,
 }
 """What each verb leaves; in the order in which a user runs them."""
@@ -87,7 +87,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if verb == "deploy":
             _run(root, "verify", "--all")
         saved[verb] = Path(shutil.copytree(root, root.with_name(verb)))
-        _run(root, verb)
+        _run(root, *verb.split())
     return saved
 
 
@@ -103,19 +103,21 @@ def test_a_killed_verb_is_run_again_and_leaves_nothing(states: dict[str, Path], 
 
     project = restore()
     began = time.monotonic()
-    _run(root, verb)
+    _run(root, *verb.split())
     seconds = time.monotonic() - began
     expected = result(project)
     killed = 0
     try:
         for _ in range(20 * KILLS):
             project = restore()
-            process = subprocess.Popen([ISTHMUS, verb], cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [ISTHMUS, *verb.split()], cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             time.sleep(chance.uniform(0.1, 1) * seconds)
             process.kill()
             killed += process.wait() < 0
             assert not processes.orphans(root, 30)
-            _run(root, verb)
+            _run(root, *verb.split())
             assert not processes.orphans(root, 30)
             assert result(project) == expected
             _require_free(project.state)

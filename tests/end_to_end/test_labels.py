@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from isthmus.distill.reports import boundary_card, model_card, page
+from isthmus.distill.reports.boundarycard import boundary_card
+from isthmus.distill.reports.modelcard import model_card
+from isthmus.distill.reports.page import page
 from isthmus.features.errors import RequestError
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts

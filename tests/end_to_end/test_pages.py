@@ -139,7 +139,7 @@ def test_a_picture_of_the_page_is_taken_for_the_documentation(project: Project, 
 
 def test_the_verb_says_where_it_wrote(project: Project, tmp_path: Path) -> None:
     script, out = Path(sys.executable).with_name("isthmus"), tmp_path / "site"
-    command = [str(script), "page", "--out", str(out), "--json"]
+    command = [str(script), "package", "page", "--out", str(out), "--json"]
     done = subprocess.run(command, cwd=project.root, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"page": str(out), "open": f"python -m http.server --directory {out} 8080"}
     assert (out / "index.html").exists()

@@ -13,7 +13,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, Contract, ViewContract
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.latest import LatestRows
-from isthmus.features.pointintime.questions import moments
+from isthmus.features.pointintime.join import moments
 from isthmus.features.types import SCALARS, TYPES, Array, DataType, Int64
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.columns import Values, from_python

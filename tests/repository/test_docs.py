@@ -25,9 +25,9 @@ from dagster._cli import create_dagster_cli
 from feast.repo_config import RepoConfig
 from tree_sitter import Language, Parser
 
+from isthmus.dagster import IsthmusProjectComponent
 from isthmus.orchestration import settings
 from isthmus.orchestration.cli import cli
-from isthmus.orchestration.graph import IsthmusProjectComponent
 from isthmus.orchestration.graph.instance import INSTANCE
 from isthmus.orchestration.planning import devices
 from isthmus.orchestration.project import Project
@@ -407,7 +407,7 @@ def test_the_site_asks_no_other_host(site: Path) -> None:
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
     tree = ast.parse((ROOT / "src" / "isthmus" / "__init__.py").read_text())
-    (names,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    names = next(node.value for node in tree.body if isinstance(node, ast.Assign))
     written = (site / "reference.html").read_text()
     for name in ast.literal_eval(names):
         assert f'id="isthmus.{name}"' in written or f"<td><code>{name}</code></td>" in written, name

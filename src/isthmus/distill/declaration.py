@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.labels import Binary, Calibration, Classes, Label, Monitor, Number
+from isthmus.distill.gates import OVERALL, Gate, bound_problems, limited
+from isthmus.distill.labels import Binary, Calibration, Label, Monitor
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.definition.failure import mistyped
@@ -31,16 +31,6 @@ LEAST_STEPS = 800
 
 ONNX_RUNTIME, EXECUTORCH, LITERT, COREML = RUNTIMES = ("onnxruntime", "executorch", "litert", "coreml")
 
-STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
-"""Stages between an ideal prediction and a device's, in order; `isthmus model attribute` splits their difference."""
-EACH = "row"
-"""Measure of a stage: how far it moves the score of a row, on average."""
-ATTRIBUTED: Mapping[type[Label], Sequence[str]] = {
-    Binary: ("score", "log_loss", "auc", EACH),
-    Number: ("score", "rmse", "mae", EACH),
-}
-"""Measures that `isthmus model attribute` supports per kind of label; for other kinds the models share no score."""
-
 EXPORTING = frozenset({
     "tolerance", "tolerances", "rounding", "quantized", "golden", "compared", "max_sizes", "padded", "graph_rows",
     "graph_batches", "network", "writer", "figures", "core", "core_feeds", "expected", "case", "edges", "cases",
@@ -53,24 +43,6 @@ JUDGING = EXPORTING | {
     "line", "model", "feeds", "files",
 }  # fmt: skip
 """Members of a `Task` that affect only the report and the package. All other members may affect the weights."""
-
-PRODUCTION = "production"
-"""Prefix of bounds on metrics that `isthmus answers monitor` measures."""
-SLICES = "slices."
-"""Second prefix of such bounds that apply to each slice."""
-LOST = "lost"
-"""Prefix of bounds on how much worse a deployment may be than the package before it."""
-COMPARED: Mapping[type[Label], Sequence[str]] = {
-    Binary: ("auc", "log_loss", "brier"),
-    Number: ("rmse", "mae"),
-}
-"""Metrics whose loss has a standard error from paired rows."""
-MONITORED: Mapping[type[Label], Sequence[str]] = {
-    Binary: ("auc", "log_loss", "brier", "ece"),
-    Classes: ("log_loss", "accuracy", "ece"),
-    Number: ("rmse", "mae"),
-}
-"""Metrics of recorded predictions per kind of label. `Rank` is left out: few groups are recorded completely."""
 
 
 class _Input(Protocol):
@@ -184,23 +156,6 @@ class Tabular:
         return problems
 
 
-@dataclass(frozen=True)
-class Gate:
-    """A requirement that a student must meet to be packaged.
-
-    Attributes:
-        metric: a figure of the report: "taught" (what the teacher adds to the task's metric), "gap_closed" (the share
-            of the way from the control to the teacher), a figure that the task adds, or a model and its figure, such as
-            "student.auc" or "student.p99_us".
-        at_least: smallest value that passes; None for no lower bound.
-        at_most: largest value that passes; None for no upper bound.
-    """
-
-    metric: str
-    at_least: float | None = None
-    at_most: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """The students that `isthmus model search` trains to find good, fast and small ones for this machine.
@@ -254,23 +209,11 @@ class Search:
 LAYERS = ("width", "depth")
 """Names in the shape of a `Tabular`'s student, for a search."""
 
-OVERALL = ("taught", "gap_closed")
-"""Figures of every report that do not belong to a single model."""
-
 MEASURED = ("lift_kept", "age_cost")
 """Figures that a `Tabular` adds; `age_cost` only if a device keeps its inputs."""
 
 
 _PLAIN_VALUES = "numbers, truth values, texts, and tuples of them"
-
-
-def _bounded(gates: Sequence[Gate]) -> bool:
-    bounds = [[bound for bound in (gate.at_least, gate.at_most) if bound is not None] for gate in gates]
-    return all(own and all(map(_is_finite, own)) for own in bounds)
-
-
-def _is_finite(bound: object) -> bool:
-    return isinstance(bound, Real) and abs(bound) < math.inf  # type: ignore[operator, no-any-return, unused-ignore]
 
 
 def _is_in_json(number: object) -> bool:
@@ -319,8 +262,8 @@ class Distillation:
         owner: who is responsible for the model, an email address or "team:NAME".
         bounds: gates checked after packaging, also as checks in Dagster. `isthmus model attribute` checks bounds on a
             stage and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus answers monitor` checks
-            bounds on recorded predictions once their labels are known, such as "production.auc" (docs/production.md). A bound on
-            what a deployment loses against the package before it, such as "lost.auc", rolls the deployment back.
+            bounds on recorded predictions once their labels are known, such as "production.auc" (docs/production.md). A
+            bound on what a deployment loses against the package before it, such as "lost.auc", rolls it back.
         monitor: rules for matching recorded predictions with labels that become known later.
     """
 
@@ -407,8 +350,8 @@ class Distillation:
                 f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
             ),
             ("shape", not (self.shape and fixed) and _plain([*self.shape.values()]), fixed or _PLAIN_VALUES),
-            ("gates", _bounded(self.required), "at_least or at_most in each, finite numbers"),
-            ("bounds", _bounded(self.bounds), "at_least or at_most in each, finite numbers"),
+            ("gates", limited(self.required), "at_least or at_most in each, finite numbers"),
+            ("bounds", limited(self.bounds), "at_least or at_most in each, finite numbers"),
             ("owner", is_owner(self.owner), OWNER),
             (
                 "runtimes",
@@ -421,7 +364,7 @@ class Distillation:
                 f'"{ONNX_RUNTIME}", alone or with "{EXECUTORCH}": other runtimes cannot grow a cache',
             ),
         ]
-        problems = [*failed_checks(self, self.where, checks), *self._misbound()]
+        problems = [*failed_checks(self, self.where, checks), *bound_problems(self.where, self.label, self.bounds)]
         problems += self.monitor.problems(f"{self.where}: monitor", self.spine)
         if isinstance(self.task, Tabular):
             problems += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
@@ -440,27 +383,6 @@ class Distillation:
         names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
         expected = f"{one_of(known)}, or a model and its figure, such as student.p99_us"
         return [Problem(f"{self.where}: gate", repr(name), expected) for name in names]
-
-    def _misbound(self) -> list[Problem]:
-        measures = () if self.label is None else ATTRIBUTED.get(type(self.label), ())
-        monitored = () if self.label is None else MONITORED.get(type(self.label), ())
-        compared = () if self.label is None else COMPARED.get(type(self.label), ())
-        known = [f"{stage}.{measure}" for stage in STAGES for measure in measures]
-        known += [f"{PRODUCTION}.{part}{measure}" for part in ("", SLICES) for measure in monitored]
-        known += [f"{LOST}.{measure}" for measure in compared]
-        production = f"{PRODUCTION} or {PRODUCTION}.{SLICES.rstrip('.')}"
-        parts = [(" or ".join(STAGES), measures), (production, monitored), (LOST, compared)]
-        expected = ", or ".join(f"{first}, a dot, and {one_of(names)}" for first, names in parts if names)
-        expected = expected or "no bounds: only a Tabular with a Binary, Classes or Number label has bounds"
-        names = [bound.metric for bound in self.bounds if bound.metric not in known]
-        wrong = [Problem(f"{self.where}: bound", repr(name), expected) for name in names]
-        losses = [bound for bound in self.bounds if bound.metric.startswith(f"{LOST}.")]
-        wrong += [
-            Problem(f"{self.where}: {bound.metric}", repr(bound), "at_most alone, 0 or more")
-            for bound in losses
-            if bound.at_least is not None or (bound.at_most is not None and bound.at_most < 0)
-        ]
-        return wrong
 
     def _misset(self, settings: TrainingSettings | None, where: str) -> list[Problem]:
         if not isinstance(settings, TrainingSettings):

@@ -88,8 +88,7 @@ class Number(Label):
 
     def problems(self, where: str) -> list[Problem]:
         known = get_args(Loss)
-        wrong = Problem(f"{where}: loss", repr(self.loss), " or ".join(map(repr, known)))
-        return [] if self.loss in known else [wrong]
+        return failed_checks(self, where, [("loss", self.loss in known, " or ".join(map(repr, known)))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +117,10 @@ class Rank(Label):
 
     def problems(self, where: str) -> list[Problem]:
         checks = [
-            ("within", self.within, isinstance(self.within, str), "the name of a column"),
-            ("at", self.at, type(self.at) is int and self.at >= 1, "a whole number of at least 1"),
+            ("within", isinstance(self.within, str), "the name of a column"),
+            ("at", type(self.at) is int and self.at >= 1, "a whole number of at least 1"),
         ]
-        return [
-            Problem(f"{where}: {name}", repr(value), expected) for name, value, holds, expected in checks if not holds
-        ]
+        return failed_checks(self, where, checks)
 
 
 class Calibration(ABC):

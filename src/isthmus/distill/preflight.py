@@ -11,7 +11,7 @@ from isthmus.distill.losses.objective import Objective
 from isthmus.distill.onnx.runtime import described, predict, session
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.runtimes.conversions import conversions_for
-from isthmus.distill.runtimes.network import portable
+from isthmus.distill.runtimes.network import portable, running
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.graph import student_graph
@@ -88,10 +88,10 @@ def rehearse(
         for runtime in runtimes:
             convert, *_ = runtime.files(of, task.material.parts.train).values()
             try:
-                with runtime.running(convert(), of) as run:
+                with running(runtime.program, convert(), of.tensors, of.outputs) as run:
                     run(of.feeds(rows))
             except GateFailed as error:
-                note(f"the package will have no model for {runtime.LIBRARIES.runtime}: {error}")
+                note(f"the package will have no model for {runtime.program.libraries.runtime}: {error}")
 
 
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from isthmus.orchestration.graph import build_definitions
+from isthmus.orchestration.graph.assets import build_definitions
 from isthmus.orchestration.settings import find
 
 defs = build_definitions(find(Path(os.environ.get("ISTHMUS_ROOT", "."))))

@@ -15,14 +15,14 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration import status
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import REPORT, NodeMaterialization, display_metadata
+from isthmus.orchestration.graph.assets import build_definitions
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.resource import Context, Results, selection
-from isthmus.orchestration.graph.steps import STEPS, run_step
+from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import serving
+from isthmus.orchestration.steps.step import REPORT, NodeMaterialization, display_metadata
 from isthmus.orchestration.verification.client import Client
 
 EXAMPLES = 2
@@ -45,11 +45,10 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
         lookups, predictions = _ask(project)
         serve = round(time.perf_counter() - begun, 3)
     total, reports = round(time.perf_counter() - started, 3), steps.reports
-    seconds = {step: steps.seconds[step] for step in STEPS if step in steps.seconds}
     return {
         "project": project.name,
         "contract": reports["apply"]["contract"]["contract"],
-        "seconds": {**seconds, "serve": serve, "total": total},
+        "seconds": {**steps.seconds, "serve": serve, "total": total},
         "views": reports["build"],
         "training_set": reports["training-set"][name],
         "materialize": reports["materialize"],

@@ -185,7 +185,7 @@ def _verify(package: Path, data: bytes, key: "EllipticCurvePublicKey", refusal: 
 
     with tempfile.TemporaryDirectory() as folder:
         pem, signature = Path(folder) / "key.pem", Path(folder) / SIGNATURE
-        pem.write_bytes(_pem(key))
+        pem.write_bytes(public_pem(key))
         # Use the bytes read before: the package's own file may have been replaced.
         signature.write_bytes(data)
         config = Config().use_elliptic_key_verifier(public_key=pem).set_hashing_config(_hashing())
@@ -224,14 +224,14 @@ def _public_key(key: str) -> "EllipticCurvePublicKey":
     return loaded
 
 
-def _pem(key: "EllipticCurvePublicKey") -> bytes:
+def public_pem(key: "EllipticCurvePublicKey") -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _hint(key: "EllipticCurvePublicKey") -> str:
-    return hashlib.sha256(_pem(key)).hexdigest()
+    return hashlib.sha256(public_pem(key)).hexdigest()
 
 
 def _name(hint: str) -> str:

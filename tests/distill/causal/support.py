@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from isthmus.distill.accelerator import threads
-from isthmus.distill.causal.blocks import packed
 from isthmus.distill.causal.network import Packed, losses
+from isthmus.distill.causal.texts import packed
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.settings import Settings

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.causal.blocks import Blocks, packed, replayed
+from isthmus.distill.causal.texts import Blocks, packed, replayed
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.features.errors import DataError
 

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from isthmus.distill.causal.network import CausalStudent
 from isthmus.distill.causal.task import CausalTask
-from isthmus.distill.declaration import Gate, Search
+from isthmus.distill.declaration import Search
 from isthmus.distill.decoder.weights import in_precision
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
 from isthmus.distill.export.parity import Parity
-from isthmus.distill.gates import check_gates
+from isthmus.distill.gates import Gate, check_gates
 from isthmus.distill.inputs import input_problems
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from isthmus.distill.causal.blocks import packed
 from isthmus.distill.causal.models import student, trimmed
 from isthmus.distill.causal.network import CausalStudent, Packed, continued, losses, written
+from isthmus.distill.causal.texts import packed
 from isthmus.distill.causal.tokenizer import Vocabulary
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.features.errors import ConfigurationError, DataError

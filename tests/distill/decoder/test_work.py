@@ -71,7 +71,6 @@ def test_the_work_is_that_of_the_graph(
         num_key_value_heads=heads // groups, tie_word_embeddings=tied,
     )  # fmt: skip
     sizes = Sizes.of(model.config.to_dict(), "the model")
-    assert sizes.parameters == sum(each.numel() for each in model.parameters())
     read, flops, written, nodes = counted(in_precision(CachedModel(model), precision), tokens, past)
     assert sizes.layer_bytes(precision) + sizes.head_bytes(precision) == read
     assert sizes.flops(tokens, past) == flops
@@ -89,7 +88,6 @@ def test_a_model_of_another_architecture_does_not_decode() -> None:
 
 def test_the_bytes_of_a_token_of_smollm2_by_hand() -> None:
     sizes = Sizes(49152, 576, 30, 9, 3, 64, 1536, tied=True)
-    assert sizes.parameters == 134_515_008
     matrices = 30 * (576 * 960 + 576 * 576 + 576 * 3072 + 1536 * 576) + 576 * 49152
     assert sizes.layer_bytes("fp32") + sizes.head_bytes("fp32") == 4 * matrices
     # A block of 32 numbers has a scale, and a zero point of four bits.

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.evaluation.confidence import placements
-from isthmus.distill.evaluation.metrics import auc, brier, log_loss
-from isthmus.distill.evaluation.paired import MEASURES, lost
-from isthmus.distill.evaluation.residuals import mae, rmse
+from isthmus.distill.evaluation.confidence import lost, placements
+from isthmus.distill.evaluation.metrics import auc, brier, log_loss, mae, rmse
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
 
@@ -43,7 +41,7 @@ def test_placements_are_those_of_all_pairs(drawn: tuple[Array, Array, Array]) ->
     assert placements(labels, scores) == pytest.approx(naive(labels, scores))
 
 
-@pytest.mark.parametrize("metric", MEASURES)
+@pytest.mark.parametrize("metric", OF_ONE)
 @given(drawn=rows())
 def test_what_is_lost_is_the_difference_of_both(metric: str, drawn: tuple[Array, Array, Array]) -> None:
     labels, scores, former = drawn
@@ -54,7 +52,7 @@ def test_what_is_lost_is_the_difference_of_both(metric: str, drawn: tuple[Array,
     assert found.error >= 0
 
 
-@pytest.mark.parametrize("metric", MEASURES)
+@pytest.mark.parametrize("metric", OF_ONE)
 def test_its_error_is_how_far_it_is_off_over_other_rows(metric: str) -> None:
     generator = np.random.default_rng(0)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.evaluation.relevance import chance_ndcg, ndcg, reciprocal_rank
+from isthmus.distill.evaluation.metrics import chance_ndcg, ndcg, reciprocal_rank
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 4), st.sampled_from([-1.5, 0.0, 0.25, 2.0])), min_size=1, max_size=12

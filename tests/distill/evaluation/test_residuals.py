@@ -10,9 +10,7 @@ import sklearn.metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.evaluation.metrics import log_softmax
-from isthmus.distill.evaluation.multiclass import multiclass_metrics
-from isthmus.distill.evaluation.residuals import correlation, mae, r2, rmse
+from isthmus.distill.evaluation.metrics import correlation, log_softmax, mae, multiclass_metrics, r2, rmse
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 

@@ -20,13 +20,14 @@ import tree_sitter_kotlin
 import tree_sitter_swift
 from tree_sitter import Language, Parser
 
-from isthmus.distill.declaration import DEFAULT, Gate
+from isthmus.distill.declaration import DEFAULT
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.evaluation.metrics import sigmoid
 from isthmus.distill.export import conversion
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.package import readme
+from isthmus.distill.gates import Gate
 from isthmus.distill.onnx.ortbytes import canonical
 from isthmus.distill.onnx.runtime import ask, oldest_runtime, ort_format, predict, session
 from isthmus.distill.restore import create_task

@@ -1,5 +1,3 @@
-from typing import Literal
-
 import pytest
 import torch
 from hypothesis import given
@@ -13,42 +11,33 @@ from isthmus.losses import (
     Term,
     hinge_discriminator,
     hinge_generator,
-    least_squares_discriminator,
-    least_squares_generator,
 )
 from tests.distill.losses.support import EXTREME, Array, finite, gradient_is_right, numbers, seeded
 
 
 @given(st.integers(1, 4).flatmap(numbers), st.integers(1, 4).flatmap(numbers))
-def test_the_pairs_are_their_formulas(real: Array, fake: Array) -> None:
+def test_the_losses_are_their_formulas(real: Array, fake: Array) -> None:
     a, b = torch.from_numpy(real), torch.from_numpy(fake)
     n, m = len(real), len(fake)
     hinge = sum(max(0, 1 - x) for x in real) / n + sum(max(0, 1 + x) for x in fake) / m
-    squares = sum((x - 1) ** 2 for x in real) / n / 2 + sum(x**2 for x in fake) / m / 2
     assert hinge_discriminator(a, b).item() == pytest.approx(hinge)
     assert hinge_generator(b).item() == pytest.approx(-sum(fake) / m)
-    assert least_squares_discriminator(a, b).item() == pytest.approx(squares)
-    assert least_squares_generator(b).item() == pytest.approx(sum((x - 1) ** 2 for x in fake) / m / 2)
 
 
 def test_the_gradients_are_those_of_finite_differences() -> None:
-    for pair in (hinge_discriminator, least_squares_discriminator):
-        assert gradient_is_right(lambda x, pair=pair: pair(x, seeded(2, 3)), 4)  # type: ignore[misc]
-        assert gradient_is_right(lambda x, pair=pair: pair(seeded(2, 3), x), 4)  # type: ignore[misc]
-    for alone in (hinge_generator, least_squares_generator):
-        assert gradient_is_right(alone, 4)
+    assert gradient_is_right(lambda x: hinge_discriminator(x, seeded(2, 3)), 4)
+    assert gradient_is_right(lambda x: hinge_discriminator(seeded(2, 3), x), 4)
+    assert gradient_is_right(hinge_generator, 4)
 
 
 def test_extreme_scores_stay_finite_and_empty_ones_are_refused() -> None:
     extreme = torch.tensor([EXTREME, -EXTREME])
-    for pair in (hinge_discriminator, least_squares_discriminator):
-        assert finite(lambda x, pair=pair: pair(x, -x), extreme)  # type: ignore[misc]
-        with pytest.raises(ConfigurationError, match=r"fake: empty: shape \(0,\)"):
-            pair(extreme, torch.zeros(0))
-    for alone in (hinge_generator, least_squares_generator):
-        assert finite(alone, extreme)
-        with pytest.raises(ConfigurationError, match="fake: a list; expected a tensor"):
-            alone([])  # type: ignore[arg-type]
+    assert finite(lambda x: hinge_discriminator(x, -x), extreme)
+    with pytest.raises(ConfigurationError, match=r"fake: empty: shape \(0,\)"):
+        hinge_discriminator(extreme, torch.zeros(0))
+    assert finite(hinge_generator, extreme)
+    with pytest.raises(ConfigurationError, match="fake: a list; expected a tensor"):
+        hinge_generator([])  # type: ignore[arg-type]
 
 
 def test_a_score_sees_its_patch_alone() -> None:
@@ -79,30 +68,20 @@ def test_a_discriminator_learns_to_tell_two_kinds_of_images() -> None:
     assert losses[-1] < losses[0] / 2
 
 
-PAIRS = {
-    "hinge": (hinge_discriminator, hinge_generator),
-    "least squares": (least_squares_discriminator, least_squares_generator),
-}
-
-
-@pytest.mark.parametrize("loss", ["hinge", "least squares"])
-def test_each_gets_the_gradient_of_its_own_loss(loss: Literal["hinge", "least squares"]) -> None:
-    discriminating, generating = PAIRS[loss]
+def test_each_gets_the_gradient_of_its_own_loss() -> None:
     torch.manual_seed(1)
     # In evaluation mode spectral norm stays as it is, and both ways see the same discriminator.
     discriminator = PatchDiscriminator(3, width=4, halvings=1).eval()
     teacher, student = torch.rand(2, 3, 16, 16), torch.rand(2, 3, 16, 16, requires_grad=True)
     weights = list(discriminator.parameters())
-    value = Adversarial(discriminator, loss)(student, teacher)
+    value = Adversarial(discriminator)(student, teacher)
     mine, *theirs = torch.autograd.grad(value, [student, *weights])
-    own = generating(discriminator(student))
+    own = hinge_generator(discriminator(student))
     assert value.item() == pytest.approx(own.item())
     torch.testing.assert_close(mine, torch.autograd.grad(own, student)[0])
-    learning = discriminating(discriminator(teacher), discriminator(student.detach()))
+    learning = hinge_discriminator(discriminator(teacher), discriminator(student.detach()))
     for found, expected in zip(theirs, torch.autograd.grad(learning, weights), strict=True):
         torch.testing.assert_close(found, expected)
-    with pytest.raises(ConfigurationError, match='loss: \'wgan\'; expected "hinge" or "least squares"'):
-        Adversarial(discriminator, "wgan")  # type: ignore[arg-type]
 
 
 @pytest.mark.accept

@@ -13,11 +13,9 @@ from isthmus.features.errors import ConfigurationError
 from isthmus.losses import (
     binary_hard_targets,
     binary_soft_targets,
-    decoupled,
     generalized,
     hard_targets,
     soft_targets,
-    standardized,
     top_k_tail,
     top_k_targets,
 )
@@ -36,10 +34,9 @@ from tests.distill.losses.support import (
 
 TEMPERATURES = st.floats(0.5, 10)
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 5))
-DKD = partial(decoupled, alpha=1.0, beta=8.0, temperature=4.0)
 
 Soft = Callable[..., Tensor]
-SOFT: list[Soft] = [soft_targets, standardized, *(partial(generalized, beta=beta) for beta in (0.0, 0.3, 1.0))]
+SOFT: list[Soft] = [soft_targets, *(partial(generalized, beta=beta) for beta in (0.0, 0.3, 1.0))]
 BETAS = st.sampled_from([0.0, 1.0]) | st.floats(0.01, 0.99)
 
 
@@ -220,53 +217,6 @@ def test_rounded_probabilities_above_one_are_scaled_down() -> None:
     )
 
 
-@given(classified(), TEMPERATURES)
-def test_standardized_targets_are_the_formula(data: tuple[Array, Array, Array, Array], temperature: float) -> None:
-    student, teacher, _, mask = data
-
-    def standard(row: Array) -> Array:
-        return np.array((row - row.mean()) / math.sqrt(((row - row.mean()) ** 2).mean() + 1e-8) / temperature)
-
-    rows = [
-        temperature**2 * kl(softmax(standard(b)), softmax(standard(a)))
-        for a, b, counts in zip(student, teacher, mask, strict=True)
-        if counts
-    ]
-    loss = standardized(t(student), t(teacher), temperature=temperature, mask=t(mask))
-    assert loss.item() == pytest.approx(mean(rows), rel=1e-6, abs=1e-9)
-
-
-def test_standardized_targets_do_not_see_shift_and_scale() -> None:
-    student, teacher = seeded(3, 6), seeded(3, 6, seed=1)
-    loss = standardized(student, teacher, temperature=2.0)
-    assert standardized(7 * student + 5, teacher, temperature=2.0).item() == pytest.approx(loss.item(), rel=1e-6)
-    assert standardized(3 * teacher - 1, teacher, temperature=2.0).item() == pytest.approx(0, abs=1e-9)
-
-
-@given(classified(least=2), TEMPERATURES, st.floats(0, 2), st.floats(0, 8))
-def test_decoupled_distillation_is_the_formula(
-    data: tuple[Array, Array, Array, Array], temperature: float, alpha: float, beta: float
-) -> None:
-    student, teacher, labels, mask = data
-    rows = []
-    for a, b, y, counts in zip(student / temperature, teacher / temperature, labels, mask, strict=True):
-        if counts:
-            p, q = softmax(b), softmax(a)
-            tckd = kl([p[y], sum(p[:y] + p[y + 1 :])], [q[y], sum(q[:y] + q[y + 1 :])])
-            nckd = kl(softmax(np.delete(b, y)), softmax(np.delete(a, y)))
-            rows.append(temperature**2 * (alpha * tckd + beta * nckd))
-    hidden = t(np.where(mask, labels, -100))
-    loss = decoupled(t(student), t(teacher), hidden, alpha=alpha, beta=beta, temperature=temperature)
-    assert loss.item() == pytest.approx(mean(rows), rel=1e-5, abs=1e-8)
-
-
-def test_soft_targets_are_decoupled_distillation_with_the_others_probability_as_beta() -> None:
-    student, teacher = seeded(1, 5), seeded(1, 5, seed=1)
-    others = 1 - teacher.div(3).softmax(-1)[0, 2].item()
-    loss = decoupled(student, teacher, torch.tensor([2]), alpha=1, beta=others, temperature=3.0)
-    assert loss.item() == pytest.approx(soft_targets(student, teacher, temperature=3.0).item())
-
-
 @pytest.mark.parametrize("loss", SOFT)
 def test_the_gradient_is_that_of_finite_differences(loss: Soft) -> None:
     mask = torch.tensor([True, False, True])
@@ -280,7 +230,6 @@ def test_the_other_gradients_are_those_of_finite_differences() -> None:
         tail = partial(top_k_tail, beta=beta, temperature=2.0)
         assert gradient_is_right(lambda a, tail=tail: tail(a, probabilities, indexes), 3, 6)  # type: ignore[misc]
     assert gradient_is_right(lambda a: binary_soft_targets(a, seeded(5), temperature=2.0), 5)
-    assert gradient_is_right(lambda a: DKD(a, seeded(3, 4), torch.tensor([0, -100, 3])), 3, 4)
     assert gradient_is_right(lambda a: hard_targets(a, torch.tensor([0, -100, 3])), 3, 4)
 
 
@@ -296,9 +245,7 @@ def test_extreme_logits_stay_finite(temperature: float) -> None:
     for beta in (0.0, 0.3, 1.0):
         tail = partial(top_k_tail, beta=beta, temperature=temperature)
         assert finite(lambda a, tail=tail: tail(a, probabilities, indexes), student)  # type: ignore[misc]
-    labels = torch.tensor([1, 0])
-    assert finite(lambda a: decoupled(a, teacher, labels, alpha=1, beta=8, temperature=temperature), student)
-    assert finite(lambda a: hard_targets(a, labels), student)
+    assert finite(lambda a: hard_targets(a, torch.tensor([1, 0])), student)
 
 
 def test_one_class_has_nothing_to_learn() -> None:
@@ -306,12 +253,6 @@ def test_one_class_has_nothing_to_learn() -> None:
     for loss in SOFT:
         assert loss(student, teacher, temperature=2.0).item() == 0
     assert top_k_targets(student, torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int64), temperature=2).item() == 0
-    with pytest.raises(ConfigurationError, match="student: a single class; expected at least two"):
-        DKD(student, teacher, torch.zeros(3, dtype=torch.int64))
-
-
-def test_logits_that_are_all_the_same_have_a_standard_form_with_a_gradient() -> None:
-    assert finite(lambda a: standardized(a, seeded(2, 5).float(), temperature=1.0), torch.full((2, 5), EXTREME))
 
 
 def test_a_high_temperature_compares_centered_logits() -> None:
@@ -328,9 +269,8 @@ def test_a_low_temperature_asks_for_the_teacher_s_first_class_alone() -> None:
 
 def test_leading_sizes_are_free() -> None:
     student, teacher, labels = seeded(2, 3, 4), seeded(2, 3, 4, seed=1), torch.tensor([[0, 1, 2], [3, -100, -100]])
-    rows = labels.flatten()
-    assert DKD(student, teacher, labels).item() == pytest.approx(
-        DKD(student.flatten(0, 1), teacher.flatten(0, 1), rows).item()
+    assert hard_targets(student, labels).item() == pytest.approx(
+        hard_targets(student.flatten(0, 1), labels.flatten()).item()
     )
     assert soft_targets(student, teacher, temperature=2.0).item() == pytest.approx(
         soft_targets(student.flatten(0, 1), teacher.flatten(0, 1), temperature=2.0).item()
@@ -347,7 +287,6 @@ def test_what_does_not_count_may_be_anything() -> None:
     assert finite(lambda a: binary_soft_targets(a[:, 0], teacher[:, 0], temperature=2.0, mask=mask), student)
     assert finite(lambda a: top_k_targets(a, teacher[:, :1].sigmoid(), indexes, temperature=2, mask=mask), student)
     assert finite(lambda a: top_k_tail(a, teacher[:, :1].sigmoid(), indexes, beta=1, mask=mask), student)
-    assert finite(lambda a: DKD(a, teacher, labels), student)
     assert finite(lambda a: hard_targets(a, labels), student)
 
 
@@ -356,9 +295,7 @@ def test_if_nothing_counts_the_loss_is_zero_with_a_gradient_of_zero() -> None:
     nothing, labels = torch.tensor([False, False]), torch.tensor([-100, -100])
     for loss in (
         soft_targets(student, seeded(2, 3), temperature=2.0, mask=nothing),
-        standardized(student, seeded(2, 3), temperature=2.0, mask=nothing),
         top_k_targets(student, torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64), temperature=2, mask=nothing),
-        DKD(student, seeded(2, 3), labels),
         hard_targets(student, labels),
     ):
         assert loss.item() == 0
@@ -368,13 +305,10 @@ def test_if_nothing_counts_the_loss_is_zero_with_a_gradient_of_zero() -> None:
 def test_the_teacher_gets_no_gradient() -> None:
     teacher = seeded(3, 4).requires_grad_()
     student = seeded(3, 4, seed=1).requires_grad_()
-    labels = torch.tensor([0, 1, 2])
     probabilities, indexes = teacher.softmax(-1).topk(2)
     for loss in (
         soft_targets(student, teacher, temperature=2.0),
         binary_soft_targets(student, teacher, temperature=2.0),
-        standardized(student, teacher, temperature=2.0),
-        DKD(student, teacher, labels),
         top_k_targets(student, probabilities, indexes, temperature=2.0),
     ):
         assert torch.autograd.grad(loss, teacher, allow_unused=True, retain_graph=True)[0] is None
@@ -394,18 +328,17 @@ def test_logits_of_other_classes_are_refused() -> None:
         with pytest.raises(ConfigurationError, match="teacher: classes 5; expected 4, as in student"):
             loss(seeded(3, 4), seeded(3, 5), temperature=2.0)
     with pytest.raises(ConfigurationError, match=r"leading sizes \(2,\); expected \(3,\), as in student"):
-        DKD(seeded(3, 4), seeded(3, 4), torch.zeros(2, dtype=torch.int64))
+        hard_targets(seeded(3, 4), torch.zeros(2, dtype=torch.int64))
 
 
 def test_a_byte_that_is_a_label_is_not_taken_for_the_ignored_one() -> None:
     label = torch.tensor([156], dtype=torch.uint8)
     assert hard_targets(torch.zeros(1, 200), label).item() == pytest.approx(math.log(200))
-    assert DKD(seeded(1, 200), seeded(1, 200, seed=1), label).item() > 0
 
 
 def test_labels_and_indexes_of_no_class_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="labels: 4; expected 0 to 3"):
-        DKD(seeded(2, 4), seeded(2, 4), torch.tensor([4, 0]))
+        hard_targets(seeded(2, 4), torch.tensor([4, 0]))
     with pytest.raises(ConfigurationError, match="labels: -1; expected 0 to 3"):
         hard_targets(seeded(2, 4), torch.tensor([-1, 0]))
     with pytest.raises(ConfigurationError, match="indexes: 7; expected 0 to 3"):

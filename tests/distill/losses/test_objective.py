@@ -14,20 +14,17 @@ from isthmus.losses import (
     Perceptual,
     Schedule,
     Term,
-    attention_relations,
     cosine,
     hard_targets,
     hinge_generator,
     soft_targets,
-    squared,
-    standardized,
     top_k_targets,
 )
 from tests.distill.losses.support import NAN, seeded
 
 SOFT = Term(partial(soft_targets, temperature=2.0), 0.7, student="student.logits", teacher="teacher.logits")
 LABELS = Term(hard_targets, Schedule(0, 1), student="student.logits", labels="labels")
-SAME = Term(squared, student="student.embedding", teacher="teacher.embedding")
+SAME = Term(cosine, student="student.embedding", teacher="teacher.embedding")
 
 
 def outputs(seed: int, *, width: int = 4, layers: int = 2, classes: int = 3) -> dict[str, Any]:
@@ -35,7 +32,6 @@ def outputs(seed: int, *, width: int = 4, layers: int = 2, classes: int = 3) -> 
         "logits": seeded(2, classes, seed=seed).float().requires_grad_(),
         "embedding": seeded(2, 5, seed=seed).float().requires_grad_(),
         "hidden": [seeded(2, 3, width, seed=seed + n).float().requires_grad_() for n in range(layers)],
-        "queries": seeded(2, 3, width, seed=seed).float().requires_grad_(),
         "mask": torch.ones(2, 3, dtype=torch.bool),
     }
 
@@ -57,9 +53,6 @@ def everything() -> Objective:
                 teacher="teacher.hidden",
                 mask="student.mask",
             ),
-            "queries": Term(
-                partial(attention_relations, heads=2), student="student.queries", teacher="teacher.queries"
-            ),
             # torch has methods of these names.
             "keys": Term(cosine, 0.5, student="student.embedding", teacher="teacher.embedding"),
             "forward": Term(hinge_generator, 0.1, fake="student.logits"),
@@ -72,7 +65,7 @@ def test_the_total_is_the_weighted_sum_of_the_terms(progress: float) -> None:
     objective = everything()
     objective.check(STUDENT, TEACHER, CLASSES)
     total, terms = objective(STUDENT, TEACHER, CLASSES, progress)
-    weights = {"soft": 0.7, "labels": progress, "hidden": (1 + math.cos(math.pi * progress)) / 2, "queries": 1.0}
+    weights = {"soft": 0.7, "labels": progress, "hidden": (1 + math.cos(math.pi * progress)) / 2}
     weights |= {"keys": 0.5, "forward": 0.1}
     assert list(terms) == list(weights)
     assert total.item() == pytest.approx(sum(weights[name] * value.item() for name, value in terms.items()))
@@ -142,8 +135,8 @@ def test_the_check_names_everything_that_is_missing_or_does_not_fit() -> None:
     assert problems == {
         "term soft: soft targets: teacher": ("classes 7", "3, as in student"),
         "term labels: outputs: labels": ("there are no labels", "labels"),
-        "term hidden: outputs: mask": ("student has hidden, logits, queries", "mask"),
-        "term keys: outputs: student": ("student has hidden, logits, queries", "embedding"),
+        "term hidden: outputs: mask": ("student has hidden, logits", "mask"),
+        "term keys: outputs: student": ("student has hidden, logits", "embedding"),
     }
 
 
@@ -178,8 +171,8 @@ def test_a_sum_that_overflows_is_named_too() -> None:
 @pytest.mark.parametrize("weight", [NAN, math.inf, -math.inf])
 def test_a_weight_that_is_not_finite_is_refused(weight: float) -> None:
     with pytest.raises(ConfigurationError, match=r"weight: .*; expected a finite number"):
-        Term(squared, weight, student="student.embedding", teacher="teacher.embedding")
-    late = Term(squared, lambda _: weight, student="student.embedding", teacher="teacher.embedding")
+        Term(cosine, weight, student="student.embedding", teacher="teacher.embedding")
+    late = Term(cosine, lambda _: weight, student="student.embedding", teacher="teacher.embedding")
     with pytest.raises(ConfigurationError, match=r"term late: weight: at progress 0\.5: .*; expected a finite number"):
         Objective({"late": late})(STUDENT, TEACHER, None, 0.5)
 
@@ -207,8 +200,8 @@ LINEAR = nn.Linear(3, 3)
             r"temperature: 2\.0; expected \"student\.KEY\".*bind options of the loss with functools\.partial",
         ),
         (torch.dist, {"input": "student.logits", "other": "teacher.logits"}, "arguments: no signature found"),
-        (squared, {"student": "student.logits", "labels": "labels"}, "arguments: .*'teacher'"),
-        (squared, {"student": "logits", "teacher": "teacher.logits"}, "student: 'logits'; expected \"student.KEY\""),
+        (cosine, {"student": "student.logits", "labels": "labels"}, "arguments: .*'teacher'"),
+        (cosine, {"student": "logits", "teacher": "teacher.logits"}, "student: 'logits'; expected \"student.KEY\""),
         (LINEAR, {"input": "student."}, "input: 'student.'; expected"),
         (LINEAR, {"input": "labels.a"}, "input: 'labels.a'; expected"),
         (partial(LINEAR), {"input": "student.logits"}, "Linear inside a function; expected the module itself"),
@@ -245,7 +238,7 @@ def test_a_student_learns_from_a_teacher_of_whom_only_the_largest_probabilities_
                 indexes="teacher.indexes",
             ),
             "form": Term(
-                partial(standardized, temperature=2.0), 0.1, student="student.logits", teacher="teacher.logits"
+                partial(soft_targets, temperature=2.0), 0.1, student="student.logits", teacher="teacher.logits"
             ),
         }
     )

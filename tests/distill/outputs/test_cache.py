@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor, nn
 
-from isthmus.distill.outputs import Form, TeacherOutputs, cache, identities, shards
-from isthmus.distill.teachers import FunctionTeacher, NetworkTeacher
+from isthmus.distill.outputs import cache, shards
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError
 from isthmus.losses import soft_targets, top_k_targets
+from isthmus.teachers import FunctionTeacher, NetworkTeacher, OutputFormat, TeacherOutputs, identities
 
 Array = np.ndarray[Any, Any]
 
@@ -152,9 +152,9 @@ def test_without_the_teacher_only_what_is_kept_is_there(tmp_path: Path) -> None:
     [
         {"contract": "d"},
         {"options": {"length": 64}},
-        {"form": Form("float32")},
-        {"form": Form(top_k=2)},
-        {"form": Form(top_k=2, temperature=2.0)},
+        {"form": OutputFormat("float32")},
+        {"form": OutputFormat(top_k=2)},
+        {"form": OutputFormat(top_k=2, temperature=2.0)},
         {"teacher": FunctionTeacher(answer, ["logits"])},
         {"teacher": FunctionTeacher(answer, ["logits", "hidden"], version="2")},
     ],
@@ -174,9 +174,9 @@ def test_arguments_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"(?s)batch: 0.*rows: float32 \(60, 4\)"):
         Live().open(tmp_path, X, batch=0)
     with pytest.raises(ConfigurationError, match=r"(?s)3 problems.*temperature.*dtype.*top_k"):
-        Form("float64", 0, -1.0)  # type: ignore[arg-type]
+        OutputFormat("float64", 0, -1.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"temperature: 2\.0; expected 1 without top_k"):
-        Form(temperature=2.0)
+        OutputFormat(temperature=2.0)
 
 
 # --- forms
@@ -184,15 +184,15 @@ def test_arguments_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 def test_float32_is_kept_as_it_is(tmp_path: Path) -> None:
     live = Live()
-    live.open(tmp_path, form=Form("float32")).fill()
-    assert same(live.open(tmp_path, form=Form("float32"))[:], wanted(slice(None), torch.float32))
+    live.open(tmp_path, form=OutputFormat("float32")).fill()
+    assert same(live.open(tmp_path, form=OutputFormat("float32"))[:], wanted(slice(None), torch.float32))
 
 
 def test_what_float16_does_not_hold_is_refused_with_the_remedy(tmp_path: Path) -> None:
     teacher = FunctionTeacher(lambda x: x * torch.tensor([1.0, 1.0, 1.0, 0.0]) + 65504.0 * (x == X[41, 2]) * 1.1)
     with pytest.raises(DataError, match=r'output logits: row 41 holds 720\d\d.*65504.*OutputFormat\(dtype="float32"\)'):
         Live().open(tmp_path, teacher=teacher).fill()
-    Live().open(tmp_path, teacher=teacher, form=Form("float32")).fill()
+    Live().open(tmp_path, teacher=teacher, form=OutputFormat("float32")).fill()
     largest = FunctionTeacher(lambda x: torch.full_like(x, -65504.0))
     assert (Live().open(tmp_path, teacher=largest)[:3]["logits"] == -65504).all()
 
@@ -202,7 +202,7 @@ def test_the_top_k_are_what_the_loss_takes(tmp_path: Path, dtype: Any) -> None:
     torch.manual_seed(0)
     logits, student = torch.randn(ROWS, 5, 50) * 3, torch.randn(ROWS, 5, 50)
     teacher = FunctionTeacher(lambda rows: logits[rows], version="1")
-    form = Form(dtype, top_k=8, temperature=2.0)
+    form = OutputFormat(dtype, top_k=8, temperature=2.0)
     found = Live().open(tmp_path, teacher=teacher, form=form, batches=torch.from_numpy)[:]
     probabilities, indexes = (logits / 2).softmax(-1).sort(descending=True)
     rtol, atol = (1e-3, 1e-7) if dtype == "float16" else (1e-5, 1e-6)
@@ -213,7 +213,7 @@ def test_the_top_k_are_what_the_loss_takes(tmp_path: Path, dtype: Any) -> None:
     exact = top_k_targets(student, probabilities[..., :8], indexes[..., :8], temperature=2.0)
     torch.testing.assert_close(loss, exact, rtol=1e-3, atol=0)
     # All classes kept: the loss of the logits themselves.
-    whole = Live().open(tmp_path, teacher=teacher, form=Form("float32", 50, 2.0), batches=torch.from_numpy)[:]
+    whole = Live().open(tmp_path, teacher=teacher, form=OutputFormat("float32", 50, 2.0), batches=torch.from_numpy)[:]
     loss = top_k_targets(student, whole["probabilities"], whole["indexes"], temperature=2.0)
     torch.testing.assert_close(loss, soft_targets(student, logits, temperature=2.0), rtol=1e-4, atol=0)
 
@@ -229,7 +229,7 @@ def test_the_top_k_are_what_the_loss_takes(tmp_path: Path, dtype: Any) -> None:
 def test_the_top_k_of_what_has_none_are_refused(tmp_path: Path, give: Callable[[Tensor], Any], found: str) -> None:
     keys = ["logits", "residual"] if "residual" in found else ["logits"]
     with pytest.raises(ConfigurationError, match=found):
-        Live().open(tmp_path, teacher=FunctionTeacher(give, keys), form=Form(top_k=9)).fill()
+        Live().open(tmp_path, teacher=FunctionTeacher(give, keys), form=OutputFormat(top_k=9)).fill()
 
 
 def test_outputs_of_changing_sizes_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from isthmus.distill.onnx.footprint import footprint
-from isthmus.distill.reports import search_page
+from isthmus.distill.reports.searchpage import search_page
 from isthmus.distill.search.search import JOURNAL, require_fit
 from isthmus.features.errors import (
     GateFailed,

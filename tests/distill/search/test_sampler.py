@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from isthmus.distill.declaration import Search
-from isthmus.distill.reports import search_page
+from isthmus.distill.reports.searchpage import search_page
 from isthmus.distill.restore import restored
 from isthmus.distill.search.sampler import RANDOM, Known, propose
 from isthmus.distill.search.trials import front

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from isthmus.distill.onnx import host
-from isthmus.distill.reports import search_page
+from isthmus.distill.reports.searchpage import search_page
 from isthmus.distill.restore import create_task
 from isthmus.distill.search.search import JOURNAL, SearchReport, require_fit
 from isthmus.distill.settings import Settings

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from isthmus.distill.evaluation.metrics import auc, calibration_error, log_loss, sigmoid
-from isthmus.distill.evaluation.multiclass import confidence_error, multiclass_log_loss
+from isthmus.distill.evaluation.metrics import (
+    auc,
+    calibration_error,
+    confidence_error,
+    log_loss,
+    multiclass_log_loss,
+    sigmoid,
+)
 from isthmus.distill.labels import Calibration, Isotonic, Temperature
 from isthmus.distill.onnx.builder import Building
 from isthmus.distill.onnx.runtime import predict, session

@@ -14,8 +14,7 @@ import torch
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus.distill.onnx.runtime import session
-from isthmus.distill.tabular.featurizer import head
-from isthmus.distill.tabular.graph import graph, head_graph
+from isthmus.distill.tabular.graph import graph, head, head_graph
 from isthmus.distill.tabular.preparation import Prepare, preparation_graph
 from isthmus.distill.tabular.student import CoreNetwork, Student, core_tensors
 from isthmus.distill.tasks.requestinputs import RequestInputs

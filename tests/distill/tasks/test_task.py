@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from isthmus.distill import distillation
 from isthmus.distill.accelerator import resolve
-from isthmus.distill.declaration import Gate
 from isthmus.distill.distillation import DistillationReport, distill
+from isthmus.distill.gates import Gate
 from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task
 from isthmus.distill.tasks.task import Task

@@ -23,7 +23,12 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, B
 
 from isthmus.distill.settings import Settings
 from isthmus.distill.tasks.task import Task
-from isthmus.distill.teachers import (
+from isthmus.distill.teachers.taps import tapped
+from isthmus.distill.types import spread
+from isthmus.features.definition.digestnames import digest_name
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError
+from isthmus.package.inputs import ModelInput
+from isthmus.teachers import (
     EstimatorTeacher,
     FunctionTeacher,
     NetworkTeacher,
@@ -33,11 +38,6 @@ from isthmus.distill.teachers import (
     fingerprint,
     pretrained,
 )
-from isthmus.distill.teachers.taps import tapped
-from isthmus.distill.types import spread
-from isthmus.features.definition.digestnames import digest_name
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError
-from isthmus.package.inputs import ModelInput
 from isthmus.transforms.preparation.steps import Log1p
 
 LABELS = ("no", "perhaps", "yes")

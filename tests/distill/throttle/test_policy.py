@@ -216,34 +216,6 @@ def test_all_threads_are_lowered_and_restored() -> None:
     assert set(map(str, after.values())) == {str(before[os.getpid()])}
 
 
-def test_the_kernel_is_woken_on_the_cores_of_idle_time() -> None:
-    def woken() -> dict[int, int]:
-        """Of each thread that wakes up: how often it has slept."""
-        found = {}
-        for thread in threading.enumerate():
-            if thread.name.startswith("wakeups"):
-                status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
-                found[int(thread.name.split()[1])] = int(status.split("voluntary_ctxt_switches:")[1].split()[0])
-        return found
-
-    priority = Priority()
-    for cores in (priority.cores, 1):
-        priority.lower(cores, idle=True)
-        allowed = sorted(os.sched_getaffinity(0))
-        deadline = time.monotonic() + 60
-        while min(woken().values()) < 100:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert sorted(woken()) == allowed
-        assert [held(thread.native_id)[2] for thread in threading.enumerate() if thread.name == f"wakeups {allowed[0]}"
-                and thread.native_id] == [{allowed[0]}]  # fmt: skip
-    priority.lower(priority.cores)
-    assert woken() == {}
-    priority.lower(1, idle=True)
-    priority.restore()
-    assert woken() == {}
-
-
 def test_threads_that_end_meanwhile_are_no_trouble() -> None:
     done = threading.Event()
 

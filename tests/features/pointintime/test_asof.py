@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus.features import clock
-from isthmus.features.pointintime.asof import AsOfQueries, Integers
+from isthmus.features.pointintime.asof import AsOfQueries
+from isthmus.features.values.columns import Ints
 
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 MOMENTS = st.integers(-4, 4) | st.sampled_from([LEAST, LEAST + 1, -(1 << 62), 1 << 62, GREATEST - 1, GREATEST])
@@ -31,10 +32,10 @@ def _offer(questions: AsOfQueries, rows: list[Any], first: int, *, dictionaries:
     questions.offer(columns, np.array(event, np.int64), np.array(known, np.int64), first)
 
 
-def _content(rows: list[Any]) -> Callable[[Integers], Integers]:
+def _content(rows: list[Any]) -> Callable[[Ints], Ints]:
     """The content hashes of rows by their places, and a check that they are asked for as promised."""
 
-    def content(places: Integers) -> Integers:
+    def content(places: Ints) -> Ints:
         assert (np.diff(places) > 0).all()
         own = [rows[place] for place in places]
         # Each of them has key and times of another one.

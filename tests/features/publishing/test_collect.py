@@ -207,9 +207,9 @@ def test_history_is_what_builds_compute_and_all_that_was_pushed(
     assert history(store) == oracle.history()
     # Nothing is in the log more often than it was pushed; the table is what a build of the same rows would have left.
     require_log(store, oracle)
-    fingerprint = store.fingerprint(VIEW)
+    fingerprint = store.history(VIEW).fingerprint
     assert not build(store, oracle.computed).changed
-    assert store.fingerprint(VIEW) == fingerprint
+    assert store.history(VIEW).fingerprint == fingerprint
 
 
 EVERY = make_view(ALL, {f"k_{name}": ALL[name] for name in KEY_TYPES}, name="every")
@@ -235,7 +235,7 @@ def test_a_build_keeps_what_only_a_push_knew_and_says_what_it_replaces(store: Of
     base = store.base(VIEW)
     push(client, [(0, 0, 0, 1), (1, 5, 6, 2), (2, DAY, DAY, 3)])
     assert brought(client, store) == CollectedPushes(3, 3, 2)
-    assert store.base(VIEW) == base != store.fingerprint(VIEW), "nothing of what the build has left is outdated"
+    assert store.base(VIEW) == base != store.history(VIEW).fingerprint, "nothing of what the build has left is outdated"
     written = build(store, [(0, 0, 0, 1), (1, 5, 6, 2)])
     assert (written.pushed, written.replaced, written.rows, written.changed) == (1, 2, 3, False)
     written = build(store, [], Days(0, 1))

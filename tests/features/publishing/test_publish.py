@@ -22,17 +22,16 @@ from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.online.record import Stamp
 from isthmus.features.online.scripts import ANNOUNCE, MANY, announced, suspects
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
-from isthmus.features.publishing.diff import RowsDiff
-from isthmus.features.publishing.publish import Publication, publish
+from isthmus.features.publishing.publish import Publication, RowsDiff, publish
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.pipeline import Client, run
 from isthmus.features.types import Float32, Int64, String
 from isthmus.features.values.columns import from_python
-from isthmus.features.values.entitykey import entity_key
+from isthmus.features.values.entitykey import entity_key, entity_keys
 from isthmus.features.values.rows import RowCodec
-from isthmus.features.values.stamp import Stamp
 from tests.features.support import make_contract, make_view
 
 VIEW = make_view({"a": Int64, "b": Float32}, {"k": String, "n": Int64})
@@ -114,10 +113,10 @@ class World:
         k, n = key_of(key)
         event, known = np.array([row[0]], np.int64), np.array([row[1]], np.int64)
         rows: Any = self.view, {"k": [k], "n": [n]}, event, known, features_of([row[2]])
-        if accepted is None:
-            self.store.write(*rows)
-        else:
-            self.store.push(*rows, accepted=accepted)
+        if accepted is not None:
+            names = entity_keys(self.store.contract.project, self.view.keys, {"k": [k], "n": [n]})
+            self.store.append(self.view, names, RowCodec(self.view).encode(*rows[2:]), accepted)
+        self.store.write(*rows)
 
     def held(self) -> dict[int, Row]:
         keys = list(range(_KEYS))

@@ -12,7 +12,8 @@ import pytest
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
-from isthmus.distill.declaration import STAGES
+from isthmus.dagster import build_definitions
+from isthmus.distill.gates import STAGES
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.offline.log import FOLDER
@@ -20,11 +21,10 @@ from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.attribute import attribute, day_range
 from isthmus.orchestration.attribution.report import Attribution
 from isthmus.orchestration.attribution.stages import DISTILLATION, PRECISION, RUNTIME, SKEW, STALENESS
-from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import NodeCheck, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.students import export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.steps.step import NodeCheck, StepRequest
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
 from tests.distill.packages import resum

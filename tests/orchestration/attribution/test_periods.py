@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.evaluation.metrics import auc, log_loss
-from isthmus.distill.evaluation.residuals import mae, rmse
+from isthmus.distill.evaluation.metrics import auc, log_loss, mae, mean, rmse
 from isthmus.features.values.columns import Ints
-from isthmus.orchestration.attribution.periods import weighted
 from isthmus.orchestration.attribution.periods.coalitions import PARTS, Weighted, coalition_values, weights
 from isthmus.orchestration.attribution.shapley import Numbers, shapley
 from tests.orchestration.attribution.test_shapley import shapley_naively
@@ -48,7 +46,7 @@ def test_the_mean_of_each_coalition_is_that_of_segments(before: list[Row], after
     scores = np.array([row for _, row in [*before, *after]]).T
     weight = weights(*segments)
     np.testing.assert_allclose(weight.sum(-1), 1, atol=1e-12)
-    values = coalition_values(weighted.mean, weight, [[*scores[:2]], [*scores[2:]]])
+    values = coalition_values(mean, weight, [[*scores[:2]], [*scores[2:]]])
     slow = np.empty(16)
     for swapped in product((0, 1), repeat=4):
         population, features, contract, model = swapped
@@ -72,16 +70,14 @@ def test_a_weight_is_that_many_rows(rows: list[tuple[int, float, int]]) -> None:
     if not counts.any():
         counts[:] = 1
     weight, many = counts / counts.sum(), np.repeat(np.arange(len(counts)), counts.astype(int))
-    usual: dict[Callable[..., float], Callable[..., float]] = {
-        weighted.log_loss: log_loss, weighted.rmse: rmse, weighted.mae: mae
-    }  # fmt: skip
+    usual: list[Callable[..., float]] = [log_loss, rmse, mae]
     if len(np.unique(labels[many])) == 2:
-        usual[weighted.auc] = auc
+        usual.append(auc)
     else:
-        assert np.isnan(weighted.auc(labels, scores, weight))
-    for ours, theirs in usual.items():
-        assert ours(labels, scores, weight) == pytest.approx(theirs(labels[many], scores[many]), abs=1e-12)
-    assert weighted.mean(scores, weight) == pytest.approx(scores[many].mean(), abs=1e-12)
+        assert np.isnan(auc(labels, scores, weight))
+    for measure in usual:
+        assert measure(labels, scores, weight) == pytest.approx(measure(labels[many], scores[many]), abs=1e-12)
+    assert mean(scores, weight) == pytest.approx(scores[many].mean(), abs=1e-12)
 
 
 CHANCE = np.random.default_rng(0)
@@ -100,7 +96,7 @@ def _parts(after: Ints, feature: Numbers, scores: Callable[[Numbers, Numbers], l
     labels = (np.random.default_rng(1).random(len(features)) < _score(segments, features)).astype(float)
     answers = scores(segments, features)
     weight = weights(SEGMENTS, after)
-    measures: list[Weighted] = [weighted.mean, partial(weighted.log_loss, labels), partial(weighted.auc, labels)]
+    measures: list[Weighted] = [mean, partial(log_loss, labels), partial(auc, labels)]
     shares = [shapley(coalition_values(measure, weight, answers)) for measure in measures]
     for measure, share in zip(measures, shares, strict=True):
         ends = measure(answers[1][1], weight[1, 1]) - measure(answers[0][0], weight[0, 0])
@@ -138,5 +134,5 @@ def test_where_nothing_changed_nothing_has_a_part() -> None:
 def test_segments_of_one_period_alone_are_a_matter_of_the_population() -> None:
     before, after = np.zeros(4, np.int64), np.ones(6, np.int64)
     scores = np.array([0.0] * 4 + [1.0] * 6)
-    values = coalition_values(weighted.mean, weights(before, after), [[scores] * 2] * 2)
+    values = coalition_values(mean, weights(before, after), [[scores] * 2] * 2)
     np.testing.assert_allclose(shapley(values).value, [1, 0, 0, 0], atol=1e-12)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from isthmus.distill.declaration import STAGES
+from isthmus.distill.gates import STAGES
 from isthmus.features.errors import DataError, RequestError
 from isthmus.orchestration.attribution.attribute import attribute, day_range
 from isthmus.orchestration.attribution.recordings.explain import explain

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.declaration import STAGES
+from isthmus.distill.gates import STAGES
 from isthmus.features.types import Array, Float64, Int64, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.orchestration.attribution.shapley import Numbers

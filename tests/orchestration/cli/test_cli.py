@@ -29,39 +29,22 @@ from tests.refusing import ARGUMENTS, PASSWORD
 from tests.servers import free_port, redis_server
 
 SCRIPT = Path(sys.executable).with_name("isthmus")
-VERBS = [
-    "init",
-    "status",
-    "dev",
-    "demo",
-    "apply",
-    "build",
-    "materialize",
-    "collect",
-    "snapshot",
-    "lookup",
-    "quality",
-    "training-set",
-    "distill",
-    "search",
-    "export",
-    "ladder",
-    "attribute",
-    "explain",
-    "monitor",
-    "plan",
-    "page",
-    "verify",
-    "deploy",
-    "rollback",
-    "history",
-    "serve",
-    "recorded",
-    "replay",
-    "fleet",
-    "keys",
-    "contract",
-    "package",
+VERBS = ["init", "status", "dev", "apply", "build", "materialize", "distill", "verify", "serve"]
+COMMANDS = {
+    "features": {"lookup", "quality", "snapshot", "training-set"},
+    "pushes": {"collect"},
+    "model": {"search", "export", "ladder", "attribute"},
+    "package": {"verify", "page"},
+    "deploy": {"history", "rollback", "shadow", "canary", "promote"},
+    "answers": {"collect", "replay", "explain", "monitor"},
+    "infra": {"plan", "fleet"},
+    "keys": {"create", "list", "revoke", "open"},
+    "contract": {"show", "diff"},
+}
+EVERY = [
+    *([verb] for verb in VERBS),
+    ["demo"],
+    *([group, name] for group in COMMANDS for name in sorted(COMMANDS[group])),
 ]
 PROGRESS = re.compile(r"isthmus: +\d+% ")
 
@@ -93,10 +76,14 @@ def strictly(text: str) -> dict[str, Any]:
 
 
 def test_help_names_every_verb_in_a_group_and_cuts_no_sentence() -> None:
-    assert [name for names in GROUPS.values() for name in names] == VERBS
+    assert [*GROUPS.values()] == [tuple(VERBS), tuple(COMMANDS)]
     commands = typer.main.get_command(cli.app)
     assert isinstance(commands, typer.core.TyperGroup)
-    assert {*commands.commands} == {*VERBS}
+    assert {*commands.commands} == {*VERBS, *COMMANDS, "demo"}
+    for name, expected in COMMANDS.items():
+        group = commands.commands[name]
+        assert isinstance(group, typer.core.TyperGroup)
+        assert {*group.commands} == expected
     for columns in ("80", "120"):
         done = run("--help", COLUMNS=columns)
         assert done.returncode == 0
@@ -109,19 +96,27 @@ def test_help_names_every_verb_in_a_group_and_cuts_no_sentence() -> None:
             assert "..." not in text.partition("Options:")[2]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb: str) -> None:
-    done = run(verb, "--help")
+def test_the_reference_lists_every_command() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
+    rows = re.findall(
+        r"^\| (?:`([a-z]+)` )?\| (`.*) \|$", page.partition("## Commands")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    assert {group: re.findall("`([a-z-]+)`", names) for group, names in rows} == {
+        "": VERBS, **{group: sorted(names) for group, names in COMMANDS.items()}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", [*EVERY, *([group] for group in COMMANDS)], ids=" ".join)
+def test_every_verb_has_help(verb: list[str]) -> None:
+    done = run(*verb, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"isthmus {verb} [OPTIONS]" in done.stdout
+    assert f"isthmus {' '.join(verb)} [OPTIONS]" in done.stdout
 
 
 def test_every_verb_that_ends_has_one_document_for_programs() -> None:
-    groups = {"keys": ("create", "list", "revoke"), "contract": ("show", "diff"), "package": ("verify",)}
-    for verb in VERBS:
-        if verb not in ("serve", "dev"):
-            for part in groups.get(verb, ("",)):
-                assert "--json" in run(verb, *([part] if part else []), "--help").stdout, f"{verb} {part}"
+    for verb in [*EVERY, ["deploy"]]:
+        if verb not in (["serve"], ["dev"]):
+            assert "--json" in run(*verb, "--help").stdout, verb
 
 
 @pytest.mark.parametrize(
@@ -145,7 +140,7 @@ def test_the_project_may_stand_before_the_verb(shop: Shop) -> None:
     after = run("deploy", "history", "--json", "--project", str(shop.root))
     assert (after.returncode, after.stderr) == (0, "")
     for before in (["--project", str(shop.root)], [f"--project={shop.root}"]):
-        assert run(*before, "history", "--json").stdout == after.stdout
+        assert run(*before, "deploy", "history", "--json").stdout == after.stdout
         lacking = run(*before)
         assert (lacking.returncode, lacking.stderr) == (
             2, "isthmus: command line: Missing command. See `isthmus --help`\n",
@@ -172,7 +167,7 @@ def test_help_loads_nothing_heavy() -> None:
         "duckdb",
         "orjson",
     }
-    assert "Releases and servers:" in done.stdout
+    assert "Groups:" in done.stdout
     assert "'typer'" in done.stderr
     assert not heavy & set(re.findall(r"'(\w+)'", done.stderr))
 
@@ -197,7 +192,7 @@ def test_public_names_are_sorted_and_there() -> None:
 def test_no_verb_shows_the_help() -> None:
     done = run()
     assert done.returncode == 2
-    assert "Releases and servers:" in done.stdout + done.stderr
+    assert "Groups:" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -399,7 +394,7 @@ def test_java_missing(built: Shop, tmp_path: Path) -> None:
     ("library", "verb", "extra"),
     [
         ("deltalake", "apply", "offline"),
-        ("duckdb", "training-set", "offline"),
+        ("duckdb", "features training-set", "offline"),
         ("pyspark", "apply", "transforms"),
         ("dagster", "dev", "orchestration"),
     ],
@@ -407,7 +402,12 @@ def test_java_missing(built: Shop, tmp_path: Path) -> None:
 def test_an_extra_missing(shop: Shop, library: str, verb: str, extra: str) -> None:
     code = f"import sys; sys.modules[{library!r}] = None; from isthmus.orchestration.cli.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, verb], cwd=shop.root, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *verb.split()],
+        cwd=shop.root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 3, done.stderr
     [said] = done.stderr.splitlines()
@@ -422,7 +422,7 @@ def test_no_spark_connect_server(built: Shop) -> None:
 
 def test_a_folder_that_cannot_be_written(built: Shop) -> None:
     (built.root / "taken").touch()
-    said = refused(built, "training-set", code=1, ISTHMUS_STORES__OFFLINE="taken")
+    said = refused(built, "features", "training-set", code=1, ISTHMUS_STORES__OFFLINE="taken")
     assert said.startswith(f"isthmus: offline table of customer_orders: nothing at {built.root}/taken/customer_orders.")
     redis = built.state / "redis"
     for file in sorted(redis.rglob("*"), reverse=True):

@@ -13,7 +13,7 @@ from tests.commandline import run
 from tests.orchestration.shop import Shop
 
 _WORDS = ("folder", "file", "parquet", "package", "page here", "where to write")
-_OTHER = {"attribute precision"}
+_OTHER = {"model attribute precision", "deploy canary share"}
 """Parameters whose help has such a word, and whose values are no path."""
 
 

@@ -28,7 +28,7 @@ REMOVED = re.compile(
     r"(/\S+) (?:cannot be read|was written).*(?:[Rr]emove|[Dd]elete) that folder|(?:[Rr]emove|[Dd]elete) (/\S+)"
 )
 PROGRESS = re.compile(r": +\d+% ")
-LOOKUP = "lookup late_order_server customer=3000009 store=s1 product=3"
+LOOKUP = "features lookup late_order_server customer=3000009 store=s1 product=3"
 
 
 def follow(shop: Shop, command: str, before: tuple[str, ...] = ()) -> list[str]:
@@ -100,7 +100,7 @@ def forget_what_was_materialized(shop: Shop) -> None:
                 (rewrite_the_table, "materialize", ["was written by another tool"]),
                 (retype_the_source, "build customer_orders --from 2024-02-01", ["has type double and had bigint"]),
                 (damage_the_registry, "apply", ["registry in .* is damaged"]),
-                (forget_what_was_materialized, "training-set --as-served", ["nothing was materialized"]),
+                (forget_what_was_materialized, "features training-set --as-served", ["nothing was materialized"]),
             ]
         ),
     ],
@@ -118,17 +118,17 @@ def test_what_a_message_names_mends_it(
 def test_messages_lead_from_nothing_to_a_deployment_and_back_there(shop: Shop) -> None:
     shop.replace('Gate("lift_kept", at_least=0.95)', "")
     shop.append("\n[profiles.serving]\nlatency_objective_ms = 1000\nprobation_seconds = 0\n", "isthmus.toml")
-    steps = [re.findall("`isthmus ([a-z-]+)", said)[0] for said in follow(shop, "deploy")]
-    assert steps == ["export", "apply", "distill", "training-set", "build", "verify", "build"]
+    steps = [re.findall("`isthmus ((?:features |model )?[a-z-]+)", said)[0] for said in follow(shop, "deploy")]
+    assert steps == ["model export", "apply", "distill", "features training-set", "build", "verify", "build"]
 
     latest = shop.state / "training" / "late_order" / "latest"
     (latest.with_name(latest.read_text()) / "statistics.json").write_bytes(b"{")
-    assert "its statistics cannot be read" in follow(shop, "quality")[0]
+    assert "its statistics cannot be read" in follow(shop, "features quality")[0]
     (latest.with_name(latest.read_text()) / "data.parquet").write_bytes(b"PAR1")
     assert "data.parquet cannot be read" in follow(shop, "distill")[0]
     for name in ("training", "models"):
         (shop.state / name / "late_order" / "latest").unlink()
-    assert "not found in" in follow(shop, "export")[0]
+    assert "not found in" in follow(shop, "model export")[0]
     for student in (shop.state / "models" / "late_order").iterdir():
         if student.is_dir():
             shutil.rmtree(student)
@@ -154,20 +154,20 @@ def test_messages_about_candidates_and_the_way_back_lead_there(exported: Shop) -
     def in_force() -> Deployment:
         return Deployment.loads(file.read_bytes(), str(file))
 
-    leads("deploy --promote", "nothing is deployed", "has no verdict", "has no candidate")
+    leads("deploy promote", "nothing is deployed", "has no verdict", "has no candidate")
     assert "no deployment before" in run("deploy", "rollback", cwd=exported.root).stderr
     exported.replace("epochs = 2", "epochs = 3", "isthmus.toml")
-    done("distill", "export", "verify")
-    leads("rollback", "no deployment before .* for another package")
+    done("distill", "model export", "verify")
+    leads("deploy rollback", "no deployment before .* for another package")
     first = in_force()
 
-    done("deploy --canary 0.5")
+    done("deploy canary 0.5")
     candidate = in_force().candidate
     assert candidate is not None
     given_up = candidate.deployment
     why = Decision(given_up.digest, given_up.deployed_at, clock.now(), "it was slow")
     write_atomically(decision_file(file), why.dumps())
-    leads("deploy --promote", "was given up: it was slow", "has no candidate")
+    leads("deploy promote", "was given up: it was slow", "has no candidate")
     second = in_force()
     assert (second.digest, second.probation and second.probation.before.digest) == (given_up.digest, first.digest)
 

@@ -23,8 +23,7 @@ from packaging.requirements import Requirement
 from isthmus import ConfigurationError, DataError
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.orchestration.fleet.files import NOTE, files, fleet
-from isthmus.orchestration.fleet.values import constraints
+from isthmus.orchestration.fleet.files import NOTE, constraints, files, fleet
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.settings import VARIABLE, ServerSettings
@@ -462,12 +461,13 @@ from pathlib import Path
 
 sys.prefix = sys.exec_prefix = sys.argv[2]  # the links lead there: what is installed is not the project's code
 from isthmus.orchestration.graph import child, steps
-from isthmus.orchestration.graph.events import StepRequest
+from isthmus.orchestration.steps.step import StepRequest
 from isthmus.orchestration.project import Project
 
-for node in ast.walk(ast.parse(inspect.getsource(steps))):
-    if isinstance(node, ast.ImportFrom):
-        exec(ast.unparse(node))
+for module in (steps, *steps.ROOMS):
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom):
+            exec(ast.unparse(node))
 (made,) = steps.run_step(Project(Path(sys.argv[1])), StepRequest("apply", ("contract",)), lambda text, done: None)
 print(made.version)
 """

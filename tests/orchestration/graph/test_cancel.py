@@ -22,7 +22,7 @@ from pathlib import Path
 import dagster as dg
 from dagster._utils.interrupts import setup_interrupt_handlers
 
-from isthmus.orchestration.graph import build_definitions
+from isthmus.dagster import build_definitions
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell ignores it, in the background
 setup_interrupt_handlers()

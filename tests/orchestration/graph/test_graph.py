@@ -19,13 +19,14 @@ from dagster._core.loader import LoadingContextForTest
 from dagster_pipes import PipesContext
 
 from isthmus import ConfigurationError
+from isthmus.dagster import AssetNode, IsthmusTranslator, build_definitions
 from isthmus.orchestration.dev import dev
-from isthmus.orchestration.graph import AssetNode, IsthmusTranslator, build_definitions, child
+from isthmus.orchestration.graph import child
 from isthmus.orchestration.graph.assets import observe
-from isthmus.orchestration.graph.events import DRIFT
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Messages, Results, StepRunner
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.quality.steps import DRIFT
 from tests.orchestration import shop as shops
 from tests.orchestration.shop import VIEWS, Shop
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from dagster_pipes import DAGSTER_PIPES_CONTEXT_ENV_VAR, DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_env_var
 
-from isthmus.orchestration.graph import build_definitions
+from isthmus.dagster import build_definitions
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.resource import CHILD
 from isthmus.orchestration.project import Project
@@ -118,7 +118,7 @@ def test_a_step_ends_with_the_run_that_has_started_it(tmp_path: Path, how: str) 
     os.mkfifo(began)
     (tmp_path / "isthmus.toml").write_text('[project]\nname = "endless"\n')
     (tmp_path / "definitions.py").write_text(f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(600)\n")
-    extras = {"root": str(tmp_path), "asked": {"step": "apply"}, "keys": {}}
+    extras = {"root": str(tmp_path), "asked": {"step": "apply", "nodes": ["contract"]}, "keys": {}}
     context = {"run_id": "a", "job_name": "b", "retry_number": 0, "extras": extras}
     environment = {
         DAGSTER_PIPES_CONTEXT_ENV_VAR: encode_env_var({"data": context}),

@@ -23,9 +23,9 @@ from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
 from isthmus.distill.restore import create_task, restored
-from isthmus.distill.runtimes.executorch.export import converted, running
+from isthmus.distill.runtimes.executorch.export import converted
 from isthmus.distill.runtimes.executorch.process import LIBRARIES, ExecuTorchProgram
-from isthmus.distill.runtimes.network import portable
+from isthmus.distill.runtimes.network import portable, running
 from isthmus.distill.runtimes.process import ProgramRejected
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.orchestration.runtimes.programs import ProgramRuntime
@@ -305,7 +305,7 @@ def test_places_stay_whole_numbers_in_int8() -> None:
     program = converted(of, np.arange(20))
     fed = {"x": np.array([[0.3, 0.5], [0.9, -0.1], [-0.2, -0.4]], np.float32)}
     expected = task.network(nn.Identity())(torch.from_numpy(fed["x"])).numpy()
-    with running(program, of) as run_program:
+    with running(ExecuTorchProgram, program, tensors, outputs) as run_program:
         found = run_program(fed)["logits"]
     np.testing.assert_allclose(found, expected, atol=0.1)
 

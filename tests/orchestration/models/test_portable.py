@@ -23,9 +23,10 @@ from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task
 from isthmus.distill.runtimes.conversions import CONVERSIONS
-from isthmus.distill.runtimes.litert.export import converted, running
+from isthmus.distill.runtimes.litert.export import converted
 from isthmus.distill.runtimes.litert.process import LIBRARIES as LITERT
-from isthmus.distill.runtimes.network import Portable, portable
+from isthmus.distill.runtimes.litert.process import LiteRTProgram
+from isthmus.distill.runtimes.network import Portable, portable, running
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features.contract.schema import Column, TransformContract, request_column
@@ -62,8 +63,8 @@ NUMBERS, PLACES = Described("numbers", "float", ("N", 7)), Described("places", "
 @pytest.fixture(scope="module")
 def installed() -> None:
     """`make accept` installs them: together they take more than half of the time of `make test`."""
-    if problems := [problem for each in CONVERSIONS.values() for problem in each.LIBRARIES.problems()]:
-        commands = " and ".join(each.LIBRARIES.install for each in CONVERSIONS.values())
+    if problems := [problem for each in CONVERSIONS.values() for problem in each.program.libraries.problems()]:
+        commands = " and ".join(each.program.libraries.install for each in CONVERSIONS.values())
         pytest.skip(f"{problems[0].found}: run {commands}")
 
 
@@ -105,9 +106,9 @@ def test_a_graph_without_a_module_is_named_for_each_runtime() -> None:
     task, train = Wordy(rows), rows.parts.train
     inputs, outputs = [Described("words", "string", ("N", 2))], [Described("logits", "float", ("N", 5))]
     of = portable(task, task.student(), train[:1], inputs, outputs)
-    for runtime in CONVERSIONS.values():
-        for file, convert in runtime.files(of, train).items():
-            words = f"{file}: {runtime.LIBRARIES.name} has no operators for the start of the graph: its inputs in"
+    for runtime, files in CONVERSIONS.values():
+        for file, convert in files(of, train).items():
+            words = f"{file}: {runtime.libraries.name} has no operators for the start of the graph: its inputs in"
             with pytest.raises(GateFailed, match=re.escape(words)):
                 convert()
 
@@ -253,13 +254,16 @@ def test_zeros_fill_up_an_open_size_and_answers_are_cut(installed: None) -> None
     of = _masked("P")
     program = converted(of)
     assert (program.max_sizes, program.padded) == ({"N": 1, "P": 5}, ("P",))
-    with running(program, of) as run:
+    with running(LiteRTProgram, program, of.tensors, of.outputs) as run:
         for size in (1, 3, 5):
             x = np.arange(2 * size, dtype=np.float32).reshape(2, size)
             answers = run({"x": x, "mask": np.ones_like(x)})
             np.testing.assert_array_equal(answers["sum"], x.sum(1, keepdims=True))
             np.testing.assert_array_equal(answers["twice"], 2 * x)
-    with pytest.raises(GateFailed, match="P is 6, at most 5 is allowed"), running(program, of) as run:
+    with (
+        pytest.raises(GateFailed, match="P is 6, at most 5 is allowed"),
+        running(LiteRTProgram, program, of.tensors, of.outputs) as run,
+    ):
         run({name: np.ones((1, 6), np.float32) for name in ("x", "mask")})
 
 

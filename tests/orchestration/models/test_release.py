@@ -43,8 +43,8 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
         rollback(project)
     state.mkdir()
     (state / "contract.json").write_bytes(CONTRACT.dumps())
-    assert "nothing is deployed" in isthmus(tmp_path, "rollback", code=1)["found"]
-    assert "--canary is 1; it must be" in isthmus(tmp_path, "deploy", "canary", "1", code=2)["found"]
+    assert "nothing is deployed" in isthmus(tmp_path, "deploy", "rollback", code=1)["found"]
+    assert "the share is 1" in isthmus(tmp_path, "deploy", "canary", "1", code=2)["found"]
 
     file = project.deployment_file
     put = partial(deploy, contract=CONTRACT, profile=ServingProfile(), file=file, tables=TABLES)
@@ -62,7 +62,7 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
         with pytest.raises(GateFailed, match="has no candidate"):
             promote(project)
         assert rollback(project).deployment.digest == digests[2]
-        switched = isthmus(tmp_path, "rollback")
+        switched = isthmus(tmp_path, "deploy", "rollback")
         assert (switched["digest"], switched["bytes"], switched["server"]) == (digests[1], 0, "has switched")
         assert set(switched["seconds"]) == {"fetch", "verify", "load", "warm", "switch"}
         answer = server.predict(request={"distance": [1], "carrier": ["UA"]})
@@ -71,7 +71,9 @@ def test_a_release_and_the_way_back_say_when_the_server_has_switched(tmp_path: P
     assert [line["action"] for line in reversed(lines)] == [
         "deploy", "deploy", "deploy", "canary", "drop", "shadow", "promote", "rollback", "rollback",
     ]  # fmt: skip
-    shown = subprocess.run([SCRIPT, "history"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [SCRIPT, "deploy", "history"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
     assert [line.split()[1] for line in shown.splitlines()[3:12]] == [line["action"] for line in lines]
 
 

@@ -39,11 +39,11 @@ def command(shop: Shop, *arguments: str, before: str = "") -> "subprocess.Comple
 def test_students_are_searched_and_shown(built: Shop, project: Open) -> None:
     declare(built)
     training_set(project(built))
-    lacking = command(built, "search", "--json", before="sys.modules['optuna'] = None")
+    lacking = command(built, "model", "search", "--json", before="sys.modules['optuna'] = None")
     assert lacking.returncode == 3
     assert json.loads(lacking.stdout)["remedy"] == "install it: pip install 'isthmus[search]'"
 
-    done = command(built, "search", "late_order", "--json")
+    done = command(built, "model", "search", "late_order", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert [one["status"] for one in report["tried"]] == ["trained"] * 2
@@ -53,7 +53,7 @@ def test_students_are_searched_and_shown(built: Shop, project: Open) -> None:
     assert json.loads((folder / "search.json").read_bytes()) | {"path": str(folder)} == report
     assert "Recommended: width" in (folder / "search.html").read_text()
 
-    shown = command(built, "search", "--trials", "3")
+    shown = command(built, "model", "search", "--trials", "3")
     assert shown.returncode == 0, shown.stderr
     assert "3 students: 3 trained, 0 over budget, 0 failed." in shown.stdout
     assert "definitions.py: task=Tabular(hidden=(" in shown.stdout
@@ -67,7 +67,7 @@ def test_students_are_searched_and_shown(built: Shop, project: Open) -> None:
     assert "Of 3 students, 3 fit the budget" in page
 
     built.replace("trials=2", "most_bytes=100, trials=2")
-    refused = command(built, "search")
+    refused = command(built, "model", "search")
     assert refused.returncode == 1
     assert "none of 2 students fit the budget; nearest is width" in refused.stderr
     assert "2 students: 0 trained, 2 over budget, 0 failed." in refused.stdout

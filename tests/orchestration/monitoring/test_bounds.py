@@ -2,9 +2,9 @@
 
 import pytest
 
-from isthmus.distill.declaration import Gate
+from isthmus.distill.gates import Gate, describe, requirement
 from isthmus.features.production import MeasuredValue, SliceQuality
-from isthmus.orchestration.monitoring.bounds import describe, judge, requirement
+from isthmus.orchestration.monitoring.bounds import judge
 
 AT_LEAST = Gate("production.slices.auc", at_least=0.6)
 

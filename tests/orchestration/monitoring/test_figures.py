@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from isthmus.distill.evaluation import metrics, multiclass, residuals
+from isthmus.distill.evaluation import metrics
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.features.errors import DataError, RequestError
 from isthmus.orchestration.monitoring import figures
@@ -27,8 +27,8 @@ def test_a_number_has_its_residuals() -> None:
     labels = chance.normal(0, 2, ROWS)
     outputs = labels + chance.normal(0.5, 1, ROWS)
     found = figures.quality(figures.measuring(declared(Number())), labels, outputs[:, None], EVERY)
-    assert found.measures["rmse"].value == pytest.approx(residuals.rmse(labels, outputs))
-    assert found.measures["mae"].value == pytest.approx(residuals.mae(labels, outputs))
+    assert found.measures["rmse"].value == pytest.approx(metrics.rmse(labels, outputs))
+    assert found.measures["mae"].value == pytest.approx(metrics.mae(labels, outputs))
     # RMSE is 1.118, MAE 0.896 of such normal numbers.
     for name, truth in (("rmse", 1.118), ("mae", 0.896)):
         low, high = found.measures[name].low, found.measures[name].high
@@ -45,7 +45,7 @@ def test_classes_have_theirs_and_one_that_the_package_has_not_is_wrong() -> None
     labels = (logits + chance.gumbel(0, 1, (ROWS, 3))).argmax(1).astype(np.float64)
     outputs = np.exp(metrics.log_softmax(logits))
     found = figures.quality(figures.measuring(declared(Classes())), labels, outputs, EVERY).measures
-    expected = multiclass.multiclass_metrics(labels.astype(np.int64), logits)
+    expected = metrics.multiclass_metrics(labels.astype(np.int64), logits)
     assert {name: found[name].value for name in found} == pytest.approx({name: expected[name] for name in found})
     unknown = figures.quality(figures.measuring(declared(Classes())), labels * 0 - 1, outputs, EVERY).measures
     assert unknown["accuracy"].value == 0

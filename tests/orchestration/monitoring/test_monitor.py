@@ -11,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from isthmus.dagster import build_definitions
 from isthmus.distill.evaluation import metrics
 from isthmus.features import clock
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Production, production_file
-from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import NodeCheck, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.monitoring.bounds import KEEPS, LIKE, require_bounds
@@ -24,6 +23,7 @@ from isthmus.orchestration.monitoring.labels import Without
 from isthmus.orchestration.monitoring.monitor import follow, monitor
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import FOLDER
+from isthmus.orchestration.steps.step import NodeCheck, StepRequest
 from isthmus.orchestration.verification.verify import verify
 from tests import commandline
 from tests.orchestration.monitoring.recordings import DAY, HOUR, digest, orders, record

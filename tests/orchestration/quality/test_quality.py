@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isthmus import DataError, GateFailed, RequestError
+from isthmus.dagster import build_definitions
 from isthmus.features.days import Days
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
@@ -20,7 +21,6 @@ from isthmus.features.quality.statistics import measure, read
 from isthmus.features.redis.connection import connect
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import STATISTICS
-from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.quality import gate
 from isthmus.orchestration.quality.baseline import TrainingStatistics
 from isthmus.orchestration.quality.measure import QualityReport, quality, require_quality

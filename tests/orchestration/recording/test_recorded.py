@@ -19,9 +19,9 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
+from isthmus.dagster import build_definitions
 from isthmus.features.clock import now
 from isthmus.features.projectstatus import SpoolStatus
-from isthmus.orchestration.graph import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording import collect as collecting
 from isthmus.orchestration.recording.collect import CollectedAnswers, collect, damaged_folder, follow
@@ -308,7 +308,7 @@ RUN = """
 import sys
 from pathlib import Path
 from isthmus.orchestration.server.collect import repeat
-from isthmus.orchestration.graph import build_definitions
+from isthmus.dagster import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 project = Project(Path(sys.argv[1]))

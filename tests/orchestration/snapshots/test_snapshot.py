@@ -21,11 +21,11 @@ from isthmus.features.values.entitykey import decode_values
 from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.cli.cli import app
-from isthmus.orchestration.graph.events import NodeMaterialization, StepRequest
 from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.create import copy, shelf, signer, snapshot, undisclosed
+from isthmus.orchestration.steps.step import NodeMaterialization, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.package.snapshot.delta import applied
@@ -223,7 +223,7 @@ def test_a_folder_for_any_host_of_files(kept: Project, tmp_path: Path) -> None:
 
 def test_the_command_says_what_is_disclosed_before_it_writes(kept: Project, tmp_path: Path) -> None:
     runner = CliRunner()
-    arguments = ["snapshot", "--project", str(kept.root), "--to", str(tmp_path / "out")]
+    arguments = ["features", "snapshot", "--project", str(kept.root), "--to", str(tmp_path / "out")]
     done = runner.invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     assert (
@@ -315,7 +315,7 @@ def test_beside_a_damaged_one_the_next_of_owners_is_written(owned: Project, dama
 
 def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--to", str(out)])
+    done = CliRunner().invoke(app, ["features", "snapshot", "--project", str(owned.root), "--to", str(out)])
     assert isinstance(done.exception, RequestError), done.output
     message = str(done.exception)
     assert "has a file for each customer, and on a file host anyone who guesses the name could read it" in message
@@ -327,7 +327,7 @@ def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) 
 
 
 def test_the_command_says_how_many_owners_there_are(owned: Project) -> None:
-    done = CliRunner().invoke(app, ["snapshot", "--project", str(owned.root), "--json"])
+    done = CliRunner().invoke(app, ["features", "snapshot", "--project", str(owned.root), "--json"])
     assert done.exit_code == 0, done.output
     customer = "customer_orders: orders_7d, mean_amount_7d, late_rate_7d of their own customer alone"
     assert f"anyone who can fetch the snapshot gets {customer}" in done.stderr

@@ -21,7 +21,6 @@ from isthmus.features.progress import silent
 from isthmus.features.values.columns import Values
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import Artifacts, verdict_file
-from isthmus.orchestration.graph.events import NodeCheck, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.models.students import distill, export, parity
@@ -29,6 +28,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.snapshots.create import KEY, shelf, signer, snapshot
+from isthmus.orchestration.steps.step import NodeCheck, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
@@ -421,7 +421,7 @@ def test_a_runtime_that_is_absent_is_named_by_the_verdict_and_by_the_deployment(
 def test_every_format_is_asked_in_its_runtime_through_the_snapshot(
     on_device: Shop, web: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_installed("make accept", [conversion.LIBRARIES for conversion in CONVERSIONS.values()])
+    require_installed("make accept", [conversion.program.libraries for conversion in CONVERSIONS.values()])
     monkeypatch.setenv("ISTHMUS_PACKAGES__RUNTIMES", json.dumps([*CONVERSIONS]))
     opened = Project(on_device.root)
     exported = export(opened)

@@ -23,6 +23,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from onnx import helper, numpy_helper
 
 from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
+from isthmus.dagster import build_definitions
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.types import spread
 from isthmus.features.contract.schema import Contract, ViewContract
@@ -38,14 +39,13 @@ from isthmus.features.values.columns import Values
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.artifacts import RECORD
-from isthmus.orchestration.graph import build_definitions
-from isthmus.orchestration.graph.events import NodeMaterialization, StepRequest
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import WebRuntime
 from isthmus.orchestration.server.serve import running, settings
+from isthmus.orchestration.steps.step import NodeMaterialization, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.verification.client import Client, private_api

@@ -24,8 +24,8 @@ from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.types import Float64, Int64, String
 from isthmus.features.values.columns import Values, from_python
 from isthmus.orchestration.apply.apply import apply
-from isthmus.orchestration.graph.events import plots
 from isthmus.orchestration.server.keys import create
+from isthmus.orchestration.steps.step import plots
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.client import private_api
@@ -374,7 +374,7 @@ def test_images_of_a_verdict_are_drawings_whatever_names_hold() -> None:
     for name, address in found.items():
         drawing = ET.fromstring(base64.b64decode(address.partition(",")[2]))  # noqa: S314 - made here
         kinds = {element.tag.rpartition("}")[2] for element in drawing.iter()}
-        assert kinds <= {"svg", "style", "text", "rect", "line", "circle"}, name
+        assert kinds <= {"svg", "style", "g", "text", "rect", "line", "circle"}, name
     markdown = MarkdownIt("commonmark")
     markdown.validateLink = lambda url: True  # type: ignore[method-assign]  # noqa: ARG005 - it knows no SVG; Dagster does
     told = markdown.render(plots(found)["raw_value"])

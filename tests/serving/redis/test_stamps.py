@@ -11,14 +11,13 @@ import pytest
 
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.online.plan import LookupPlan
-from isthmus.features.online.record import Published
+from isthmus.features.online.record import Published, Stamp
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.connection import connect
 from isthmus.features.types import Int32
 from isthmus.features.values.columns import from_python
 from isthmus.features.values.entitykey import KeyValue, entity_key
 from isthmus.features.values.rows import RowCodec
-from isthmus.features.values.stamp import Stamp
 from isthmus.serving.limits import Limits
 from isthmus.serving.redis.node import RedisNode
 from isthmus.serving.redis.store import FRESH_SECONDS, Stamps, Store

@@ -17,9 +17,8 @@ from onnx import ModelProto
 from torch import Tensor, nn
 
 from isthmus.distill.causal import models
-from isthmus.distill.causal.blocks import Blocks, packed, replayed, together
 from isthmus.distill.causal.network import CausalStudent, CausalTeacher, Packed, continued, losses, written
-from isthmus.distill.causal.texts import Texts
+from isthmus.distill.causal.texts import Blocks, Texts, packed, replayed, together
 from isthmus.distill.causal.tokenizer import FILE, Vocabulary
 from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.decoder.graph import graph
@@ -30,7 +29,7 @@ from isthmus.distill.language.decoding import TOLERANCES
 from isthmus.distill.losses.logits import IGNORED, generalized, hard_targets, top_k_tail
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.outputs.form import Form
+from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.answers import graph_answers, student_answers
 from isthmus.distill.tasks.split import PARTS, Split
@@ -90,7 +89,7 @@ class CausalTask(Task):
         kind = "teacher" if declared.base is None else "base"
         self.about = {"teacher": about[kind] + (f"; license: {declared.license}" if declared.license else "")}
         top_k = None if declared.base or declared.top_k is None else min(declared.top_k, self.vocabulary.size)
-        self.form = Form(
+        self.form = OutputFormat(
             # float16 cannot represent the token ids of a large vocabulary.
             "float32" if declared.base or declared.sequences else "float16",
             top_k=top_k,

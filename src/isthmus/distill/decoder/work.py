@@ -66,11 +66,6 @@ class Sizes:
         return (width, queries + 2 * self.keys), (queries, width), (width, 2 * self.inner), (self.inner, width)
 
     @property
-    def parameters(self) -> int:
-        tables = self.vocabulary * self.width * (1 if self.tied else 2)
-        return self.matrices + self.layers * 2 * self.width + self.width + tables
-
-    @property
     def matrices(self) -> int:
         return self.layers * sum(takes * gives for takes, gives in self.products)
 

@@ -1,18 +1,21 @@
-"""Means, shares, AUC and calibration error with 95 % confidence intervals in closed form; results are deterministic.
+"""Means, shares, AUC and calibration error with 95 % confidence intervals, and paired losses, in closed form.
 
 The intervals treat rows as independent. They are too narrow where many rows share a cause, for example all flights of
 one stormy night.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
 from isthmus.distill.evaluation import metrics
 from isthmus.distill.evaluation.interval import LEVEL, Interval, student_interval
-from isthmus.distill.evaluation.metrics import BINS
+from isthmus.distill.evaluation.metrics import BINS, log_losses
 from isthmus.distill.types import Array
+from isthmus.features.errors import DataError
 
 _NORMAL = float(ndtri((1 + LEVEL) / 2))
 _HALF_NORMAL = math.sqrt(2 / math.pi)
@@ -101,3 +104,63 @@ def calibration_error(labels: Array, probabilities: Array) -> Interval:
         chance += weight * error * _HALF_NORMAL if abs(float(part.mean())) < _CLEAR * error else 0.0
     half = _NORMAL * math.sqrt(variance)
     return Interval(plain, max(plain - chance - half, 0.0), min(plain + half, 1.0))
+
+
+class PairedLoss(NamedTuple):
+    """The loss in a metric, above 0 where the model is worse, and its standard error over other rows."""
+
+    value: float
+    error: float
+
+    def least(self, chance: float) -> float:
+        """Return a bound that the true loss is below only with probability `chance`."""
+        return self.value + float(ndtri(chance)) * self.error
+
+
+def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
+    """Return how much worse (n,) scores are than (n,) scores of a former model for the same rows and labels.
+
+    The standard error belongs to the paired difference, so rows that are hard for both models add no noise. It treats
+    rows as independent and is a large-sample approximation.
+
+    Raises:
+        DataError: the metric is not defined: fewer than two rows, or an AUC with fewer than two rows of a class.
+    """
+    labels, scores, former = (np.asarray(part, np.float64) for part in (labels, scores, former))
+    if len(labels) < 2 or (metric == "auc" and min(labels.sum(), len(labels) - labels.sum()) < 2):
+        raise DataError(
+            metric, f"{len(labels)} rows", expected="at least two rows, for an AUC at least two of each class"
+        )
+    if metric == "auc":
+        return _auc(labels, scores, former)
+    if metric == "rmse":
+        return _rmse(labels, scores, former)
+    difference = ROWS[metric](labels, scores) - ROWS[metric](labels, former)
+    return PairedLoss(float(difference.mean()), _error(difference))
+
+
+ROWS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "log_loss": log_losses,
+    "brier": lambda labels, scores: np.square(scores - labels),
+    "mae": lambda labels, scores: np.abs(scores - labels),
+}
+"""Metrics that are a mean over rows."""
+
+
+def _auc(labels: Array, scores: Array, former: Array) -> PairedLoss:
+    """Compare the placements of DeLong et al. (Biometrics 44, 1988)."""
+    places = placements(labels, former) - placements(labels, scores)
+    ones, zeros = places[labels == 1], places[labels == 0]
+    return PairedLoss(float(ones.mean()), float(np.hypot(_error(ones), _error(zeros))))
+
+
+def _rmse(labels: Array, scores: Array, former: Array) -> PairedLoss:
+    """Compare two RMSEs; the error follows from the linear part (the delta method)."""
+    squares = [np.square(part - labels) for part in (scores, former)]
+    roots = [float(np.sqrt(part.mean())) for part in squares]
+    linear = [part / (2 * root) if root else part for part, root in zip(squares, roots, strict=True)]
+    return PairedLoss(roots[0] - roots[1], _error(linear[0] - linear[1]))
+
+
+def _error(parts: Array) -> float:
+    return float(parts.std(ddof=1) / np.sqrt(len(parts)))

@@ -1,4 +1,4 @@
-"""Metrics of binary classifiers, agreement with a teacher, and latency of a call."""
+"""Metrics by kind of label, agreement with a teacher, and latency of a call."""
 
 import math
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from isthmus.distill.types import Array
+from isthmus.distill.types import Array, Index
 from isthmus.features.errors import DataError
 
 BINS = 15
@@ -22,11 +22,17 @@ def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
     }
 
 
-def auc(labels: Array, scores: Array) -> float:
-    """Return the area under the ROC curve: the chance that a 1 scores above a 0, ties counting half."""
-    positive = int(labels.sum())
-    above = ranks(scores)[labels == 1].sum() - positive * (positive + 1) / 2
-    return float(above / (positive * (len(labels) - positive)))
+def auc(labels: Array, scores: Array, weights: Array | None = None) -> float:
+    """Return the area under the ROC curve: the chance that a 1 scores above a 0, ties counting half.
+
+    `weights` are the weights of the rows, by default equal. NaN if all labels are the same.
+    """
+    _, place = np.unique(scores, return_inverse=True)
+    each = np.ones(len(labels)) if weights is None else weights
+    ones, zeros = (np.bincount(place, np.where(labels == label, each, 0.0)) for label in (1, 0))
+    pairs = ones.sum() * zeros.sum()
+    below = np.cumsum(zeros) - zeros / 2
+    return float((ones * below).sum() / pairs) if pairs > 0 else math.nan
 
 
 def ranks(numbers: Array) -> Array:
@@ -36,9 +42,14 @@ def ranks(numbers: Array) -> Array:
     return mean_places
 
 
-def log_loss(labels: Array, probabilities: Array) -> float:
-    """Return the mean negative log-likelihood in nats; probabilities are clipped to [1e-7, 1 - 1e-7]."""
-    return float(log_losses(labels, probabilities).mean())
+def mean(values: Array, weights: Array | None = None) -> float:
+    """Return the mean in float64. `weights` sum to 1; without them all rows count the same."""
+    return float(values.mean(dtype=np.float64) if weights is None else weights @ values)
+
+
+def log_loss(labels: Array, probabilities: Array, weights: Array | None = None) -> float:
+    """Return the `mean` negative log-likelihood in nats; probabilities are clipped to [1e-7, 1 - 1e-7]."""
+    return mean(log_losses(labels, probabilities), weights)
 
 
 def log_losses(labels: Array, probabilities: Array) -> Array:
@@ -61,6 +72,128 @@ def calibration_error(labels: Array, probabilities: Array) -> float:
     order = np.argsort(probabilities, kind="stable")
     gap = probabilities[order].astype(np.float64) - labels[order]
     return float(sum(abs(part.sum()) for part in np.array_split(gap, BINS)) / len(gap))
+
+
+def multiclass_metrics(labels: Index, logits: Array) -> dict[str, float]:
+    """Return log loss, accuracy, macro F1 and ECE of (n, classes) logits against (n,) labels; NaN without rows.
+
+    See `confidence_error` for the calibration error.
+    """
+    if not len(labels):
+        return dict.fromkeys(("log_loss", "accuracy", "macro_f1", "ece"), math.nan)
+    predicted = log_softmax(logits).argmax(1)
+    return {
+        "log_loss": multiclass_log_loss(labels, logits),
+        "accuracy": float((predicted == labels).mean()),
+        "macro_f1": macro_f1(labels, predicted, logits.shape[1]),
+        "ece": confidence_error(labels, logits),
+    }
+
+
+def multiclass_log_loss(labels: Index, logits: Array) -> float:
+    """Return the mean negative log-likelihood of (n,) labels in nats; probabilities below 1e-7 are raised to it."""
+    if not len(labels):
+        return math.nan
+    logs = np.maximum(log_softmax(logits)[np.arange(len(labels)), labels], math.log(1e-7))
+    return float(-logs.mean())
+
+
+def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
+    """Return the mean of 2 PR / (P + R) over the classes that occur in `labels`; P is precision, R recall."""
+    correct = labels[predicted == labels]
+    hits, actual, chosen = (np.bincount(part, minlength=classes) for part in (correct, labels, predicted))
+    present = actual > 0
+    return float((2 * hits[present] / (actual + chosen)[present]).mean())
+
+
+def confidence_error(labels: Index, logits: Array) -> float:
+    """Return the calibration error of the likeliest class, over 15 bins of equal mass by its probability.
+
+    This is the mean over the bins, weighted by their rows, of |mean probability - accuracy| (Guo et al., 2017).
+    """
+    logs = log_softmax(logits)
+    predicted = logs.argmax(1)
+    return calibration_error(predicted == labels, np.exp(logs[np.arange(len(predicted)), predicted]))
+
+
+def rmse(labels: Array, values: Array, weights: Array | None = None) -> float:
+    """Return the root of the `mean` squared difference of (n,) values from (n,) labels; NaN without rows."""
+    return math.sqrt(mean(np.square(labels - values), weights)) if len(labels) else math.nan
+
+
+def mae(labels: Array, values: Array, weights: Array | None = None) -> float:
+    """Return the `mean` absolute difference of (n,) values from (n,) labels; NaN without rows."""
+    return mean(np.abs(labels - values), weights) if len(labels) else math.nan
+
+
+def r2(labels: Array, values: Array) -> float:
+    """Return the share of the labels' variance that (n,) values explain; 1 is best, NaN if all labels are equal."""
+    variance = float(np.square(labels - labels.mean()).sum()) if len(labels) else 0.0
+    return 1 - float(np.square(labels - values).sum()) / variance if variance else math.nan
+
+
+def correlation(first: Array, second: Array) -> float:
+    """Return Pearson's correlation of two (n,) arrays; NaN if all numbers of one are equal."""
+    pair = [part.astype(np.float64) - part.mean(dtype=np.float64) for part in (first, second)]
+    # Scale by the largest number so that squares do not overflow.
+    largest = [float(np.abs(part).max(initial=0.0)) for part in pair]
+    if not all(largest):
+        return math.nan
+    x, y = (part / most for part, most in zip(pair, largest, strict=True))
+    return float((x * y).sum() / math.sqrt(np.square(x).sum() * np.square(y).sum()))
+
+
+def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
+    """Return the normalized discounted cumulative gain (Järvelin and Kekäläinen, 2002), the mean over the groups.
+
+    The gain of a group is the sum of (2**relevance - 1) / log2(place + 1) over its first `at` rows, highest score
+    first, divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and
+    Najork, ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left. Arrays are (n,).
+    """
+    gains = np.exp2(relevance.astype(np.float64)) - 1
+    best, reached = (_cumulated(gains, order, groups, at) for order in (gains, scores))
+    counts = best > 0
+    return float((reached[counts] / best[counts]).mean()) if counts.any() else math.nan
+
+
+def chance_ndcg(relevance: Index, groups: Index, at: int) -> float:
+    """Return the expected ndcg of a random order: each row has the mean gain of its group."""
+    return ndcg(relevance, np.zeros(len(relevance)), groups, at)
+
+
+def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
+    """Return the mean over the groups of 1 / (place of the first relevant row), placed last among equal scores.
+
+    Groups without a relevant row are skipped; NaN if no group is left. Arrays are (n,).
+    """
+    numbers = _numbers(groups)
+    best = np.full(numbers.max(initial=-1) + 1, -np.inf)
+    relevant = relevance > 0
+    np.maximum.at(best, numbers[relevant], scores[relevant])
+    above = np.bincount(numbers[~relevant & (scores >= best[numbers])], minlength=len(best))
+    counts = best > -np.inf
+    return float((1 / (1 + above[counts])).mean()) if counts.any() else math.nan
+
+
+def _cumulated(gains: Array, scores: Array, groups: Index, at: int) -> Array:
+    """Return the discounted gain of the first `at` rows of each group."""
+    if not len(gains):
+        return np.empty(0)
+    numbers = _numbers(groups)
+    order = np.lexsort((-scores, numbers))
+    gains, scores, numbers = gains[order], scores[order], numbers[order]
+    new = np.diff(numbers, prepend=-1) != 0
+    place = np.arange(len(numbers)) - np.flatnonzero(new)[np.cumsum(new) - 1]
+    tied = np.cumsum(new | (np.diff(scores, prepend=np.nan) != 0)) - 1
+    mean = np.bincount(tied, gains) / np.bincount(tied)
+    discounts = np.where(place < at, 1 / np.log2(place + 2.0), 0.0)
+    return np.bincount(numbers, mean[tied] * discounts)
+
+
+def _numbers(groups: Index) -> Index:
+    """Renumber the groups from 0 without gaps."""
+    _, numbers = np.unique(groups, return_inverse=True)
+    return numbers.astype(np.int64)
 
 
 _ELEMENTS = 1 << 18

@@ -6,22 +6,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import onnx
 
-from isthmus.distill.declaration import Gate
 from isthmus.distill.decoder.reference import FileComparison, FileReport, golden_cases
 from isthmus.distill.decoder.weights import in_precision
 from isthmus.distill.decoder.writer import TextWriter
 from isthmus.distill.export.acceptance import require_gates
 from isthmus.distill.export.package import contents, write_package
+from isthmus.distill.gates import Gate
 from isthmus.distill.language.decoding import TOLERANCES, DecodingSettings, Precision
 from isthmus.distill.onnx.runtime import Run, ask, described, ort_format, session
-from isthmus.distill.runtimes.executorch import decoder as program
-from isthmus.distill.runtimes.executorch.process import LIBRARIES
+from isthmus.distill.runtimes.executorch.export import DECODER, converted_decoder
+from isthmus.distill.runtimes.executorch.process import ExecuTorchProgram
 from isthmus.distill.runtimes.libraries import require_installed
+from isthmus.distill.runtimes.network import running
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ConfigurationError, GateFailed
 from isthmus.features.progress import Progress, silent
@@ -73,9 +74,6 @@ class DecodingReport:
     left_out: dict[str, str]
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        return dict(msgspec.to_builtins(self, enc_hook=str))
-
 
 def export(
     model: "LlamaForCausalLM",
@@ -98,7 +96,7 @@ def export(
     """
     started = time.perf_counter()
     if settings.executorch:
-        require_installed("decoding", [LIBRARIES])
+        require_installed("decoding", [ExecuTorchProgram.libraries])
     files = TextFiles(TextWriter.of(model.float(), tokenizer, settings), origin)
     files.accept(progress)
     path = write_package(packages, origin.name, files.package())
@@ -180,17 +178,15 @@ class TextFiles:
         self._kinds |= {file: (precision, form) for file, form in names.items()}
 
     def _add_program(self) -> None:
-        network = self._writer.network
-        inputs, outputs = self._tensors
         try:
-            content = program.converted(network)
-            with program.running(content, network, inputs, outputs) as run:
-                compared = self._reference.compare_run(program.FILE, "fp32", run, len(content), self._settings, part=1)
+            made = converted_decoder(self._writer.network)
+            with running(ExecuTorchProgram, made, *self._tensors) as run:
+                compared = self._reference.compare_run(DECODER, "fp32", run, len(made.model), self._settings, part=1)
         except GateFailed as error:
-            self.left_out[program.FILE] = str(error)
+            self.left_out[DECODER] = str(error)
             return
-        self.accepted[program.FILE], self.content[program.FILE] = compared, content
-        self._kinds[program.FILE] = "fp32", "pte"
+        self.accepted[DECODER], self.content[DECODER] = compared, made.model
+        self._kinds[DECODER] = "fp32", "pte"
 
     def _prompts(self) -> list[GoldenPrompt]:
         return [

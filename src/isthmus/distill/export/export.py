@@ -28,9 +28,8 @@ from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
 from isthmus.distill.onnx.runtime import Run, described, ort_format
 from isthmus.distill.restore import REPORT, Restored, restored, trained_alike
-from isthmus.distill.runtimes.conversions import conversions_for, require_runtimes
-from isthmus.distill.runtimes.network import Portable, portable
-from isthmus.distill.runtimes.programs import INTERPRETED
+from isthmus.distill.runtimes.conversions import INTERPRETED, conversions_for, require_runtimes
+from isthmus.distill.runtimes.network import Portable, portable, running
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
@@ -273,7 +272,7 @@ class _Files:
             for file, convert in made.items():
                 try:
                     program = convert()
-                    with runtime.running(program, of) as run:
+                    with running(runtime.program, program, of.tensors, of.outputs) as run:
                         accepted = accept(self.reference, self.limits, file, program.model, run, program.max_sizes)
                     variant = msgspec.structs.replace(accepted.variant, padded=program.padded)
                     self.accepted.append(accepted._replace(variant=variant))

@@ -1,11 +1,8 @@
 """Adversarial losses: a discriminator learns to tell the student's outputs from the teacher's.
 
-Each pair has a loss for the discriminator and one for the student. `Adversarial` makes a pair a term of an objective;
-in your own loop, each may have its own optimizer.
+There is a loss for the discriminator and one for the student. `Adversarial` makes both a term of an objective; in your
+own loop, each may have its own optimizer.
 """
-
-from collections.abc import Callable
-from typing import Literal
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -13,7 +10,6 @@ from torch.nn.functional import relu
 from torch.nn.utils.parametrizations import spectral_norm
 
 from isthmus.distill.shapes import agree, floats, precise
-from isthmus.features.errors import Problem
 
 
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
@@ -31,26 +27,6 @@ def hinge_generator(fake: Tensor) -> Tensor:
     """Return the hinge loss of the student (Lim and Ye, 2017, arXiv:1705.02894): -mean fake, scores of any shape."""
     agree("hinge generator", fake=floats(fake, "..."))
     return -precise(fake).mean()
-
-
-def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Return the least-squares loss of the discriminator (LSGAN, Mao et al., 2017, arXiv:1611.04076).
-
-    ½ mean (real - 1)² + ½ mean fake². `real` are scores of the teacher's outputs, `fake` of the student's, detached
-    from the student; both of any shape.
-    """
-    agree("least-squares discriminator", real=floats(real, "..."))
-    agree("least-squares discriminator", fake=floats(fake, "..."))
-    return ((precise(real) - 1).square().mean() + precise(fake).square().mean()) / 2
-
-
-def least_squares_generator(fake: Tensor) -> Tensor:
-    """Return the least-squares loss of the student (LSGAN, Mao et al., 2017): ½ mean (fake - 1)².
-
-    `fake` are scores of any shape.
-    """
-    agree("least-squares generator", fake=floats(fake, "..."))
-    return (precise(fake) - 1).square().mean() / 2
 
 
 class PatchDiscriminator(nn.Sequential):
@@ -86,29 +62,17 @@ class Adversarial(nn.Module):
 
     Args:
         discriminator: scores a batch of outputs, such as a `PatchDiscriminator`; trained with this term.
-        loss: "hinge" or "least squares".
-
-    Raises:
-        ConfigurationError: `loss` is not one of these.
     """
 
-    def __init__(self, discriminator: nn.Module, loss: Literal["hinge", "least squares"] = "hinge") -> None:
+    def __init__(self, discriminator: nn.Module) -> None:
         super().__init__()
-        agree("adversarial", None if loss in _PAIRS else Problem("loss", repr(loss), '"hinge" or "least squares"'))
         self.discriminator = discriminator
-        self.discriminating, self.generating = _PAIRS[loss]
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the student's loss of a batch; its gradient includes that of the discriminator's loss."""
         student, teacher = precise(student), precise(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
-        generating = self.generating(functional_call(self.discriminator, constants, (student,)))
-        learning = self.discriminating(self.discriminator(teacher), self.discriminator(student.detach()))
+        generating = hinge_generator(functional_call(self.discriminator, constants, (student,)))
+        learning = hinge_discriminator(self.discriminator(teacher), self.discriminator(student.detach()))
         # Adds 0 to the value, but the gradient of the discriminator.
         return generating + (learning - learning.detach())
-
-
-_PAIRS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "hinge": (hinge_discriminator, hinge_generator),
-    "least squares": (least_squares_discriminator, least_squares_generator),
-}

@@ -19,16 +19,6 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
 
 
-def squared(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the mean of (s - t)² (Reimers and Gurevych, 2020, arXiv:2004.09813).
-
-    s and t are (..., width) embeddings of student and teacher; the mean is over the positions in the (...) mask and
-    over the width. If the widths differ, use `HiddenStates` with a single layer.
-    """
-    agree_pair("squared distance", "... width", student, teacher, mask=booleans(mask, "..."))
-    return average((select(student, mask) - select(teacher.detach(), mask)).square())
-
-
 def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
     """Return the divergence of the similarities within a batch.
 

@@ -1,4 +1,4 @@
-"""Losses of logits: cross entropy with labels, and six kinds of soft targets."""
+"""Losses of logits: cross entropy with labels, and soft targets."""
 
 import math
 
@@ -12,9 +12,6 @@ from isthmus.features.errors import Problem
 
 IGNORED = -100
 """Label of a position that does not count, as in torch."""
-
-LEAST_VARIANCE = 1e-8
-"""Added to a variance, so that equal logits are standardized to zeros with a bounded gradient."""
 
 LEAST_PROBABILITY = 2.0**-24
 """Lower bound of the teacher's probability of a class or the tail; the smallest positive float16."""
@@ -152,68 +149,6 @@ def top_k_tail(
         ours = torch.cat([ours, tail], -1)
     known = known.clamp(min=LEAST_PROBABILITY)
     return average(_between(ours, (known / known.sum(-1, keepdim=True)).log(), beta)) * temperature**2
-
-
-def standardized(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Return `soft_targets` of standardized logits (Sun et al., CVPR 2024, arXiv:2403.01427).
-
-    Each row of logits x becomes z(x) = (x - mean(x)) / sqrt(var(x) + 1e-8), with the variance over its n classes
-    (divided by n). Only the relations of the student's logits are learned; shift and scale are free. The loss is the
-    mean over the positions in the mask of::
-
-        T² KL(softmax(z(t) / T) ‖ softmax(z(s) / T))
-
-    T is the base temperature of the paper. The logits are (..., classes) and finite, the mask is (...).
-    """
-    problem = positive("temperature", temperature)
-    agree_pair("standardized soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
-    rows = [select(logits, mask) for logits in (student, teacher)]
-    forms = [functional.layer_norm(row, student.shape[-1:], eps=LEAST_VARIANCE) / temperature for row in rows]
-    return average(divergence(*forms)) * temperature**2
-
-
-def decoupled(  # noqa: PLR0913 - the terms of the published loss
-    student: Tensor,
-    teacher: Tensor,
-    labels: Tensor,
-    *,
-    alpha: float,
-    beta: float,
-    temperature: float,
-    ignored: int = IGNORED,
-) -> Tensor:
-    """Return the decoupled distillation loss, DKD (Zhao et al., CVPR 2022, arXiv:2203.08679).
-
-    The divergence of `soft_targets` equals TCKD + (1 - p) NCKD, with p the teacher's probability of the label. DKD
-    weighs the two freely, so that a confident teacher still ranks the wrong classes. The loss is the mean over the
-    labeled positions of::
-
-        T² (alpha TCKD + beta NCKD)
-        TCKD = KL of (p of the label, p of all wrong classes together), at temperature T
-        NCKD = KL of the softmax at temperature T over the wrong classes alone
-
-    The logits are (..., classes) and finite, with at least two classes; the labels are (...) integers, and positions
-    with the label `ignored` do not count.
-    """
-    where = "decoupled distillation"
-    problem = positive("temperature", temperature)
-    agree_pair(where, "... classes", student, teacher, problem, labels=integers(labels, "..."))
-    classes = student.shape[-1]
-    wanted, counts = _counting(labels, ignored)
-    single = (
-        Problem("student", "a single class", "at least two, so that there is a wrong class") if classes == 1 else None
-    )
-    agree(where, single, below("labels", wanted, classes))
-    label = functional.one_hot(wanted, classes).bool()
-
-    def parts(logits: Tensor) -> tuple[Tensor, Tensor]:
-        rows = select(logits, counts) / temperature
-        others = rows[~label].view(-1, classes - 1)
-        return torch.stack([rows[label], others.logsumexp(-1)], -1), others
-
-    (s_label, s_others), (t_label, t_others) = parts(student), parts(teacher)
-    rows = alpha * divergence(s_label, t_label) + beta * divergence(s_others, t_others)
-    return average(rows) * temperature**2
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:

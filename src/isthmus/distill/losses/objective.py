@@ -15,8 +15,9 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,47 @@ from isthmus.features.errors import ConfigurationError, GateFailed, Problem
 
 Outputs = Mapping[str, Any]
 """Outputs of a model for a batch by name: tensors, or lists of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A weight that moves from `start` to `end` and stays there.
+
+    With x = min(1, progress / until), the weight is start + (end - start) x for "linear", and start + (end - start) (1
+    - cos(πx)) / 2 for "cosine".
+
+    Attributes:
+        start: weight at the beginning.
+        end: weight from `until` on.
+        curve: "linear", or "cosine", which changes slowly at both ends.
+        until: share of the training at which `end` is reached, above 0 and at most 1.
+    """
+
+    start: float
+    end: float
+    curve: Literal["linear", "cosine"] = "linear"
+    until: float = 1.0
+
+    def __post_init__(self) -> None:
+        problems = [
+            Problem(name, repr(value), "a finite number")
+            for name, value in (("start", self.start), ("end", self.end))
+            if not math.isfinite(value)
+        ]
+        if self.curve not in ("linear", "cosine"):
+            problems.append(Problem("curve", repr(self.curve), '"linear" or "cosine"'))
+        if not 0 < self.until <= 1:
+            problems.append(Problem("until", repr(self.until), "above 0, at most 1"))
+        if problems:
+            raise ConfigurationError("schedule of a weight", problems)
+
+    def __call__(self, progress: float) -> float:
+        """Return the weight at a finished share of the training, 0 to 1."""
+        share = min(1.0, progress / self.until)
+        if self.curve == "cosine":
+            share = (1 - math.cos(math.pi * share)) / 2
+        return (1 - share) * self.start + share * self.end
+
 
 _OPTIONS = "bind options of the loss with functools.partial; the weight is the second argument"
 
@@ -141,8 +183,7 @@ class Objective(nn.Module):
         """Compute every term once, without gradients, before the first step.
 
         Raises a ConfigurationError that lists all problems: outputs that are missing or do not fit, and losses that are
-        not
-        scalars.
+        not scalars.
         """
         problems = []
         for name, term in self.terms.items():
@@ -172,10 +213,8 @@ class Objective(nn.Module):
         """Return the total of a batch, and each term's unweighted value, detached, for logs.
 
         A term with weight 0 is not computed and has no value. Synchronizes with a GPU to check the total, since a step
-        with a
-        non-finite total would ruin the student. `labels` may be None if no term uses them; `progress` is the finished
-        share of
-        training, 0 to 1.
+        with a non-finite total would ruin the student. `labels` may be None if no term uses them; `progress` is the
+        finished share of training, 0 to 1.
 
         Raises:
             ConfigurationError: every weight is 0, a weight is not finite, or outputs are missing or do not fit.

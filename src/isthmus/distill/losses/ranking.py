@@ -1,8 +1,7 @@
 """Losses of scores that order candidates, as in search.
 
-These are the two losses with which cross-encoders usually teach retrievers, besides `similarities` of embeddings.
-`margins` needs a known relevant candidate and learns only from its lead; `lists` needs none and learns from all scores
-at once. Pairwise logistic losses (RankNet) are left out: they learn part of what `lists` learns, at quadratic cost.
+Pairwise losses (RankNet, Margin-MSE) are left out: they learn part of what `lists` learns, or need a known relevant
+candidate.
 """
 
 import torch
@@ -13,24 +12,6 @@ from isthmus.distill.shapes import agree, agree_pair, average, booleans, floats,
 from isthmus.features.errors import Problem
 
 _NO_GAIN = -1e4
-
-
-def margins(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the mean squared difference of margins, Margin-MSE (Hofstätter et al., 2020, arXiv:2010.02666).
-
-    The first candidate of each query is the relevant one. The loss is the mean over all other candidates j in the mask
-    of::
-
-        ((s_0 - s_j) - (t_0 - t_j))²
-
-    The scores s of the student and t of the teacher and the mask are (queries, candidates), with at least two
-    candidates. A query counts if its first candidate is in the mask.
-    """
-    _agree("margins", student, teacher, mask)
-    gap = precise(student) - precise(teacher.detach())
-    if mask is None:
-        return average((gap[:, :1] - gap[:, 1:]).square())
-    return average((gap[:, :1] - gap[:, 1:])[mask[:, 1:] & mask[:, :1]].square())
 
 
 def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:

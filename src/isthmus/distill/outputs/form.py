@@ -87,6 +87,3 @@ class OutputFormat:
                 remedy='store the outputs with OutputFormat(dtype="float32")',
             )
         return values.astype(self.dtype)
-
-
-Form = OutputFormat  # its name in version 0.1

@@ -1,12 +1,24 @@
 """Compare the models of a run, and show where the student loses most."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from isthmus.distill.reports.plots import MODELS, axis, color_class, drawable, marks
 from isthmus.distill.reports.report import ModelRecord, Report, WorstSlice
 from isthmus.distill.reports.words import between, duration, measure, number, scaled
-from isthmus.features.document.blocks import Block, Bullets, Legend, Paragraph, TableBlock, Text, absent, aside, strong
+from isthmus.features.document.blocks import (
+    Block,
+    Bullets,
+    Figure,
+    Legend,
+    Paragraph,
+    TableBlock,
+    Text,
+    absent,
+    aside,
+    strong,
+)
+from isthmus.features.document.charts import Axis, Color, axis, dots_in_cell, drawable
 
+_COLORS: Mapping[str, Color] = {"teacher": "soft", "reference": "purple", "student": "blue", "control": "orange"}
 _MEASURES = {
     "auc": "area under the ROC curve: probability that a row of class 1 scores above one of class 0; higher is better",
     "log_loss": "mean negative log-likelihood of the labels, in nats; lower is better",
@@ -37,9 +49,13 @@ def metrics(report: Report) -> list[str]:
     return sorted(names, key=lambda name: name != report.metric)
 
 
+def color(model: str) -> Color:
+    return _COLORS.get(model, "ink")
+
+
 def legend(report: Report) -> Legend:
     return Legend([
-        (color_class(name), name, "; ".join(filter(None, (model.about, model.runtime))))
+        (color(name), name, "; ".join(filter(None, (model.about, model.runtime))))
         for name, model in report.models.items()
     ])  # fmt: skip
 
@@ -84,7 +100,7 @@ def _quality(model: ModelRecord, metric: str) -> Text:
 def worst_slices(report: Report) -> list[Block]:
     if not report.slices:
         return []
-    columns = ["slice", "rows", *(name for name in MODELS if name != "reference")]
+    columns = ["slice", "rows", "teacher", "student", "control"]
     values = [
         [(name, value) for name in ("teacher", "control", "student") if drawable(value := getattr(part, name))]
         for part in report.slices
@@ -92,7 +108,7 @@ def worst_slices(report: Report) -> list[Block]:
     scale = axis([value for row in values for _, value in row] or [0.0], 6, 114)
     rows: list[list[Text]] = [
         [
-            (f"{part.column}: ", _value(part), *([marks(drawn, scale)] if drawn else [])),
+            (f"{part.column}: ", _value(part), *_dots(drawn, scale)),
             number(part.rows),
             *map(measure, (part.teacher, part.student, part.control)),
         ]
@@ -100,6 +116,11 @@ def worst_slices(report: Report) -> list[Block]:
     ]
     metric = Paragraph(f"{report.metric} on test rows that share a feature value.")
     return [metric, TableBlock(columns, rows, numbers=columns[1:])]
+
+
+def _dots(values: Sequence[tuple[str, float]], scale: Axis) -> list[Figure]:
+    label = ", ".join(f"{model} {measure(value)}" for model, value in values)
+    return [dots_in_cell([(color(model), value) for model, value in values], scale, label)] if values else []
 
 
 def _value(part: WorstSlice) -> Text:

@@ -1,19 +1,19 @@
-"""Render a run as an HTML page."""
+"""Render a run as an HTML page, and its plots as images."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from isthmus.distill.gates import GateResult
 from isthmus.distill.reports.boundarycard import SCOPE, Prices, age_sentences, halves
-from isthmus.distill.reports.comparison import comparison, explained, legend, measures, metrics, worst_slices
-from isthmus.distill.reports.figures import quality, training
+from isthmus.distill.reports.comparison import color, comparison, explained, legend, measures, metrics, worst_slices
 from isthmus.distill.reports.findings import limits, teacher_gain
-from isthmus.distill.reports.plots import STYLE
-from isthmus.distill.reports.report import GateRecord, Report, read_report
+from isthmus.distill.reports.report import Report, read_report
 from isthmus.distill.reports.searchpage import read_search, search_blocks
 from isthmus.distill.reports.words import between, measure, number, span
 from isthmus.features.document.blocks import (
     Block,
     BlockGroup,
+    Figure,
     Heading,
     Paragraph,
     TableBlock,
@@ -23,7 +23,8 @@ from isthmus.features.document.blocks import (
     good,
     strong,
 )
-from isthmus.features.document.html import to_html
+from isthmus.features.document.charts import Dot, Line, Row, drawable, plot, rows_chart
+from isthmus.features.document.html import image, to_html
 
 _SPREAD = "Dots show the mean over the seeds, lines its 95 % interval, faint dots single seeds."
 
@@ -45,7 +46,7 @@ def page(
         Heading("Quality"),
         legend(read),
         *([Paragraph(_SPREAD)] if len(read.seeds) > 1 else []),
-        BlockGroup("plots", list(quality(read).values())),
+        BlockGroup("plots", list(_quality_plots(read).values())),
         comparison(read),
         BlockGroup(
             "details", explained([*(gate.metric for gate in read.gates), *measures(read)]), "What the metrics mean"
@@ -62,7 +63,7 @@ def page(
         Heading("Rows and time"),
         BlockGroup("details", list(_rows_and_time(read)), "parts and stages"),
     ]
-    return to_html(f"Distillation of {read.name}", blocks, STYLE)
+    return to_html(f"Distillation of {read.name}", blocks)
 
 
 def _title(report: Report) -> Text:
@@ -81,7 +82,7 @@ def _summary(report: Report) -> Iterable[Paragraph]:
     yield from (Paragraph(strong(sentence)) for sentence in teacher_gain(report))
 
 
-def _conclusion(gates: Sequence[GateRecord]) -> Iterable[Paragraph]:
+def _conclusion(gates: Sequence[GateResult]) -> Iterable[Paragraph]:
     broken = [gate.metric for gate in gates if not gate.holds]
     if broken:
         yield Paragraph(
@@ -91,7 +92,7 @@ def _conclusion(gates: Sequence[GateRecord]) -> Iterable[Paragraph]:
         yield Paragraph(f"The student passed all {len(gates)} gates, so it can be exported.")
 
 
-def _gates(gates: Iterable[GateRecord]) -> Block:
+def _gates(gates: Iterable[GateResult]) -> Block:
     rows: list[list[Text]] = [
         [
             gate.metric,
@@ -117,7 +118,7 @@ def _training(report: Report) -> list[Block]:
     ]
     return [
         Heading("Training"),
-        BlockGroup("plots", list(training(report).values())),
+        BlockGroup("plots", list(_training_plots(report).values())),
         BlockGroup("details", [TableBlock(columns, rows, numbers=columns[1:])], f"{len(rows)} trainings"),
     ]
 
@@ -146,3 +147,78 @@ def _rows_and_time(report: Report) -> Iterable[Block]:
     ]
     if stages:
         yield TableBlock(["stage", "seconds", "paused"], stages, numbers=["seconds", "paused"])
+
+
+def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the plots of a `report.json` as image URLs, by subject ("quality", "loss", "latency") and name."""
+    read = read_report(report)
+    subjects = {"quality": _quality_plots(read), "loss": _training_plots(read), "latency": _latency_plots(read)}
+    return {subject: {name: image(figure) for name, figure in figures.items()} for subject, figures in subjects.items()}
+
+
+def _quality_plots(report: Report) -> dict[str, Figure]:
+    plots = {}
+    for metric in metrics(report):
+        rows = [
+            Row(
+                name,
+                color(name),
+                span=_interval(*(model.intervals.get(metric) or (None, None))),
+                dots=[mean],
+                faint=[*filter(drawable, (run.quality.get(metric) for run in report.runs if run.model == name))],
+            )
+            for name, model in report.models.items()
+            if drawable(mean := model.quality.get(metric))
+        ]
+        if rows:
+            plots[metric] = rows_chart(rows, metric, metric)
+    dots = [
+        Dot(model.p50_us, value, color(name), name)
+        for name, model in report.models.items()
+        if drawable(model.p50_us) and model.p50_us > 0 and drawable(value := model.quality.get(report.metric))
+    ]
+    if len(dots) > 1:
+        label, caption = f"{report.metric} over p50", f"{report.metric} by the time of a prediction"
+        plots[label] = plot(label, caption, dots=dots, log=True, x_label="p50 of one prediction, µs")
+    if aged := [
+        Row(span(point.seconds), "ink", span=_interval(point.found.low, point.found.high), dots=[value])
+        for point in report.ages
+        if drawable(value := point.found.value)
+    ]:
+        caption = f"{report.metric} of the student by the age of its features"
+        plots["age"] = rows_chart(aged, caption, caption)
+    return plots
+
+
+def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:
+    return (low, high) if drawable(low) and drawable(high) else None
+
+
+def _training_plots(report: Report) -> dict[str, Figure]:
+    names = dict.fromkeys(name for run in report.runs for entry in run.history for name in entry if name != "step")
+    plots = {}
+    for name in names:
+        lines = []
+        for run in report.runs:
+            points = [
+                (step, value)
+                for entry in run.history
+                if drawable(step := entry.get("step")) and drawable(value := entry.get(name))
+            ]
+            if points:
+                faint = report.shipped not in (None, run.seed)
+                lines.append(Line(points, color(run.model), run.model, faint))
+        if lines:
+            strong = "" if report.shipped is None else f"; seed {report.shipped} in full color, other seeds faint"
+            plots[name] = plot(name, f"{name}{strong}", lines=lines, x_label="steps")
+    return plots
+
+
+def _latency_plots(report: Report) -> dict[str, Figure]:
+    rows = [
+        Row(name, color(name), span=(model.p50_us, model.p99_us), dots=[model.p50_us], faint=[model.p99_us])
+        for name, model in report.models.items()
+        if drawable(model.p50_us) and drawable(model.p99_us) and 0 < model.p50_us <= model.p99_us
+    ]
+    label = "p50 to p99 of one answer, µs"
+    return {label: rows_chart(rows, label, label, log=True)} if rows else {}

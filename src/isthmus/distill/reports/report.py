@@ -1,11 +1,11 @@
 """The measurements of a distillation, as `report.json`. docs/evaluation.md explains each part."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from isthmus.distill.gates import GateResult
 from isthmus.features.errors import DataError
 
 FORMAT = 1
@@ -70,14 +70,6 @@ class AtAge(msgspec.Struct, frozen=True):
     found: SeedMean
 
 
-class GateRecord(msgspec.Struct, frozen=True):
-    metric: str
-    at_least: float | None = None
-    at_most: float | None = None
-    found: float | None = None
-    holds: bool = False
-
-
 class TrainingHalf(msgspec.Struct, frozen=True):
     device: str | None = None
     host: str = ""
@@ -136,7 +128,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `report.json`; NaN and infinity become None."""
-        plain: dict[str, Any] = _finite(msgspec.to_builtins(self, enc_hook=float))  # NumPy numbers
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self, enc_hook=float))  # NumPy numbers
         return plain
 
 
@@ -144,7 +136,7 @@ class Report(RunReport, frozen=True, kw_only=True):
     """The report that readers see: adds the declaration's description and gates, and the serving cost."""
 
     description: str = ""
-    gates: list[GateRecord] = []
+    gates: list[GateResult] = []
     serving: ServingHalf | None = None
 
 
@@ -157,11 +149,3 @@ def read_report(data: Mapping[str, Any]) -> Report:
         return msgspec.convert(data, Report)
     except msgspec.ValidationError as error:
         raise DataError(where, str(error), remedy="run `isthmus distill` again") from error
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

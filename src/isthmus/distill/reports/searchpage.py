@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from isthmus.distill.reports.comparison import explained
-from isthmus.distill.reports.plots import STYLE, Dot, scatter
 from isthmus.distill.reports.words import duration, measure, number, scaled
 from isthmus.distill.search.trials import FORMAT, SearchTrial
 from isthmus.features.document.blocks import (
@@ -22,11 +21,12 @@ from isthmus.features.document.blocks import (
     code,
     strong,
 )
+from isthmus.features.document.charts import Color, Dot, Line, plot
 from isthmus.features.document.html import to_html
 from isthmus.features.errors import DataError
 
-_COLORS = {"fp32": "student", "int8": "control"}
-"""Color classes by precision."""
+_COLORS: Mapping[str, Color] = {"fp32": "blue", "int8": "orange"}
+"""Colors by precision."""
 _HINT = (
     "Dots in full color are on the Pareto front: no other student is at least as good in quality, p50 and size, and "
     "better in one of them. Dashed lines show the budget. Hover over a dot to see its name."
@@ -71,7 +71,7 @@ def read_search(data: Mapping[str, Any]) -> SearchResult:
 def search_page(data: Mapping[str, Any]) -> str:
     read = read_search(data)
     blocks = [Heading(f"{read.name}: students of the search", 1), *search_blocks(read)]
-    return to_html(f"Search of {read.name}", blocks, STYLE)
+    return to_html(f"Search of {read.name}", blocks)
 
 
 def search_blocks(read: SearchResult) -> list[Block]:
@@ -134,39 +134,50 @@ def _plots(read: SearchResult) -> list[Block]:
     axes = (("p50_us", "p50 of one prediction in µs", None), ("bytes", "bytes of the file", read.budget.bytes))
     for figure, words, limit in axes:
         dots = [
-            Dot(
-                _COLORS.get(trial.precision, "rest"), float(getattr(trial, figure)), trial.score or 0.0,
-                f"{trial.name}: {measure(trial.score)}", faint=trial.number not in read.front,
-            )
+            _dot(trial, float(getattr(trial, figure)), trial.score or 0.0, measure(trial.score),
+                 faint=trial.number not in read.front)
             for trial in trained
         ]  # fmt: skip
         if dots:
             fitting = [dot for dot, trial in zip(dots, trained, strict=True) if not trial.over]
             caption = f"{read.metric} (up) over {words} (right, logarithmic)"
-            stairs = _stairs(fitting, more=read.more)
-            plots.append(scatter(dots, f"{read.metric} over {figure}", caption, stairs=stairs, limits=(limit, None)))
+            lines, limits = _stairs(fitting, more=read.more), _near(limit, [dot.x for dot in dots])
+            plots.append(
+                plot(f"{read.metric} over {figure}", caption, dots=dots, lines=lines, log=True, x_limits=limits)
+            )
     costs = [
-        Dot(
-            _COLORS.get(trial.precision, "rest"), trial.p99_us, float(trial.bytes),
-            f"{trial.name}: {trial.why or 'in budget'}", faint=bool(trial.over),
-        )
+        _dot(trial, trial.p99_us, float(trial.bytes), trial.why or "in budget", faint=bool(trial.over))
         for trial in read.trials
         if trial.p99_us and trial.bytes
-    ]  # fmt: skip
+    ]
     if costs:
         caption = "bytes (up) over p99 in µs (right, logarithmic) of all measured students; faint: over budget"
-        plots.append(scatter(costs, "bytes over p99", caption, limits=(read.budget.p99_ms * 1000, read.budget.bytes)))
+        slowest = _near(read.budget.p99_ms * 1000, [dot.x for dot in costs])
+        largest = _near(read.budget.bytes, [dot.y for dot in costs])
+        plots.append(plot("bytes over p99", caption, dots=costs, log=True, x_limits=slowest, y_limits=largest))
     return plots
 
 
-def _stairs(dots: Sequence[Dot], *, more: bool) -> list[tuple[float, float]]:
-    """Return the dots that are better than all dots to their left, from left to right."""
+def _dot(trial: SearchTrial, x: float, y: float, words: str, *, faint: bool) -> Dot:
+    return Dot(x, y, _COLORS.get(trial.precision, "ink"), title=f"{trial.name}: {words}", faint=faint)
+
+
+def _near(limit: float | None, values: Sequence[float]) -> list[float]:
+    """Return a limit to draw, if any of the values comes near it."""
+    return [limit] if limit is not None and max(values) / 3 <= limit <= max(values) * 3 else []
+
+
+def _stairs(dots: Sequence[Dot], *, more: bool) -> list[Line]:
+    """Return the line below the dots that are better than all dots to their left."""
     best = max if more else min
     ordered = sorted(dots, key=lambda dot: (dot.x, -dot.y if more else dot.y))
     reached = [*accumulate((dot.y for dot in ordered), best)]
-    return [
-        (dot.x, dot.y) for n, dot in enumerate(ordered) if n == 0 or (reached[n] == dot.y and reached[n - 1] != dot.y)
-    ]
+    corners: list[tuple[float, float]] = []
+    for n, dot in enumerate(ordered):
+        if n == 0 or (reached[n] == dot.y and reached[n - 1] != dot.y):
+            corners += [(dot.x, corners[-1][1])] if corners else []
+            corners.append((dot.x, dot.y))
+    return [Line(corners, "ink", faint=True)] if len(corners) > 1 else []
 
 
 def _trials(read: SearchResult) -> TableBlock:

@@ -1,15 +1,41 @@
 """The runtimes other than ONNX Runtime that a package can have model files for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from isthmus.distill.declaration import COREML, EXECUTORCH, LITERT, Distillation
 from isthmus.distill.runtimes.coreml import export as coreml
+from isthmus.distill.runtimes.coreml.process import CoreMLProgram
 from isthmus.distill.runtimes.executorch import export as executorch
+from isthmus.distill.runtimes.executorch.process import ExecuTorchProgram
 from isthmus.distill.runtimes.libraries import require_installed
 from isthmus.distill.runtimes.litert import export as litert
-from isthmus.distill.runtimes.network import Conversion
+from isthmus.distill.runtimes.litert.process import LiteRTProgram
+from isthmus.distill.runtimes.network import Converted, Portable
+from isthmus.distill.runtimes.process import Program
+from isthmus.distill.types import Index
 
-CONVERSIONS: Mapping[str, Conversion] = {EXECUTORCH: executorch, LITERT: litert, COREML: coreml}
+
+class Conversion(NamedTuple):
+    """How a student becomes files of a runtime.
+
+    Attributes:
+        program: class that runs the files.
+        files: function of a student and the rows of the training part. Returns the files by name, fp32 first, each with
+            a function that makes it or raises a GateFailed.
+    """
+
+    program: type[Program]
+    files: Callable[[Portable, Index], Mapping[str, Callable[[], Converted]]]
+
+
+CONVERSIONS: Mapping[str, Conversion] = {
+    EXECUTORCH: Conversion(ExecuTorchProgram, executorch.files),
+    LITERT: Conversion(LiteRTProgram, litert.files),
+    COREML: Conversion(CoreMLProgram, coreml.files),
+}
+INTERPRETED = ("mlpackage",)
+"""Formats that an interpreter runs here instead of their runtime: it can only prove the parity of the graph."""
 
 
 def conversions_for(declaration: Distillation) -> list[Conversion]:
@@ -17,4 +43,4 @@ def conversions_for(declaration: Distillation) -> list[Conversion]:
 
 
 def require_runtimes(declaration: Distillation) -> None:
-    require_installed(declaration.where, [conversion.LIBRARIES for conversion in conversions_for(declaration)])
+    require_installed(declaration.where, [each.program.libraries for each in conversions_for(declaration)])

@@ -4,9 +4,9 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -143,24 +143,13 @@ class _Ordered(nn.Module):
         return tuple(outputs[name] for name in self._outputs)
 
 
-class Conversion(Protocol):
-    LIBRARIES: Libraries
-
-    def files(self, of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
-        """Return the files by name, fp32 first, each with a function that makes it or raises a GateFailed.
-
-        `train` has the rows of the training part.
-        """
-
-    def running(self, program: Converted, of: Portable) -> AbstractContextManager[Run]:
-        """Run a program within the context; raise a GateFailed if the runtime rejects it."""
-
-
 @contextmanager
-def in_process(kind: type[Program], program: Converted, of: Portable) -> Iterator[Run]:
+def running(
+    kind: type[Program], program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]
+) -> Iterator[Run]:
     """Run a program in a child process within the context; raise a GateFailed if the runtime rejects it."""
     try:
-        with kind(program.model, of.tensors, of.outputs, program.max_sizes) as opened:
+        with kind(program.model, tensors, outputs, program.max_sizes) as opened:
             yield opened.ask
     except ProgramRejected as error:
         raise GateFailed(

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from tempfile import TemporaryFile
 from threading import Timer
@@ -24,8 +24,8 @@ from isthmus.distill.types import Array
 from isthmus.package.checksums import LARGEST
 from isthmus.package.golden import TensorBytes
 from isthmus.package.inputs import Feeds
-from isthmus.package.manifest import Package, TensorInfo, Variant
-from isthmus.package.replay import SECONDS, refused
+from isthmus.package.manifest import TensorInfo
+from isthmus.package.replay import SECONDS
 from isthmus.package.sandbox import confine
 
 MEMORY = 4 << 30
@@ -78,8 +78,8 @@ class Loaded(NamedTuple):
 class Program(AbstractContextManager["Program"]):
     """A model file, running in a child process. Close it, or use it as a context manager.
 
-    A subclass names the runtime's libraries, the Python package that runs its files, and a module that calls `serve`,
-    which the child runs as `python -m MODULE THREADS MEMORY`.
+    A subclass names the runtime's libraries, and the Python package that runs its files. Its module calls `serve`: the
+    child is `python -m MODULE MEMORY`.
 
     Rows are computed one at a time, so that the planned memory is that of a single row.
 
@@ -88,7 +88,6 @@ class Program(AbstractContextManager["Program"]):
         tensors: expected inputs.
         outputs: expected outputs.
         max_sizes: maximum of each named size.
-        threads: threads of the runtime.
         memory: bytes that the process may use besides the libraries and the file (Linux).
 
     Raises:
@@ -98,7 +97,6 @@ class Program(AbstractContextManager["Program"]):
 
     libraries: ClassVar[Libraries]
     package: ClassVar[str]
-    module: ClassVar[str]
 
     @classmethod
     def require_present(cls) -> None:
@@ -111,12 +109,11 @@ class Program(AbstractContextManager["Program"]):
         tensors: Sequence[TensorInfo],
         outputs: Sequence[TensorInfo],
         max_sizes: Mapping[str, int],
-        threads: int = 1,
         memory: int = MEMORY,
     ) -> None:
         self._stderr = TemporaryFile()  # noqa: SIM115 - closed with the process
         # -P: the working folder may be that of an untrusted package with a torch.py.
-        command = [sys.executable, "-P", "-m", self.module, str(threads), str(memory)]
+        command = [sys.executable, "-P", "-m", self.__module__, str(memory)]
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter and this module
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
         )
@@ -204,22 +201,6 @@ class Program(AbstractContextManager["Program"]):
         return f"; its stderr ends with: {text}" if text else ""
 
 
-@contextmanager
-def opened(kind: type[Program], package: Package, variant: Variant) -> Iterator[Program]:
-    """Open a program of a package.
-
-    Raises:
-        DependencyError: the runtime is not installed.
-        PackageError: the runtime rejects the file, or does not answer.
-    """
-    manifest, model = package.manifest, package.files.read(variant.file)
-    try:
-        with kind(model, manifest.fed(variant), manifest.outputs, variant.most) as program:
-            yield program
-    except ProgramRejected as error:
-        raise refused(manifest, variant, kind.libraries.name, error) from error
-
-
 def _require(
     what: str, tensors: Sequence[TensorInfo], actual: Sequence[Description], max_sizes: Mapping[str, int]
 ) -> list[TensorInfo]:
@@ -270,13 +251,13 @@ def _read(pipe: IO[bytes]) -> bytes | None:
     return data if len(data) == size else None
 
 
-def serve(prepare: Callable[[int], Callable[[bytes], Loaded]]) -> None:
+def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
     """Run the child process: answer requests from stdin on stdout until stdin ends.
 
-    `prepare` imports the runtime for a number of threads and returns the function that loads a file. An ImportError
+    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a file. An ImportError
     means that the runtime is not installed; any other error is blamed on the file.
     """
-    threads, memory = map(int, sys.argv[1:])
+    memory = int(sys.argv[1])
     # Libraries print to stdout, which carries the answers: give them /dev/null.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -291,7 +272,7 @@ def serve(prepare: Callable[[int], Callable[[bytes], Loaded]]) -> None:
 
     model = _read(sys.stdin.buffer) or b""
     try:
-        load = prepare(threads)
+        load = prepare()
     except ImportError as error:
         return send(_Message(missing=f"cannot be imported ({error})"))
     confine(memory)

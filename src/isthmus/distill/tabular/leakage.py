@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from isthmus.distill.evaluation.metrics import auc, ranks
-from isthmus.distill.evaluation.residuals import correlation
+from isthmus.distill.evaluation.metrics import auc, correlation, ranks
 from isthmus.distill.types import Array
 from isthmus.features.values.columns import Values
 

@@ -19,8 +19,7 @@ from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.outputs.form import OutputFormat
-from isthmus.distill.tabular.featurizer import head
-from isthmus.distill.tabular.graph import graph
+from isthmus.distill.tabular.graph import graph, head
 from isthmus.distill.tabular.kinds.binary import BinaryLabels
 from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.kind import Kind

@@ -18,8 +18,7 @@ class EstimatorTeacher(Teacher):
     Possible keys:
 
     * "probabilities": `predict_proba`, (rows, classes);
-    * "logits": the logarithm of the probabilities, clipped at the smallest normal float32; without
-    `predict_proba`,
+    * "logits": the logarithm of the probabilities, clipped at the smallest normal float32; without `predict_proba`,
       the `decision_function`;
     * "predictions": `predict`.
 

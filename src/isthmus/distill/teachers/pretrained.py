@@ -30,8 +30,7 @@ class PretrainedTeacher(NetworkTeacher):
     * "hidden": (rows, layers + 1, positions, width), embeddings first; "hidden.3" is the output of layer 3 alone;
     * "attentions": (rows, layers, heads, positions, positions); "attentions.0" is the first layer alone;
     * "embedding": (rows, width), pooled from the last hidden state: the mean over the positions in the attention mask,
-    or
-      the first position, depending on `pooling`.
+      or the first position, depending on `pooling`.
 
     Attentions need a model that was loaded with `attn_implementation="eager"`. Labels default to the configuration's;
     other arguments are as in `NetworkTeacher`.

@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from isthmus.distill.throttle.wakeups import Wakeups
-
 NICE = 10
 """Nice value next to a server; the process gets a tenth of the time of one with nice 0."""
 
@@ -28,7 +26,6 @@ class Priority:
 
     def __init__(self) -> None:
         self._before: Mapping[int, _Scheduling] = {}
-        self._wakeups: Wakeups | None = None
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
@@ -39,9 +36,6 @@ class Priority:
                 before = self._of(thread)
                 policy = os.SCHED_IDLE if idle or before.policy == os.SCHED_IDLE else os.SCHED_BATCH
                 _set(thread, _Scheduling(policy, max(before.nice, NICE), frozenset(sorted(before.cores)[-cores:])))
-            self._end_wakeups()
-            if idle:
-                self._wakeups = Wakeups(os.sched_getaffinity(0))
 
     def restore(self) -> None:
         """Undo `lower`; without the right to raise a priority, it stays low (sched(7), RLIMIT_NICE)."""
@@ -49,13 +43,6 @@ class Priority:
             for thread in _threads():
                 _set(thread, self._of(thread))
             self._before = {}
-        self._end_wakeups()
-
-    def _end_wakeups(self) -> None:
-        # Called after the priority changed, so that these threads are scheduled and can end.
-        if self._wakeups is not None:
-            self._wakeups.end()
-            self._wakeups = None
 
     def _of(self, thread: int) -> _Scheduling:
         # A thread that started later would have inherited from the main thread.

@@ -115,7 +115,10 @@ class Training:
 
     def train(self) -> Outcome:
         """Train like `run`, and return the module with its final state."""
-        if problems := [*self.settings.problems(self.where), *self._cuts()]:
+        problems = self.settings.problems(self.where)
+        if self.groups is not None:
+            problems += cuts(self.groups, self.settings, self.accelerator.num_processes, self.where)
+        if problems:
             raise ConfigurationError(self.where, problems)
         device = self.accelerator.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), interruption() as signals:
@@ -130,11 +133,6 @@ class Training:
             finally:
                 run.end()
         return Outcome(self.module, run.state, run.paused)
-
-    def _cuts(self) -> list[Problem]:
-        return (
-            [] if self.groups is None else cuts(self.groups, self.settings, self.accelerator.num_processes, self.where)
-        )
 
 
 class _Run:

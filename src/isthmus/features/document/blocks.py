@@ -1,6 +1,6 @@
 """The parts of a document. All text in them is plain; the HTML and Markdown writers escape it."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -25,9 +25,9 @@ class Figure:
 
     content: str
     label: str
-    caption: str = ""
-    width: int = 200
-    height: int = 200
+    caption: str
+    width: int
+    height: int
 
 
 Text = str | StyledText | Figure | tuple["Text", ...]
@@ -111,6 +111,11 @@ class BlockGroup:
 Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Figure | BlockGroup
 
 
+def drawn(cells: Sequence[Text]) -> bool:
+    """Return True for a column of figures only, which Markdown and terminals leave out."""
+    return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
+
+
 def plain(text: Text) -> str:
     match text:
         case str():
@@ -139,15 +144,3 @@ def decimal(value: float, digits: int = 4, sign: str = "") -> str:
     if "e" not in text or not _TINY <= abs(value) < _HUGE:
         return text
     return f"{value:{sign},.0f}" if abs(value) >= 1 else f"{Decimal(text):{sign}f}"
-
-
-def bars(values: Iterable[float], width: int, height: int, margin: int = 0) -> str:
-    """Return the SVG bars of a histogram that fills the figure inside its margin."""
-    heights = list(values)
-    step, room = (width - 2 * margin) / max(len(heights), 1), height - 2 * margin
-    tallest = max(heights, default=0) or 1
-    return "".join(
-        f'<rect x="{margin + n * step:.1f}" y="{height - margin - room * value / tallest:.1f}" '
-        f'width="{step - 1:.1f}" height="{room * value / tallest:.1f}"/>'
-        for n, value in enumerate(heights)
-    )

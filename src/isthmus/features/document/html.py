@@ -5,19 +5,14 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from isthmus.features.document import blocks
+from isthmus.features.document import blocks, charts
 from isthmus.features.document.blocks import Block, Figure, Heading, StyledText, TableBlock, Text, plain
 
 _COLORS = """\
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --line: #d9dee5; --paper: #fff; --card: #f6f8fa;
-  --bad: #b3261e; --good: #1b7f4b; --mark: #b3261e; --base: #8a95a5 }
+  --bad: #b3261e; --good: #1b7f4b }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa6b5; --line: #333c48; --paper: #12161c;
-  --card: #1a2029; --bad: #ff8a80; --good: #6fd8a4; --mark: #ff8a80; --base: #75818f } }
-"""
-_DRAWING = """\
-svg { display: block; background: var(--paper); border: 1px solid var(--line); width: 100%; height: auto }
-svg .base { stroke: var(--base); stroke-dasharray: 3 3 } svg circle { fill: var(--mark); fill-opacity: .5 }
-svg rect { fill: var(--mark) } svg .equal { fill: var(--good) }
+  --card: #1a2029; --bad: #ff8a80; --good: #6fd8a4 } }
 """
 _STYLE = """\
 * { box-sizing: border-box }
@@ -26,17 +21,19 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; p
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 h3 { font-size: 1rem; margin: 1rem 0 0 } .card h3 { margin: 0 } p, ul { margin: .3rem 0; color: var(--soft) }
 ul { padding-left: 1.2rem }
-h1, h3, p, li, code, td:first-child { overflow-wrap: anywhere } td:first-child { min-width: 5rem }
+h1, h3, p, li, code, td:first-child { overflow-wrap: anywhere } td:first-child { min-width: 5.8rem }
 .bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; margin: .8rem 0 }
 .wide, pre { overflow-x: auto } .wide { margin-bottom: .8rem }
-.plots { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 }
-figure { margin: 0; flex: 0 1 200px; min-width: 130px } figcaption { font-size: .8rem; color: var(--soft) }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: .8rem;
+  margin: .6rem 0 }
+figure { margin: 0; max-width: 44rem } figcaption { font-size: .8rem; color: var(--soft) }
 table { border-collapse: collapse; width: 100%; font-size: .9rem }
 td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
 th { color: var(--soft); font-weight: 500 } .n { text-align: right; font-variant-numeric: tabular-nums }
 td.n { white-space: nowrap } td.n small { white-space: normal }
-td.v { font-family: ui-monospace, monospace; overflow-wrap: anywhere; min-width: 6rem }
+td.v { font-family: ui-monospace, monospace; white-space: nowrap }
+.sides td.v { overflow-wrap: anywhere; min-width: 6rem; white-space: normal }
 td svg { border: 0; background: none; margin-top: .2rem }
 .drawn { display: flex; flex-wrap: wrap; justify-content: space-between; align-items: center; gap: 0 1rem }
 .drawn span { min-width: 6rem }
@@ -46,7 +43,7 @@ i.dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; 
 .halves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: .8rem }
 .halves .card { margin: 0 } .halves td:first-child { width: 40% }
 @media (max-width: 40rem) { body { padding: .6rem; font-size: 14px } .card { padding: .6rem }
-  td.n { white-space: normal } .plots { flex-wrap: nowrap } .sides th, .records th { display: none }
+  td.n { white-space: normal } .sides th, .records th { display: none }
   .records tr { display: flex; flex-wrap: wrap; gap: .1rem .6rem; padding: .4rem 0;
     border-bottom: 1px solid var(--line) }
   .records td { min-width: 3.9rem; max-width: 100%; padding: 0; border: 0; text-align: left }
@@ -74,8 +71,7 @@ _SPANS: dict[blocks.Style, str] = {
 }
 
 
-def to_html(title: str, blocks: Iterable[Block], style: str = "") -> str:
-    """Return a document as an HTML page; `style` is additional CSS."""
+def to_html(title: str, blocks: Iterable[Block]) -> str:
     all_blocks = list(blocks)
     headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
     links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)
@@ -86,7 +82,7 @@ def to_html(title: str, blocks: Iterable[Block], style: str = "") -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_COLORS}{_STYLE}{_DRAWING}{style}</style></head>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_COLORS}{_STYLE}{charts.STYLE}</style></head>\n"
         f"<body>\n{body}\n</body></html>\n"
     )
 
@@ -99,12 +95,12 @@ def _anchor(heading: Heading) -> str:
     return f' id="{_slug(heading)}"' if heading.level == 2 else ""
 
 
-def image(figure: Figure, style: str = "") -> str:
+def image(figure: Figure) -> str:
     """Return a figure as a `data:` image address, for pages without our CSS."""
     size = f'width="{figure.width}" height="{figure.height}"'
     # The attributes set the size of the image; the CSS keeps the drawing from growing beyond it.
     size += f' style="width: {figure.width}px; height: {figure.height}px; border: 0"'
-    css = f"<style>{_COLORS}{_DRAWING}{style}</style>"
+    css = f"<style>{_COLORS}{charts.STYLE}</style>"
     svg = _svg(figure, f'xmlns="http://www.w3.org/2000/svg" {size}', css)
     return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
 

@@ -34,12 +34,7 @@ try:
 finally:
     typeguard.typechecked = _typechecked
 
-_MODULES = {"IsthmusComputeEngine": "compute", "IsthmusOfflineStore": "offline", "IsthmusOnlineStore": "online"}
-"""Class name to module. The configuration of a class has the same name with the suffix Config."""
-
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name.removesuffix("Config"))
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    # `feature_store.yaml` files of earlier versions name the classes in this package.
+    return getattr(import_module("isthmus.feast"), name)

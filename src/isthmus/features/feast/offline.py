@@ -233,10 +233,8 @@ class IsthmusOfflineStore(OfflineStore):
         """
         if is_registered(feature_view.tags):
             pushes.push(config, feature_view, table)
-            if progress:
-                progress(len(table))
-            return
-        _append(FeastSource.of(config, feature_view), table)
+        else:
+            _append(FeastSource.of(config, feature_view), table)
         if progress:
             progress(len(table))
 

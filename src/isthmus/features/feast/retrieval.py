@@ -123,7 +123,7 @@ class ViewJoin:
             self._warn_of_hidden(rows, last)
         places = rows.answer(at, keys, os.cpu_count() or 1)
         for feature, column in self.columns.items():
-            spine = spine.append_column(column, rows.values(feature, self.types).take(places))
+            spine = spine.append_column(column, self.source.values(rows.table, feature, self.types).take(places))
         return spine
 
     def _warn_of_hidden(self, rows: SourceRows, last: int) -> None:

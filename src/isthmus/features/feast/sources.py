@@ -32,9 +32,9 @@ from isthmus.features.errors import ConfigurationError, DataError, first_line, o
 from isthmus.features.feast import files as feast_files
 from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.views import is_registered, key_problems, tagged_contract
+from isthmus.features.offline.delta import files_of
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
-from isthmus.features.offline.partitions import files_of
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.types import TYPES, DataType, Int64, String
@@ -302,9 +302,6 @@ class SourceRows:
     history: ViewHistory
     created: Ints
     table: pa.Table
-
-    def values(self, feature: str, types: ValueTypes) -> pa.ChunkedArray:
-        return self.source.values(self.table, feature, types)
 
     def answer(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
         """Return the position of the row for each key and time, shape (n,) each; null if missing or expired."""

@@ -33,12 +33,12 @@ def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
         time = int(event.min() if event.min() < FIRST else event.max())
         raise DataError(f"view {view.name}, column event_timestamp", f"{time} microseconds since 1970 have no date",
                         expected="the years 1 to 9999")  # fmt: skip
-    order = [("_day", "ascending"), *((name, "ascending") for name in _identity(view))]
+    order = [("_day", "ascending"), *((name, "ascending") for name in identity(view))]
     sorted_rows = rows.append_column("_day", pa.array(event // DAY)).sort_by(order)
     return sorted_rows.drop_columns(["_day"]).combine_chunks()
 
 
-def _identity(view: ViewContract) -> list[str]:
+def identity(view: ViewContract) -> list[str]:
     return [*(column.name for column in view.keys), "event_timestamp", "known_at"]
 
 
@@ -79,7 +79,7 @@ def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tabl
         pushed.append_column("_pushed", pa.array(np.ones(len(pushed), bool))),
     ])  # fmt: skip
     day = pa.array(micros(both["event_timestamp"]) // DAY)
-    first = [("_day", "ascending"), *((name, "ascending") for name in _identity(view))]
+    first = [("_day", "ascending"), *((name, "ascending") for name in identity(view))]
     order = [*first, ("content_hash", "descending"), ("_pushed", "ascending")]
     both = both.append_column("_day", day).sort_by(order).drop_columns(["_day"])
     both = both.filter(pa.array(np.append(True, ~repeated(view, both))))
@@ -103,7 +103,7 @@ def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
 def repeated(view: ViewContract, rows: pa.Table) -> Mask:
     """Return a mask, shape (n - 1,): True where a sorted row has the key and times of the row before."""
     same: Mask = np.ones(max(0, len(rows) - 1), bool)
-    for name in _identity(view) if len(same) else ():
+    for name in identity(view) if len(same) else ():
         column = rows[name].combine_chunks()
         same &= pc.equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
     return same
@@ -122,7 +122,7 @@ class Duplicates:
         if not len(same):
             return
         self.count += len(same)
-        row = rows.select(_identity(self.view)).slice(int(same[0]), 1).to_pydict().items()
+        row = rows.select(identity(self.view)).slice(int(same[0]), 1).to_pydict().items()
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def refuse(self) -> None:

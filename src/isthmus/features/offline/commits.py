@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.days import Days
+from isthmus.features.days import DAY, Days, union
 
 _CONTRACT, _FINGERPRINT, _ROWS = "isthmus.contract", "isthmus.fingerprint", "isthmus.rows"
 _DAYS, _UNTIL, _ORIGIN, _DONE = "isthmus.days", "isthmus.until", "isthmus.sources", "isthmus.done"
@@ -82,6 +82,25 @@ class Commit:
     ) -> "Commit":
         fingerprint = hashlib.sha256(_pack(days)).hexdigest()
         return cls(contract, days, until, origin, done, fingerprint, sum(day.rows for day in days.values()))
+
+    @classmethod
+    def after(  # noqa: PLR0913 - everything that a build knows about its rows
+        cls, before: "Commit | None", contract: str, days: Mapping[int, Day], within: Days | None, origin: RowSources,
+        done: Sequence[Days], now: int,
+    ) -> "Commit":  # fmt: skip
+        """Return the commit of a build of all days, or of those `within` a range, at the time `now`.
+
+        `done` are ranges that were built from the same sources since the commit `before`, with the same result.
+        """
+        until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
+        if within is None or before is None:
+            built = union([within, *done]) if within and origin.content else ()
+        else:
+            schemas = {name: {**before.origin.schemas.get(name, {}), **kinds} for name, kinds in origin.schemas.items()}
+            origin = RowSources(schemas, origin.content)
+            earlier = before.done if before.origin.content == origin.content else ()
+            built = union([*earlier, *done, within]) if origin.content else ()
+        return cls.of(contract, days, until, origin, tuple(built))
 
     @property
     def base(self) -> str:

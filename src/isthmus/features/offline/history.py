@@ -28,8 +28,11 @@ class ViewHistory:
         """SHA-256 of the rows. The version does not identify the rows: it restarts at 0 if the table is rebuilt."""
         return self.commit.fingerprint
 
-    def table(self) -> pa.Table:
-        return self.data if isinstance(self.data, pa.Table) else self.data.to_table()
+    def table(self, columns: list[str] | None = None) -> pa.Table:
+        """Return all rows, with all columns by default."""
+        if isinstance(self.data, pa.Table):
+            return self.data if columns is None else self.data.select(columns)
+        return self.data.to_table(columns=columns)
 
     def rows(self) -> int:
         return len(self.data) if isinstance(self.data, pa.Table) else int(self.data.count_rows())

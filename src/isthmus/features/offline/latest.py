@@ -39,7 +39,7 @@ class LatestRows:
     @classmethod
     def of(cls, history: ViewHistory, at: int) -> "LatestRows":
         keys = [column.name for column in history.view.keys]
-        rows = _columns(history, [*keys, "event_timestamp", "known_at", "content_hash"])
+        rows = history.table([*keys, "event_timestamp", "known_at", "content_hash"])
         event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
         place = np.flatnonzero((known <= at) & (event <= at))
         visible = rows.select(keys).take(place)
@@ -89,7 +89,7 @@ class LatestRows:
 
 def horizon(history: ViewHistory, at: int) -> int:
     """Return the latest known time up to `at`, in microseconds, or -2**63 without rows."""
-    return _until(micros(_columns(history, ["known_at"])["known_at"]), at)
+    return _until(micros(history.table(["known_at"])["known_at"]), at)
 
 
 def _until(known: Ints, at: int) -> int:
@@ -116,8 +116,3 @@ def matches(left: pa.Table, right: pa.Table) -> Places:
 def _within(places: Places, start: int, end: int) -> Places:
     first, last = np.searchsorted(places, (start, end))
     return places[first:last]
-
-
-def _columns(history: ViewHistory, names: list[str]) -> pa.Table:
-    data = history.data
-    return data.select(names) if isinstance(data, pa.Table) else data.to_table(columns=names)

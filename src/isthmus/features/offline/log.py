@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from isthmus.features.contract.schema import ViewContract
-from isthmus.features.errors import DataError, first_line
-from isthmus.features.offline.storage import unavailable
+from isthmus.features.offline.delta import StoredTable, TableErrors
 
 FOLDER = "_materializations"
 """Never the name of a view: declared names begin with a letter."""
@@ -50,25 +47,24 @@ _SCHEMA = pa.schema(
 )
 
 
+_REMEDY = "its entries are unchanged: fix the cause, then run `isthmus materialize` again"
+_ERRORS = TableErrors(
+    "log of materializations",
+    damaged="remove that folder; the history of past materializations is lost with it",
+    conflict=("another process wrote to it at the same moment", _REMEDY),
+    unwritten=_REMEDY,
+)
+
+
 class MaterializationLog:
     """The log in an offline store at `root`, with `storage_options` for a URL."""
 
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
-        self._path = f"{str(root).rstrip('/')}/{FOLDER}"
-        self._options = dict(storage_options or {}) if "://" in self._path else None
+        self._stored = StoredTable(root, FOLDER, storage_options, _ERRORS)
 
     def append(self, entry: Materialization) -> None:
         """Append an entry; concurrent runs may append at the same time."""
-        try:
-            write_deltalake(self._path, pa.Table.from_pylist([asdict(entry)], _SCHEMA), mode="append",
-                            storage_options=self._options)  # fmt: skip
-        except (DeltaError, OSError) as error:
-            if refusal := unavailable("log of materializations", self._path, error):
-                raise refusal from error
-            raise DataError(
-                "log of materializations", f"{self._path} cannot be written ({first_line(error)})",
-                remedy="its entries are unchanged: fix the cause, then run `isthmus materialize` again",
-            ) from error  # fmt: skip
+        self._stored.append(pa.Table.from_pylist([asdict(entry)], _SCHEMA))
 
     def contracts(self) -> set[str]:
         """Return the contract hashes of all materialized views. Raises a DataError if the log is damaged."""
@@ -88,16 +84,6 @@ class MaterializationLog:
         return [Materialization(**row) for row in rows]
 
     def _table(self) -> pa.Table:
-        try:
-            return DeltaTable(self._path, storage_options=self._options).to_pyarrow_table()
-        except TableNotFoundError:
-            return _SCHEMA.empty_table()
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            refusal = unavailable("log of materializations", self._path, error)
-            raise refusal or self._damaged(error) from error
-
-    def _damaged(self, error: Exception) -> DataError:
-        return DataError(
-            "log of materializations", f"{self._path} cannot be read ({first_line(error)})",
-            remedy="remove that folder; the history of past materializations is lost with it",
-        )  # fmt: skip
+        with self._stored.reading():
+            table = self._stored.open()
+            return _SCHEMA.empty_table() if table is None else table.to_pyarrow_table()

@@ -1,7 +1,6 @@
-"""Files, reading and writing of Delta tables that are partitioned by day."""
+"""The files and rows of Delta tables that are partitioned by day."""
 
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,30 +9,16 @@ from deltalake import DeltaTable
 
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY, Days, day_name, union
+from isthmus.features.offline.delta import files_of
 from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.spool import DaySpool
 from isthmus.features.values.arrow import micros
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
-    import pyarrow.fs as fs
 
 DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)
 """Partition column, hidden from readers."""
-
-
-def check_files(table: DeltaTable, folder: Path) -> None:
-    """Check that all files of a local table exist, with the sizes in the Delta log.
-
-    Raises:
-        OSError: a file is missing or has a different size.
-    """
-    for file in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
-        path = folder / file["path"]
-        if not path.exists():
-            raise OSError(f"{path.name} is missing")
-        if path.stat().st_size != file["size_bytes"]:
-            raise OSError(f"{path.name} has {path.stat().st_size} bytes instead of {file['size_bytes']}")
 
 
 def require_readable(table: DeltaTable) -> None:
@@ -70,20 +55,6 @@ def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) 
     return ds.FileSystemDataset(fragments, schema, form, filesystem)
 
 
-def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
-    """Return the file system of a table: Arrow's own, unless `place` is a URL.
-
-    With a Python file system, Arrow's threads release Python buffers and may outlive a scan. If the interpreter exits
-    at that moment, the process aborts (apache/arrow#36389).
-    """
-    import pyarrow.fs as fs
-    from deltalake.fs import DeltaStorageHandler
-
-    if "://" in place:
-        return fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
-    return fs.SubTreeFileSystem(place, fs.LocalFileSystem())
-
-
 def _of_day(day: int | None) -> "ds.Expression | None":
     """Return a condition that all rows of a day satisfy. Scans prune files with it."""
     import pyarrow.dataset as ds
@@ -99,13 +70,17 @@ def column_names(table: DeltaTable) -> list[str]:
     return [column.name for column in table.schema().fields if column.name != DAY_COLUMN.name]
 
 
+def with_day(rows: pa.Table) -> pa.Table:
+    days = pa.array((micros(rows["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
+    return rows.append_column(DAY_COLUMN, days)
+
+
 def reader(view: ViewContract, rows: DaySpool) -> pa.RecordBatchReader:
     schema = table_schema(view).append(DAY_COLUMN)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for group in rows.groups():
-            days = pa.array((micros(group["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
-            yield from group.append_column(DAY_COLUMN, days).cast(schema).to_batches()
+            yield from with_day(group).cast(schema).to_batches()
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 

@@ -3,23 +3,22 @@
 The table of the view holds the pushed rows, too. A build replaces its days and merges the pushed rows from this log.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import DeltaTable, Transaction
 
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.canonical import declared_schema, difference
-from isthmus.features.offline.partitions import DAY_COLUMN, check_files, dataset, files_by_day, on
-from isthmus.features.offline.storage import committed, mark, unavailable
+from isthmus.features.offline.delta import StoredTable, TableErrors
+from isthmus.features.offline.partitions import DAY_COLUMN, dataset, files_by_day, on, with_day
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints
 
@@ -29,6 +28,9 @@ FILES = 16
 """Files per day beyond which the day is rewritten as one file."""
 
 APPLICATION = "isthmus.pushed"
+_MARK = "isthmus.commit"
+"""Metadata with a random value for each commit, by which a commit is recognized whose reply was lost."""
+
 ACCEPTED, CONTRACT = (
     pa.field("_accepted", pa.int64(), nullable=False),
     pa.field("_contract", pa.string(), nullable=False),
@@ -41,23 +43,32 @@ class PushLog:
 
     def __init__(self, root: str | Path, table: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.table = table
-        self.path = f"{str(root).rstrip('/')}/{FOLDER}/{table}"
-        self._options = dict(storage_options or {}) if "://" in self.path else None
+        errors = TableErrors(
+            f"pushed rows of {table}",
+            damaged="it is damaged: restore that folder. Without it, builds lose the rows that were only pushed",
+            conflict=(
+                "another process wrote to them at the same moment",
+                "no rows are lost: run `isthmus pushes collect` again",
+            ),
+            unwritten="its rows are unchanged, new rows wait in Redis: fix the cause and run `isthmus pushes collect`",
+        )
+        self._stored = StoredTable(root, f"{FOLDER}/{table}", storage_options, errors)
+        self.path = self._stored.path
 
     def days(self) -> list[int]:
-        with self._reading():
-            table = self._open()
+        with self._stored.reading():
+            table = self._stored.open()
             return [] if table is None else sorted(files_by_day(table))
 
     def version(self) -> int | None:
-        with self._reading():
-            table = self._open()
+        with self._stored.reading():
+            table = self._stored.open()
             return None if table is None else table.version()
 
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
         """Return the pushed rows of these days, by default all, see `formed`."""
-        with self._reading():
-            table = self._open(version)
+        with self._stored.reading():
+            table = self._stored.open(version)
             rows = None if table is None else self._read(table, days)
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
 
@@ -81,8 +92,8 @@ class PushLog:
 
     def last(self) -> int:
         """Return the place in the stream of the last entry in the log, or -1 if the log is empty."""
-        with self._reading():
-            table = self._open()
+        with self._stored.reading():
+            table = self._stored.open()
             return -1 if table is None else _last(table)
 
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
@@ -95,8 +106,8 @@ class PushLog:
         Raises:
             DataError: the table cannot be read or written, or another run has written to it meanwhile.
         """
-        with self._reading():
-            table = self._open()
+        with self._stored.reading():
+            table = self._stored.open()
             last = -1 if table is None else _last(table)
             seen = np.flatnonzero(places <= last)
             if intact:
@@ -109,76 +120,23 @@ class PushLog:
                 rows = pa.concat_tables([difference(again, logged), later])
         if not len(rows):
             return 0
-        day = pa.array((micros(rows["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
-        self._write(table, rows.append_column(DAY_COLUMN, day), max(last, int(places[-1])))
+        self._write(table, with_day(rows), max(last, int(places[-1])))
         return len(rows)
 
     def _write(self, table: DeltaTable | None, rows: pa.Table, last: int) -> None:
-        made = mark()
-        properties = CommitProperties(
-            custom_metadata=made, app_transactions=[Transaction(APPLICATION, last)], max_commit_retries=0
-        )
-        options: dict[str, Any] = {"schema_mode": "merge", "commit_properties": properties}
-        try:
-            if table is None:
-                write_deltalake(
-                    self.path,
-                    rows,
-                    partition_by=[DAY_COLUMN.name],
-                    mode="append",
-                    storage_options=self._options,
-                    **options,
-                )
-                return
-            files = files_by_day(table)
-            full = [day for day in _days(rows) if files.get(day, 0) >= FILES]
-            if full:
-                # In one commit with the new rows: the transaction counts for both.
-                days = _days(rows)
-                before = self._read(table, days)
-                stored = pa.array((micros(before["event_timestamp"]) // DAY).astype(np.int32)).cast(DAY_COLUMN.type)
-                rows = pa.concat_tables([before.append_column(DAY_COLUMN, stored), rows], promote_options="default")
-                write_deltalake(table, rows, mode="overwrite", predicate=on(days), **options)
-            else:
-                write_deltalake(table, rows, mode="append", **options)
-        except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
-            where = f"pushed rows of {self.table}"
-            if committed(self.path, self._options, made):
-                return
-            if refusal := unavailable(where, self.path, error):
-                raise refusal from error
-            new = table is None and DeltaTable.is_deltatable(self.path, self._options)
-            if isinstance(error, CommitFailedError) or new:
-                raise DataError(where, "another process wrote to them at the same moment",
-                                remedy="no rows are lost: run `isthmus pushes collect` again") from error  # fmt: skip
-            raise DataError(
-                where, f"{self.path} cannot be written ({first_line(error)})",
-                remedy="its rows are unchanged, new rows wait in Redis: fix the cause and run `isthmus pushes collect`",
-            ) from error  # fmt: skip
-
-    def _open(self, version: int | None = None) -> DeltaTable | None:
-        try:
-            table = DeltaTable(self.path, version=version, storage_options=self._options)
-        except TableNotFoundError:
-            return None
-        if "://" not in self.path:
-            check_files(table, Path(self.path))
-        return table
+        options: dict[str, Any] = {"mode": "append"} if table else {"mode": "append", "partition_by": [DAY_COLUMN.name]}
+        days, files = _days(rows), files_by_day(table) if table else {}
+        if table and any(files.get(day, 0) >= FILES for day in days):
+            # In one commit with the new rows: the transaction counts for both.
+            with self._stored.reading():
+                before = with_day(self._read(table, days))
+            rows = pa.concat_tables([before, rows], promote_options="default")
+            options = {"mode": "overwrite", "predicate": on(days)}
+        noted = [Transaction(APPLICATION, last)]
+        self._stored.commit(table, rows, {_MARK: uuid4().hex}, transactions=noted, schema_mode="merge", **options)
 
     def _read(self, table: DeltaTable, within: Sequence[int] | None) -> pa.Table:
         return dataset(table, self.path, None if within is None else set(within)).to_table()
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
-            if refusal := unavailable(f"pushed rows of {self.table}", self.path, error):
-                raise refusal from error
-            raise DataError(
-                f"pushed rows of {self.table}", f"{self.path} cannot be read ({first_line(error)})",
-                remedy="it is damaged: restore that folder. Without it, builds lose the rows that were only pushed",
-            ) from error  # fmt: skip
 
 
 def _last(table: DeltaTable) -> int:

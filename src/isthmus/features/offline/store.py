@@ -7,19 +7,18 @@ unchanged days are not written again.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 from isthmus.features.contract.schema import ViewContract
-from isthmus.features.days import DAY, Days, union
-from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError, Problem, first_line
+from isthmus.features.days import DAY, Days
+from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, Problem
 from isthmus.features.offline.canonical import (
     Duplicates,
     ahead_of,
@@ -32,10 +31,10 @@ from isthmus.features.offline.canonical import (
     merge,
 )
 from isthmus.features.offline.commits import Commit, Day, RowSources, digest
+from isthmus.features.offline.delta import StoredTable, TableErrors
 from isthmus.features.offline.history import ViewHistory, table_schema
 from isthmus.features.offline.partitions import (
     DAY_COLUMN,
-    check_files,
     column_names,
     dataset,
     files_by_day,
@@ -45,7 +44,6 @@ from isthmus.features.offline.partitions import (
 )
 from isthmus.features.offline.pushes import FILES, PushLog
 from isthmus.features.offline.spool import DaySpool
-from isthmus.features.offline.storage import commits, unavailable
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.rows import RowCodec
 
@@ -152,9 +150,9 @@ class OfflineStore:
             ContractMismatch: `within` is set, but the table was built under another contract.
             DataError: two rows have the same key and times, or the table is damaged or was not built by Isthmus.
         """
-        table = self._table(view.table)
+        table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
-        if table is not None and (problems := self._retyped(view, table)):
+        if table is not None and (problems := self.retyped(view, table)):
             raise ConfigurationError(f"offline table of {view.table}", problems)
         if within is not None:
             _require_extendable(view, before)
@@ -188,7 +186,7 @@ class OfflineStore:
             changed = [day for day, entry in days.items() if old.get(day) != entry]
             removed = [day for day in old if day not in days and (within is None or day in within)]
             days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
-            commit = Commit.of(view.hash, days, _until(before, within, now), *_origin(before, within, origin, done))
+            commit = Commit.after(before, view.hash, days, within, origin or RowSources(), done, now)
             rewritten = None if rewrite else sorted([*changed, *removed])
             return Prepared(
                 view, commit, before, table, differing, rewritten, ahead, (pushed, replaced), spools.pop_all()
@@ -196,7 +194,7 @@ class OfflineStore:
 
     def under(self, view: ViewContract) -> Prepared:
         """Return a write that records the unchanged table under this contract. No row is written."""
-        table = self._table(view.table)
+        table = self._stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
@@ -231,57 +229,17 @@ class OfflineStore:
         self, table: DeltaTable | None, view: ViewContract, rows: DaySpool, commit: Commit, days: Sequence[int] | None
     ) -> None:
         """Commit rows: replace `days`, or the whole table if None, or append to it if empty."""
-        where = self.path(view.table)
-        options: dict[str, Any] = {
-            # No retries: the metadata is only right if this is the next commit of the table.
-            "commit_properties": CommitProperties(custom_metadata=commit.metadata(), max_commit_retries=0),
-            # The file of a day is small: dictionaries would make it larger and slower to read.
-            "writer_properties": WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False)),
-        }
-        with self._writing(view.table, table, commit):
-            batches = reader(view, rows)
-            if table is None:
-                write_deltalake(
-                    where, batches, partition_by=[DAY_COLUMN.name], storage_options=self.storage_options, **options
-                )
-            elif days is None:
-                write_deltalake(
-                    table, batches, mode="overwrite", schema_mode="overwrite", partition_by=[DAY_COLUMN.name], **options
-                )
-            elif days:
-                write_deltalake(table, batches, mode="overwrite", predicate=on(days), **options)
-            else:
-                write_deltalake(table, batches, mode="append", **options)
-
-    @contextmanager
-    def _writing(self, name: str, table: DeltaTable | None, commit: Commit) -> Iterator[None]:
-        where, path = f"offline table of {name}", self.path(name)
-        try:
-            yield
-        except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
-            # The storage may have committed although its reply was lost; deltalake's retry then fails on that commit.
-            if "://" in path and self._has(name, -1 if table is None else table.version(), commit):
-                return
-            if refusal := unavailable(where, path, error):
-                raise refusal from error
-            new = table is None and DeltaTable.is_deltatable(path, self.storage_options)
-            if isinstance(error, CommitFailedError) or new:
-                raise DataError(
-                    where, "another process wrote to it at the same moment",
-                    remedy="no rows are damaged: try again after the other run ends",
-                ) from error  # fmt: skip
-            raise DataError(
-                where, f"{path} cannot be written ({first_line(error)})",
-                remedy="its rows are unchanged: fix the cause, then try again",
-            ) from error  # fmt: skip
-
-    def _has(self, name: str, before: int, commit: Commit) -> bool:
-        """Return whether the table's next commit has exactly this content, whichever process wrote it."""
-        with suppress(IsthmusError):
-            table = self._table(name)
-            if table is not None and table.version() == before + 1:
-                return self._commit(name, table).metadata() == commit.metadata()
-        return False
+        options: dict[str, Any] = {"mode": "append"}
+        if table is None:
+            options = {"mode": "error", "partition_by": [DAY_COLUMN.name]}
+        elif days is None:
+            options = {"mode": "overwrite", "schema_mode": "overwrite", "partition_by": [DAY_COLUMN.name]}
+        elif days:
+            options = {"mode": "overwrite", "predicate": on(days)}
+        # The file of a day is small: dictionaries would make it larger and slower to read.
+        properties = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
+        stored = self._stored(view.table)
+        stored.commit(table, reader(view, rows), commit.metadata(), writer_properties=properties, **options)
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
         """Add pushed rows, in the form a transform returns, to the table of a view. Return the number of added rows.
@@ -292,7 +250,7 @@ class OfflineStore:
         Raises:
             DataError: another process has written to the table since, or writing failed. The table is unchanged.
         """
-        table = self._table(view.table)
+        table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
         if table is None or before is None or before.contract != view.hash or before.days is None:
             return 0
@@ -326,7 +284,7 @@ class OfflineStore:
         Raises:
             DataError: the table is damaged, or another tool has changed its rows.
         """
-        table = self._table(view.table, version)
+        table = self._stored(view.table).open(version)
         return None if table is None else self._commit(view.table, table)
 
     def check(self, history: ViewHistory) -> None:
@@ -343,12 +301,8 @@ class OfflineStore:
             if len(altered):
                 raise OSError(f"{len(altered)} of {len(rows)} rows differ from what was written")
 
-    def fingerprint(self, view: ViewContract) -> str:
-        """Return the fingerprint of a view's history without loading pandas. Raises the errors of `history`."""
-        return self._built(view)[1].fingerprint
-
     def base(self, view: ViewContract) -> str:
-        """Return the fingerprint of the last build of a view, see `Commit`. Raises the errors of `history`."""
+        """Return the fingerprint of a view's last build without loading pandas. Raises the errors of `history`."""
         return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
@@ -363,7 +317,7 @@ class OfflineStore:
             return ViewHistory(view, dataset(table, self.path(view.table)), table.version(), commit)
 
     def _built(self, view: ViewContract, version: int | None = None) -> tuple[DeltaTable, Commit]:
-        table = self._table(view.table, version)
+        table = self._stored(view.table).open(version)
         if table is None:
             raise DataError(f"offline table of {view.table}", f"nothing at {self.path(view.table)}",
                             remedy="run `isthmus build` first")  # fmt: skip
@@ -376,16 +330,11 @@ class OfflineStore:
             require_readable(table)
         return table, commit
 
-    def retyped(self, view: ViewContract) -> list[Problem]:
-        """Return a problem for each column of the table whose type is not the declared type."""
-        table = self._table(view.table)
-        return [] if table is None else self._retyped(view, table)
-
-    def reading(self, view: str) -> AbstractContextManager[None]:
-        """Return a context that converts errors of reading a damaged table into a DataError."""
-        return _damage(view, self.path(view))
-
-    def _retyped(self, view: ViewContract, table: DeltaTable) -> list[Problem]:
+    def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
+        """Return a problem for each column of the table, by default the newest, without the declared type."""
+        table = table or self._stored(view.table).open()
+        if table is None:
+            return []
         with self.reading(view.table):
             types = {column.name: column.type for column in pa.schema(table.schema().to_arrow())}
         remedy = f"declare the view with version={view.version + 1}, which starts a new table"
@@ -397,22 +346,28 @@ class OfflineStore:
             if types.get(column.name, column.type) != column.type
         ]
 
-    def _table(self, view: str, version: int | None = None) -> DeltaTable | None:
-        try:
-            with self.reading(view):
-                table = DeltaTable(self.path(view), version=version, storage_options=self.storage_options)
-                if "://" not in self.root:
-                    check_files(table, Path(self.path(view)))
-                return table
-        except TableNotFoundError:
-            return None
+    def reading(self, table: str) -> AbstractContextManager[None]:
+        """Return a context that converts errors of reading a damaged table into a DataError."""
+        return self._stored(table).reading()
+
+    def _stored(self, table: str) -> StoredTable:
+        errors = TableErrors(
+            f"offline table of {table}",
+            damaged="it is incomplete or damaged: remove that folder and run `isthmus build` to recompute it",
+            conflict=(
+                "another process wrote to it at the same moment",
+                "no rows are damaged: try again after the other run ends",
+            ),
+            unwritten="its rows are unchanged: fix the cause, then try again",
+        )
+        return StoredTable(self.root, table, self.storage_options, errors)
 
     def _commit(self, name: str, table: DeltaTable) -> Commit:
         """Return the last commit by Isthmus, at the version of the table."""
         with self.reading(name):
             for back in range(1, table.version() + 2):
                 # At an older version, deltalake lists the commits from the newest down to that version.
-                entries = commits(table, self.path(name), back)
+                entries = self._stored(name).commits(table, back)
                 if len(entries) < back:
                     break
                 if commit := Commit.read(entries[-1]):
@@ -453,44 +408,3 @@ def _require_extendable(view: ViewContract, before: Commit | None) -> None:
         )  # fmt: skip
     if before is not None and before.days is None:
         raise ContractMismatch(where, "built by an earlier version of Isthmus, which did not store days", remedy=remedy)
-
-
-@contextmanager
-def _damage(view: str, path: str) -> Iterator[None]:
-    try:
-        yield
-    except TableNotFoundError:
-        raise
-    except (DeltaError, OSError, pa.ArrowException, _duckdb_error(), ValueError) as error:
-        if refusal := unavailable(f"offline table of {view}", path, error):
-            raise refusal from error
-        raise DataError(
-            f"offline table of {view}", f"{path} cannot be read ({first_line(error)})",
-            remedy="it is incomplete or damaged: remove that folder and run `isthmus build` to recompute it",
-        ) from error  # fmt: skip
-
-
-def _duckdb_error() -> type[Exception]:
-    # Imported only after a failure: many commands need a table but not DuckDB.
-    import duckdb
-
-    return duckdb.Error
-
-
-def _until(before: Commit | None, within: Days | None, now: int) -> int:
-    if within is None:
-        return now
-    return max(before.until if before else 0, min(now, within.end * DAY))
-
-
-def _origin(
-    before: Commit | None, within: Days | None, origin: RowSources | None, done: Sequence[Days]
-) -> tuple[RowSources, Sequence[Days]]:
-    origin = origin or RowSources()
-    if within is None or before is None:
-        return origin, tuple(union([within, *done])) if within and origin.content else ()
-    schemas = {name: {**before.origin.schemas.get(name, {}), **types} for name, types in origin.schemas.items()}
-    if not origin.content:
-        return RowSources(schemas), ()
-    earlier = before.done if before.origin.content == origin.content else ()
-    return RowSources(schemas, origin.content), tuple(union([*earlier, *done, within]))

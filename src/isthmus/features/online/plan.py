@@ -9,12 +9,12 @@ import numpy as np
 from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column, Contract, ViewContract
 from isthmus.features.online import record
+from isthmus.features.online.record import Stamp
 from isthmus.features.redis.pipeline import Client, ask
 from isthmus.features.redis.routing import Command
 from isthmus.features.values.columns import Ints, Mask
 from isthmus.features.values.entitykey import KeyValue, entity_keys
 from isthmus.features.values.rows import Block, Columns, RowCodec
-from isthmus.features.values.stamp import Stamp
 
 _FEW = 32
 _PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)

@@ -9,15 +9,33 @@ and not into every row.
 from collections.abc import Collection, Sequence
 
 import msgspec
+import numpy as np
 
 from isthmus.features.contract.schema import ViewContract
-from isthmus.features.values.stamp import Stamp
+from isthmus.features.values.columns import Ints, Mask
 
 NEVER = -(1 << 63)
 """Horizon of a table without rows."""
 
 WAITING = 1_000_000
 """Default maximum of pushed rows of a view that wait for its history."""
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """Times that all rows of a view known by `until` have, instead of their own; microseconds since 1970 UTC."""
+
+    until: int
+    event: int
+    known: int
+
+    def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
+        stamped = known <= self.until
+        return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
+
+    def alters(self, event: Ints, known: Ints) -> Mask:
+        """Return the mask, shape (n,), of rows whose times the stamp changes."""
+        altered: Mask = (known <= self.until) & ((event != self.event) | (known != self.known))
+        return altered
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):

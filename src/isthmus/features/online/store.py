@@ -26,7 +26,7 @@ from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import CHUNK, Piece
 from isthmus.features.values.arrow import to_arrow
 from isthmus.features.values.columns import Ints, Values, from_python
-from isthmus.features.values.entitykey import KeyValue, decode_key, entity_key, entity_keys, key_prefix
+from isthmus.features.values.entitykey import KeyValue, by_join_key, decode_key, entity_key, entity_keys, key_prefix
 from isthmus.features.values.rows import HEADER, VERSION, Block, RowCodec, known_times
 
 PIECE = 4000
@@ -77,39 +77,35 @@ class OnlineStore:
         """
         codec = RowCodec(view)
 
-        def names(part: slice) -> list[bytes]:
+        def names(part: slice = slice(None)) -> list[bytes]:
             return entity_keys(self.contract.project, view.keys, {name: keys[name][part] for name in keys})
 
-        def write(rule: bytes) -> list[int]:
-            return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], packed()) or [0, 0, 0]
-
-        def packed() -> Iterator[Piece]:
+        def pieces() -> Iterator[Piece]:
             for start in range(0, len(event), PIECE):
                 part = slice(start, start + PIECE)
                 values = {name: column.take(part) for name, column in columns.items()}
                 yield names(part), codec.encode(event[part], known[part], values)
 
-        if horizon is not None:
-            changed, written, newer = write(struct.pack("<q", horizon))
-            if newer:
-                self._remember(view, names(slice(None)), horizon)
-            return WriteCounts(len(event), changed, written)
-        return self._pushed(view, lambda: names(slice(None)), known, write)
+        if horizon is None:
+            return self._pushed(view, names, known, pieces)
+        changed, written, newer = self._write(view, struct.pack("<q", horizon), pieces())
+        if newer:
+            self._remember(view, names(), horizon)
+        return WriteCounts(len(event), changed, written)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
         """Write packed rows under their entity keys, by the rules of `write` for pushed rows."""
+        return self._pushed(view, lambda: names, known_times(rows), lambda: [(names, rows)])
 
-        def write(rule: bytes) -> list[int]:
-            return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], [(names, rows)]) or [0, 0, 0]
-
-        return self._pushed(view, lambda: names, known_times(rows), write)
+    def _write(self, view: ViewContract, rule: bytes, pieces: Iterable[Piece]) -> list[int]:
+        return run(self.client, scripts.WRITE, [view.online_name.encode(), rule], pieces) or [0, 0, 0]
 
     def _pushed(
         self,
         view: ViewContract,
         names: Callable[[], Sequence[bytes]],
         known: Ints,
-        write: Callable[[bytes], Sequence[int]],
+        pieces: Callable[[], Iterable[Piece]],
     ) -> WriteCounts:
         steps = scripts.push_steps(view)
         reply: Any = None
@@ -121,32 +117,10 @@ class OnlineStore:
                     case scripts.PushStep.ANNOUNCE:
                         self._suspect(view, names(), known)
                     case bytes(rule):
-                        reply = write(rule)
+                        reply = self._write(view, rule, pieces())
         except StopIteration as end:
             changed, written, _ = end.value
         return WriteCounts(len(known), changed, written)
-
-    def push(  # noqa: PLR0913 - the arguments of `write`, and two more
-        self,
-        view: ViewContract,
-        keys: Mapping[str, Sequence[KeyValue]],
-        event: Ints,
-        known: Ints,
-        columns: Mapping[str, Values],
-        *,
-        accepted: int,
-        waiting: int = records.WAITING,
-    ) -> WriteCounts:
-        """Write rows online, and queue them for the next collection into the history.
-
-        `accepted` is the present in microseconds, and `waiting` the maximum number of queued rows.
-
-        Raises:
-            DependencyError: the queue is full. Nothing was written.
-        """
-        names = entity_keys(self.contract.project, view.keys, keys)
-        self.append(view, names, RowCodec(view).encode(event, known, columns), accepted, waiting)
-        return self.write(view, keys, event, known, columns)
 
     def append(
         self,
@@ -156,6 +130,13 @@ class OnlineStore:
         accepted: int,
         waiting: int = records.WAITING,
     ) -> None:
+        """Queue packed rows for the next collection into the history.
+
+        `accepted` is the present in microseconds, and `waiting` the maximum number of queued rows.
+
+        Raises:
+            DependencyError: the queue is full. Nothing was written.
+        """
         arguments = pushes.appended(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
         pushes.require_room(view.table, counts, len(names))
@@ -168,12 +149,7 @@ class OnlineStore:
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
             arguments = scripts.announced(names[part], known[part])
-            run(
-                self.client,
-                scripts.ANNOUNCE,
-                arguments,
-                [([scripts.suspects(self.contract.project, view.online_name)], [])],
-            )
+            run(self.client, scripts.ANNOUNCE, arguments, [([self._suspects(view)], [])])
 
     def _remember(self, view: ViewContract, names: Sequence[bytes], horizon: int) -> None:
         stored = zip(names, self.rows(view, names), strict=True)
@@ -220,8 +196,7 @@ class OnlineStore:
             return None
         # A server that still uses an older contract may record keys of another form. Their rows are unreadable.
         rows = [row for key in names if (row := self._read_key(view, key)) is not None]
-        columns = sorted(view.keys, key=lambda column: column.name)
-        values = {column.name: [row[n] for row in rows] for n, column in enumerate(columns)}
+        values = by_join_key(view.keys, rows)
         return pa.table({key.name: to_arrow(from_python(values[key.name], key.dtype), key.dtype) for key in view.keys})
 
     def _read_key(self, view: ViewContract, name: bytes) -> tuple[KeyValue, ...] | None:
@@ -266,7 +241,7 @@ class OnlineStore:
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
         """Yield the join keys and rows that were pushed and became known after the horizon, in parts."""
-        codec, ordered = RowCodec(view), sorted(column.name for column in view.keys)
+        codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
         for names in parts:
@@ -277,7 +252,7 @@ class OnlineStore:
                     rows.append(row)
                     keys.append(key)
             if rows:
-                yield {name: [key[n] for key in keys] for n, name in enumerate(ordered)}, codec.decode(rows)
+                yield by_join_key(view.keys, keys), codec.decode(rows)
 
     def drop(self, view: ViewContract) -> None:
         self.client.hdel(self._records, view.online_name)
@@ -318,8 +293,7 @@ class OnlineStore:
         for names in self._names(view):
             exist = zip(names, self._exist(view, names), strict=True)
             rows.update(decode_key(self.contract.project, view.keys, name) for name, has in exist if has)
-        ordered = sorted(column.name for column in view.keys)
-        return {name: [row[n] for row in rows] for n, name in enumerate(ordered)}
+        return by_join_key(view.keys, list(rows))
 
     def _exist(self, view: ViewContract, names: Sequence[bytes]) -> list[Any]:
         return ask(self.client, [(b"HEXISTS", name, view.online_name.encode()) for name in names])

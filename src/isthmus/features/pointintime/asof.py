@@ -8,13 +8,12 @@ Memory holds the sorted times of the spine and a block of the history, however l
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+from isthmus.features.values.columns import Ints
 
 _LEAST = np.iinfo(np.int64).min
 _NONE = -1
@@ -33,7 +32,7 @@ class AsOfQueries:
             times.
     """
 
-    def __init__(self, keys: Sequence[pa.ChunkedArray], at: Integers, content: Callable[[Integers], Integers]) -> None:
+    def __init__(self, keys: Sequence[pa.ChunkedArray], at: Ints, content: Callable[[Ints], Ints]) -> None:
         self._keys, self._content = _Numbering(keys), content
         number = self._keys.number
         valid = number >= 0
@@ -53,14 +52,14 @@ class AsOfQueries:
         # The top sixteen bits of a packed key and moment distinguish most of them.
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
-    def offer(self, keys: Sequence[pa.ChunkedArray], event: Integers, known: Integers, first: int) -> None:
+    def offer(self, keys: Sequence[pa.ChunkedArray], event: Ints, known: Ints, first: int) -> None:
         """Add m consecutive rows of the history, starting at place `first`; times in microseconds."""
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)
             self._land(number[part], event[part], known[part], first + start)
 
-    def _land(self, number: Integers, event: Integers, known: Integers, first: int) -> None:
+    def _land(self, number: Ints, event: Ints, known: Ints, first: int) -> None:
         since = np.maximum(event, known)
         rows = np.flatnonzero((number >= 0) & (since <= self._axis.high))
         packed = self._axis.pack(number, np.clip(since, self._axis.low, self._axis.high))
@@ -76,14 +75,14 @@ class AsOfQueries:
             rows, slot = rows.take(keep), slot.take(keep)
         self._settle(slot, rows + first)
 
-    def answers(self) -> tuple[Integers, Integers]:
+    def answers(self) -> tuple[Ints, Ints]:
         """Return the place of the matching row, or -1, and its event time, shape (n,) each."""
         best = self._best()
         slot = best[self._slot_of]
         slot[(self._slot_of < 0) | (self._number[slot] != self._number[self._slot_of])] = _NONE
         return self._place[slot], self._event[slot]
 
-    def _best(self) -> Integers:
+    def _best(self) -> Ints:
         """Return, for each slot, the slot at or before it with the greatest row."""
         filled = self._place >= 0
         rank = np.full(len(filled), _NONE)
@@ -93,7 +92,7 @@ class AsOfQueries:
         top = filled & (rank == np.maximum.accumulate(rank))
         return np.maximum.accumulate(np.where(top, np.arange(len(filled)), 0))
 
-    def _greatest(self, slot: Integers, values: Integers, best: Integers) -> Integers:
+    def _greatest(self, slot: Ints, values: Ints, best: Ints) -> Ints:
         """Return the indices of rows with the greatest value of their slots. Update `best` and clear smaller rows."""
         before = best.take(slot)
         keep = np.flatnonzero(values >= before)
@@ -103,10 +102,10 @@ class AsOfQueries:
         self._place[risen] = _NONE
         if best is self._event:
             self._known[risen] = _LEAST
-        greatest: Integers = keep[values == best.take(slot)]
+        greatest: Ints = keep[values == best.take(slot)]
         return greatest
 
-    def _settle(self, slot: Integers, place: Integers) -> None:
+    def _settle(self, slot: Ints, place: Ints) -> None:
         """Store the places of the greatest rows; among equal rows of a slot, the greatest by content."""
         before = self._place.take(slot)
         self._place[slot] = place
@@ -124,7 +123,7 @@ class AsOfQueries:
 class _Axis:
     """Packs a key number and a time into an integer that orders by both."""
 
-    def __init__(self, moments: Integers, count: int) -> None:
+    def __init__(self, moments: Ints, count: int) -> None:
         self.low, self.high = (int(moments.min()), int(moments.max())) if len(moments) else (0, -1)
         self.span = self.high - self.low + 1
         # If the span would overflow, the ranks of the moments replace them; ranks always fit.
@@ -132,12 +131,12 @@ class _Axis:
         if self._moments is not None:
             self.span = len(self._moments)
 
-    def pack(self, number: Integers, moment: Integers) -> Integers:
+    def pack(self, number: Ints, moment: Ints) -> Ints:
         place = moment - self.low if self._moments is None else np.searchsorted(self._moments, moment)
-        packed: Integers = number * self.span + place
+        packed: Ints = number * self.span + place
         return packed
 
-    def number(self, packed: Integers) -> Integers:
+    def number(self, packed: Ints) -> Ints:
         return packed // max(self.span, 1)
 
 
@@ -146,7 +145,7 @@ class _Numbering:
 
     def __init__(self, keys: Sequence[pa.ChunkedArray]) -> None:
         self._values: list[pa.Array] = []
-        self._seen: list[Integers | None] = []
+        self._seen: list[Ints | None] = []
         self.number = np.zeros(1, np.int64)
         self.count = 1
         for column in keys:
@@ -162,7 +161,7 @@ class _Numbering:
             self._seen.append(seen)
             self.number = number
 
-    def of(self, keys: Sequence[pa.ChunkedArray]) -> Integers:
+    def of(self, keys: Sequence[pa.ChunkedArray]) -> Ints:
         number = np.zeros(1, np.int64)
         for column, values, seen in zip(keys, self._values, self._seen, strict=True):
             number = _joined(number, _positions(column, values), len(values))
@@ -171,19 +170,19 @@ class _Numbering:
         return number
 
 
-def _joined(number: Integers, position: Integers, count: int) -> Integers:
+def _joined(number: Ints, position: Ints, count: int) -> Ints:
     # A negative number stays negative.
     return np.where(position < 0, _NONE, number * count + position)
 
 
-def _index(distinct: Integers, values: Integers) -> Integers:
+def _index(distinct: Ints, values: Ints) -> Ints:
     if not len(distinct):
         return np.full(len(values), _NONE)
     place = np.minimum(np.searchsorted(distinct, values), len(distinct) - 1)
     return np.where(distinct[place] == values, place, _NONE)
 
 
-def _positions(column: pa.ChunkedArray, values: pa.Array) -> Integers:
+def _positions(column: pa.ChunkedArray, values: pa.Array) -> Ints:
     if not pa.types.is_dictionary(column.type):
         return _filled(pc.index_in(column, value_set=values))
     if not column.num_chunks:
@@ -195,6 +194,6 @@ def _positions(column: pa.ChunkedArray, values: pa.Array) -> Integers:
     return positions.take(np.concatenate([_filled(chunk.indices) for chunk in column.chunks]))
 
 
-def _filled(indices: pa.ChunkedArray | pa.Array) -> Integers:
-    filled: Integers = pc.fill_null(indices, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
+def _filled(indices: pa.ChunkedArray | pa.Array) -> Ints:
+    filled: Ints = pc.fill_null(indices, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
     return filled

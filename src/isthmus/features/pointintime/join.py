@@ -17,11 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features.clock import Status
+from isthmus.features.contract.schema import ViewContract
+from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.scan import Scan, in_lots
-from isthmus.features.pointintime.asof import AsOfQueries, Integers
-from isthmus.features.pointintime.questions import cast, check, moments
+from isthmus.features.pointintime.asof import AsOfQueries
 from isthmus.features.values.arrow import ARROW, micros
+from isthmus.features.values.columns import Ints
 
 PASS = 1 << 20
 """Spine rows per pass over the histories."""
@@ -160,7 +162,7 @@ class _ViewJoin:
     def keys(self, spine: pa.Table, first: int) -> list[pa.ChunkedArray]:
         return [cast(spine, column.name, ARROW[column.dtype.name], first) for column in self.view.keys]
 
-    def answers(self, keys: Sequence[pa.ChunkedArray], at: Integers) -> "_Answers":
+    def answers(self, keys: Sequence[pa.ChunkedArray], at: Ints) -> "_Answers":
         view = self.view
         scan = self._scan(at)
         places, events = self._places(scan, keys, at)
@@ -180,7 +182,7 @@ class _ViewJoin:
         values = [rows[column.name].cast(ARROW[column.dtype.name]) for column in self._fields]
         return _Answers([_combined(column) for column in values], row_of, codes)
 
-    def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Integers) -> tuple[Integers, Integers]:
+    def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Ints) -> tuple[Ints, Ints]:
         queries = AsOfQueries(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
         names = [column.name for column in self.view.keys]
         for first, rows in scan.blocks([*names, "event_timestamp", "known_at"]):
@@ -188,7 +190,7 @@ class _ViewJoin:
             queries.offer([rows[name] for name in names], event, known, first)
         return queries.answers()
 
-    def _scan(self, at: Integers) -> Scan:
+    def _scan(self, at: Ints) -> Scan:
         last = pa.scalar(int(at.max(initial=_EARLIEST)), _TIME)
         condition = (ds.field("event_timestamp") <= last) & (ds.field("known_at") <= last)
         if not self._status and self.view.ttl is not None:
@@ -204,7 +206,7 @@ class _Answers:
     """The distinct matching rows of a view, and the index into them for each spine row, or -1."""
 
     values: Sequence[pa.Array]
-    rows: Integers
+    rows: Ints
     codes: "np.ndarray[Any, np.dtype[np.int8]] | None"
 
     def columns(self, part: slice) -> list[pa.Array]:
@@ -222,3 +224,110 @@ def _combined(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 def _labels(codes: "np.ndarray[Any, np.dtype[np.int8]]") -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes), _LABELS)
+
+
+def by_ttl(
+    view: ViewContract, moments: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
+    rows: pa.Table | Mapping[str, pa.ChunkedArray],
+) -> dict[str, pa.ChunkedArray]:  # fmt: skip
+    """Return the features and the status column of a view by column name; expired rows become null.
+
+    Args:
+        view: the view.
+        moments: time of each query.
+        event: event time of the newest row; null without a row.
+        present: whether a row exists.
+        rows: features of the newest row, by full name.
+    """
+    at = moments.cast(_TIME).cast(pa.int64())
+    age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))
+    expired = pc.and_(present, pc.greater(age, view.ttl) if view.ttl is not None else False)
+    valid = pc.and_(present, pc.invert(expired))
+    columns, empty = {}, valid
+    for column in view.fields:
+        name = view.full_name(column.name)
+        columns[name] = pc.if_else(valid, rows[name], pa.scalar(None, ARROW[column.dtype.name]))
+        empty = pc.and_(empty, rows[name].is_null())
+    status = pc.case_when(
+        pc.make_struct(empty, valid, expired),
+        Status.NULL.label,
+        Status.PRESENT.label,
+        Status.EXPIRED.label,
+        Status.NOT_FOUND.label,
+    )
+    columns[status_column(view)] = pc.cast(status, pa.string())
+    return columns
+
+
+def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]]) -> None:
+    """Check that these views, each with the columns that it adds, can be joined to a spine.
+
+    Raises:
+        DataError: the spine lacks a column, `event_timestamp` has no time zone, a key has another type than in
+            a view, or two columns would share a name.
+    """
+    if "event_timestamp" not in spine.names:
+        raise DataError("spine", "has no column event_timestamp", remedy="give each row's time this name")
+    if spine.names.count("event_timestamp") > 1:
+        raise DataError("spine", "has two columns event_timestamp", expected="one")
+    time = spine.field("event_timestamp").type
+    if not pa.types.is_timestamp(time) or time.tz is None:
+        raise DataError("spine, event_timestamp", f"has type {time}", expected="a timestamp with a time zone",
+                        remedy="add a time zone; in pandas, pandas.to_datetime(times, utc=True)")  # fmt: skip
+    names = list(spine.names)
+    for view, added in parts:
+        for column in view.keys:
+            if names.count(column.name) > 1:
+                raise DataError("spine", f"has two columns {column.name}", expected="one")
+            if column.name not in spine.names:
+                raise DataError("spine", f"has no column {column.name}", expected=f"every key of {view.name}")
+            actual, expected = spine.field(column.name).type, ARROW[column.dtype.name]
+            if not _fits(actual.value_type if pa.types.is_dictionary(actual) else actual, expected):
+                raise DataError(f"spine, {column.name}", f"has type {actual}", expected=str(expected),
+                                remedy=f"cast it to {expected}")  # fmt: skip
+        if clash := sorted({*added} & {*names}):
+            raise DataError("spine", f"has a column {clash[0]}",
+                            expected="column names that differ from features, and each view once")  # fmt: skip
+        names += added
+
+
+def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
+    """Return whether a column of type `actual` can hold keys of type `expected`, unless values are out of range."""
+    integers = pa.types.is_integer(actual) and pa.types.is_integer(expected)
+    texts = pa.types.is_string(expected) and (pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
+    blobs = pa.types.is_binary(expected) and (pa.types.is_large_binary(actual) or pa.types.is_binary_view(actual))
+    times = pa.types.is_timestamp(actual) and actual.tz is not None and pa.types.is_timestamp(expected)
+    # A column of nulls has no type; its rows match nothing.
+    return bool(actual == expected or pa.types.is_null(actual) or integers or texts or blobs or times)
+
+
+def moments(spine: pa.Table, first: int) -> Ints:
+    """Return the times of spine rows in microseconds; `first` is the number of the first row, for messages."""
+    times = spine["event_timestamp"]
+    if times.null_count:
+        row = first + pc.index(times.is_null(), True).as_py()
+        raise DataError("spine, event_timestamp", f"is null in row {row}", expected="no nulls")
+    return micros(cast(spine, "event_timestamp", pa.timestamp("us", tz="UTC"), first))
+
+
+def cast(spine: pa.Table, name: str, expected: pa.DataType, first: int) -> pa.ChunkedArray:
+    """Cast a column to the type of the history; `first` is the number of the first row, for messages."""
+    column = spine[name]
+    try:
+        return column.cast(expected)
+    except pa.ArrowInvalid as error:
+        row = first + _misfit(column, expected)
+        raise DataError(f"spine, {name}", f"has a value in row {row} that does not fit ({error})",
+                        expected=str(expected)) from None  # fmt: skip
+
+
+def _misfit(column: pa.ChunkedArray, expected: pa.DataType) -> int:
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            column.slice(low, middle - low).cast(expected)
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle
+    return low

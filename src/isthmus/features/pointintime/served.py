@@ -2,7 +2,8 @@
 
 A row that became readable online at time r was served from r until the next row of its key became readable, or until
 the key was removed. A point-in-time join over those times, instead of the known times, yields a training set with the
-lag of serving. Pushed rows in the history were readable from the time of their push.
+lag of serving. Pushed rows in the history were readable from the time of their push: the decisions of Redis's scripts
+are recomputed from the log of pushes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,16 +22,18 @@ from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.pushes import ACCEPTED, PushLog
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.join import BATCH, PASS, Join
-from isthmus.features.pointintime.pushes import ServedPushes
-from isthmus.features.pointintime.validity import by_ttl
+from isthmus.features.pointintime.join import BATCH, PASS, Join, by_ttl
 from isthmus.features.types import Bool, UnixTimestamp
-from isthmus.features.values.arrow import ARROW, from_arrow
-from isthmus.features.values.columns import Ints
+from isthmus.features.values.arrow import ARROW, from_arrow, micros
+from isthmus.features.values.columns import Ints, Mask
 from isthmus.features.values.equality import equal_values
+from isthmus.features.values.rows import RowCodec
 
 EVENT, PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
 """Extra columns of the history of readable rows. No feature has such a name: they begin with an underscore."""
+
+Order = tuple[int, int, int]
+"""Event time, known time and content hash of a row. The greater of two is the newer."""
 
 _IDEAL = Column("event_timestamp", UnixTimestamp)
 _TIME = ARROW[UnixTimestamp.name]
@@ -85,10 +88,9 @@ class ServedJoin:
         for history in histories:
             view = history.view
             fields = [c for c in view.fields if features is None or c.name in features[view.name]]
-            log, pushes = PushLog(offline.root, view.table, offline.storage_options), f"{view.name}|pushed"
-            version = log.version() if until is None else until.get(pushes)
-            pushed = ServedPushes(view, log.rows(view, version=version)) if version is not None else None
-            past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name], pushed)
+            pushes = f"{view.name}|pushed"
+            version = _push_log(offline, view).version() if until is None else until.get(pushes)
+            past, self.until[view.name] = _readable(offline, view, None if until is None else until[view.name], version)
             if version is not None:
                 self.until[pushes] = version
             ideal = replace(history, view=replace(view, fields=(*fields, _IDEAL)))
@@ -119,21 +121,88 @@ class ServedJoin:
         return {view.name: comparison.differences() for view, _, _, comparison in self._views}
 
 
+class ServedPushes:
+    """The pushed rows of a view. Each was served from its push on, if it was newer than the served row.
+
+    A run then overrules all rows known by its horizon. Pushed rows that became known later stay if they are newer than
+    the run's row.
+
+    Attributes:
+        keys: the m keys that have pushed rows.
+    """
+
+    def __init__(self, view: ViewContract, pushed: pa.Table) -> None:
+        self.rows = pushed.sort_by(ACCEPTED.name)
+        names = [column.name for column in view.keys]
+        self.keys = self.rows.select(names).group_by(names).aggregate([]).combine_chunks()
+        self._key = matches(self.keys, self.rows.select(names))
+        values = {column.name: from_arrow(self.rows[column.name], column.dtype) for column in view.fields}
+        content = RowCodec(view).content(values, len(self.rows))
+        times = (micros(self.rows[name]) for name in ("event_timestamp", "known_at"))
+        self._order: list[Order] = list(zip(*(column.tolist() for column in (*times, content)), strict=True))
+        self._accepted = self.rows[ACCEPTED.name].to_numpy()
+        self._next = 0
+        self._served: list[Order | None] = [None] * len(self.keys)
+        self._ahead = np.zeros(len(self.keys), bool)
+        """Keys whose served row is a pushed row that no run has overruled yet."""
+
+    def skip(self, moment: int) -> None:
+        self._next = int(np.searchsorted(self._accepted, moment, "right"))
+
+    def until(self, moment: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """Return the indices of the next rows that pushes made readable up to `moment`, in order."""
+        end = int(np.searchsorted(self._accepted, moment, "right"))
+        readable: dict[tuple[int, int], int] = {}
+        for place in range(self._next, end):
+            key, order = int(self._key[place]), self._order[place]
+            served = self._served[key]
+            if served is None or order > served:
+                self._served[key], self._ahead[key] = order, True
+                # If several rows were pushed at the same time, the newest counts.
+                readable[key, int(self._accepted[place])] = place
+        self._next = max(self._next, end)
+        return np.array(list(readable.values()), np.int64)
+
+    def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
+        """Apply a materialization run with latest rows `state` to the served rows.
+
+        Return masks, shape (m,): keys whose pushed row stays, since it became known after `horizon` and is newer, and
+        keys whose pushed row another row replaces.
+        """
+        stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
+        for key, place in enumerate(matches(state.keys, self.keys.cast(state.keys.schema)).tolist()):
+            row = None if place < 0 else (int(state.event[place]), int(state.known[place]), int(state.content[place]))
+            served = self._served[key]
+            if self._ahead[key] and served is not None and served[1] > horizon and (row is None or served > row):
+                stays[key] = True
+                continue
+            loses[key] = self._ahead[key] and row != served
+            self._served[key], self._ahead[key] = row, False
+        return stays, loses
+
+
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
     """Return the rows of a view, with the times at which they became readable, plus `EVENT` and `PRESENT`.
 
     Raises:
         DataError: the view was never materialized under its contract, or a materialized version no longer exists.
     """
-    log = PushLog(offline.root, view.table)
-    version = log.version()
-    pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))
-    return _readable(offline, view, None, pushed)[0]
+    return _readable(offline, view, None, _push_log(offline, view).version())[0]
+
+
+def _push_log(offline: OfflineStore, view: ViewContract) -> PushLog:
+    return PushLog(offline.root, view.table, offline.storage_options)
 
 
 def _readable(
-    offline: OfflineStore, view: ViewContract, until: int | None, pushed: ServedPushes | None
+    offline: OfflineStore, view: ViewContract, until: int | None, version: int | None
 ) -> tuple[ViewHistory, int]:
+    """Return the readable rows after the runs up to `until`, and when the last of these became readable.
+
+    `version` is the version of the log of pushes, None without pushes.
+    """
+    log = _push_log(offline, view)
+    pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))
     entries = [
         entry
         for entry in MaterializationLog(offline.root, offline.storage_options).of(view)

@@ -17,9 +17,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.offline.scan import in_lots
-from isthmus.features.pointintime.join import BATCH, PASS, Join
-from isthmus.features.pointintime.questions import moments
-from isthmus.features.pointintime.validity import by_ttl
+from isthmus.features.pointintime.join import BATCH, PASS, Join, by_ttl, moments
 from isthmus.features.types import UnixTimestamp
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.columns import Ints, Mask

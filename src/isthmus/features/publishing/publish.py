@@ -21,15 +21,14 @@ from redis.lock import Lock
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import LatestRows, Places
+from isthmus.features.offline.latest import LatestRows, Places, matches
 from isthmus.features.offline.log import Materialization, MaterializationLog
 from isthmus.features.offline.scan import in_lots
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
 from isthmus.features.online.loss import SAMPLE
-from isthmus.features.online.record import Published
+from isthmus.features.online.record import Published, Stamp
 from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
-from isthmus.features.publishing.diff import RowsDiff
 from isthmus.features.redis.address import without_credentials
 from isthmus.features.redis.connection import answering
 from isthmus.features.values import arrow
@@ -299,6 +298,60 @@ class _Run:
         ttl = self.view.ttl
         expired = 0 if ttl is None else int(np.count_nonzero(self.at - state.event > ttl))
         return Publication(len(state.content), counts.changed, counts.written, expired, removed, 0.0)
+
+
+@dataclass(frozen=True)
+class RowsDiff:
+    """The writes that bring Redis from one state of a view to a later one, found without reading values.
+
+    Attributes:
+        sent: indices of the later rows to write.
+        changed: number of keys that are new or have different content.
+        removed: join keys that the later state lacks.
+        stamp: common times of the unchanged rows, if they need a stamp.
+    """
+
+    sent: Places
+    changed: int
+    removed: pa.Table
+    stamp: Stamp | None
+
+    @classmethod
+    def between(
+        cls, before: LatestRows, after: LatestRows, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
+    ) -> "RowsDiff | None":
+        """Compute the difference, or None if the stamp would change the times of a row to write.
+
+        If all unchanged rows have the same new times, these become the new stamp, and only rows with changed content
+        are written. Otherwise rows with new times are written, too.
+
+        Args:
+            before: the rows in Redis.
+            after: the rows to publish.
+            stamp: the current stamp.
+            horizon: latest known time of the rows in Redis that come from the table.
+            suspect: join keys of pushed rows. Their rows are always sent, and Redis decides.
+        """
+        matched = matches(before.keys, after.keys)
+        same = before.same(matched, after, times=False)
+        moved = same & ~before.same(matched, after)
+        sent = ~same
+        suspect_places = matches(after.keys, suspect)
+        sent[suspect_places[suspect_places >= 0]] = True
+        if moved.any():
+            first = int(np.flatnonzero(moved)[0])
+            fresh = Stamp(horizon, int(after.event[first]), int(after.known[first]))
+            alike = (after.event[same] == fresh.event).all() and (after.known[same] == fresh.known).all()
+            if alike and not fresh.alters(after.event[sent], after.known[sent]).any():
+                stamp = fresh
+            else:
+                sent |= moved
+        places = np.flatnonzero(sent)
+        if stamp is not None and stamp.alters(after.event[places], after.known[places]).any():
+            return None
+        gone = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), matched)))
+        removed = pa.concat_tables([gone, suspect.filter(pa.array(suspect_places < 0))])
+        return cls(places, int(np.count_nonzero(~same)), removed, stamp)
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:

@@ -50,6 +50,12 @@ def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[Ke
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
 
+def by_join_key(columns: Iterable[Column], keys: Sequence[tuple[KeyValue, ...]]) -> dict[str, list[KeyValue]]:
+    """Return the values of each join key, from the results of `decode_key`."""
+    ordered = sorted(column.name for column in columns)
+    return {name: [key[n] for key in keys] for n, name in enumerate(ordered)}
+
+
 def decode_values(data: bytes) -> tuple[KeyValue, ...]:
     values: list[KeyValue] = []
     while data:

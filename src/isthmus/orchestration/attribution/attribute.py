@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from isthmus.distill.declaration import EACH, STAGES, Distillation
-from isthmus.distill.evaluation.metrics import auc, log_loss
-from isthmus.distill.evaluation.residuals import mae, rmse
-from isthmus.distill.gates import GateResult
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.evaluation.metrics import auc, log_loss, mae, rmse
+from isthmus.distill.gates import EACH, STAGES, GateResult, bounds_on, check_gate
 from isthmus.distill.labels import Binary
 from isthmus.distill.tabular.scores import Scores
 from isthmus.distill.tabular.tensors import columns
@@ -222,8 +221,7 @@ def _bounds(declared: Distillation, measures: Mapping[str, Measure], each: Mappi
     figures = {f"{stage}.{EACH}": value for stage, value in each.items()}
     for name, measure in measures.items():
         figures |= {f"{stage}.{name}": part.value for stage, part in measure.parts.items()}
-    own = [bound for bound in declared.bounds if bound.metric.partition(".")[0] in STAGES]
-    return [GateResult(bound, figures.get(bound.metric)) for bound in own]
+    return [check_gate(bound, figures.get(bound.metric)) for bound in bounds_on(declared.bounds, *STAGES)]
 
 
 def _part(shares: Shares, stage: str) -> Part:

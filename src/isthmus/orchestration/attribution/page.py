@@ -1,9 +1,7 @@
 """An attribution on the terminal, as an HTML page, and as images."""
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
-from isthmus.distill.reports.plots import Axis, axis
 from isthmus.features.document.blocks import (
     Block,
     BlockGroup,
@@ -20,6 +18,7 @@ from isthmus.features.document.blocks import (
     good,
     strong,
 )
+from isthmus.features.document.charts import Color, Row, rows_chart
 from isthmus.features.document.html import image, to_html
 from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, page_file, rows_file
 from isthmus.orchestration.attribution.stages import MEANINGS
@@ -35,14 +34,6 @@ _READING = """\
 Ideal is the teacher's answer to the features that could be known at the moment of a row. Each part is a Shapley value:
 the effect of a stage, averaged over all orders of swapping the stages. Lowest and highest are its effects in a single
 order."""
-STYLE = """\
-svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
-svg .better { fill: var(--good) } svg .worse { fill: var(--mark) } svg .moved { fill: var(--soft) }
-svg .end { fill: var(--base) }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
-svg .range { stroke: var(--soft); stroke-width: 1.5 }
-"""
-_ROW, _LEFT, _WIDTH, _RIGHT = 24, 86, 420, 78
 
 
 def page(result: Attribution) -> str:
@@ -58,7 +49,7 @@ def page(result: Attribution) -> str:
         blocks += [Heading(_title(name, measure), 2), parts_table(measure)]
     blocks += [Heading("Rows"), _each(result), Heading("Rows farthest from the ideal", 3), _largest(result)]
     blocks += [Heading("Stages"), Bullets([(strong(stage), f": {MEANINGS[stage]}") for stage in MEANINGS])]
-    return to_html(f"Attribution of {result.name}", blocks, STYLE)
+    return to_html(f"Attribution of {result.name}", blocks)
 
 
 def _origin(result: Attribution) -> Text:
@@ -82,43 +73,20 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 def images(result: Attribution) -> dict[str, str]:
     """Return a waterfall per measure as an image URL."""
-    return {measure_name(name): image(waterfall(name, measure), STYLE) for name, measure in result.measures.items()}
+    return {measure_name(name): image(waterfall(name, measure)) for name, measure in result.measures.items()}
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
     """Draw the steps from ideal to answer; a line shows a part's range over all orders if parts interact."""
-    at, bars = measure.ideal, []
+    at, rows = measure.ideal, [Row(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
-        bars.append((stage, at, at + part.value, at + part.low, at + part.high))
+        gain = part.value * _BETTER.get(name, 0)
+        color: Color = "green" if gain > 0 else "red" if gain < 0 else "soft"
+        span = (at + part.low, at + part.high) if part.high - part.low > MIXED else None
+        rows.append(Row(stage, bars=[(at, at + part.value, color)], span=span, text=_change(part.value, measure)))
         at += part.value
-    ends = [measure.ideal, measure.answer, *(end for bar in bars for end in bar[1:])]
-    x = axis(ends, _LEFT, _WIDTH - _RIGHT)
-    height = _ROW * (len(bars) + 2) + 8
-    lines = [_line(0, names[0], _bar(x, 0, x.low, measure.ideal, "end"), cell(measure.ideal))]
-    for n, (stage, begin, end, low, high) in enumerate(bars, 1):
-        gain = (end - begin) * _BETTER.get(name, 0)
-        drawn = _bar(x, n, begin, end, "better" if gain > 0 else "worse" if gain < 0 else "moved")
-        if high - low > MIXED:
-            middle = _ROW * n + _ROW / 2
-            drawn += f'<line class="range" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
-        lines.append(_line(n, stage, drawn, _change(end - begin, measure)))
-    last = len(bars) + 1
-    lines.append(_line(last, names[1], _bar(x, last, x.low, measure.answer, "end"), cell(measure.answer)))
-    return Figure("".join(lines), f"waterfall of {measure_name(name)}", measure_name(name), _WIDTH, height)
-
-
-def _line(n: int, name: str, content: str, number: str) -> str:
-    middle = _ROW * n + _ROW / 2 + 4
-    return (
-        f'<text x="6" y="{middle:.1f}">{escape(name)}</text>{content}'
-        f'<text x="{_WIDTH - _RIGHT + 6}" y="{middle:.1f}">{escape(number)}</text>'
-    )
-
-
-def _bar(x: Axis, n: int, begin: float, end: float, kind: str) -> str:
-    left, right = sorted((x(begin), x(end)))
-    width = max(right - left, 1.0)
-    return f'<rect class="{kind}" x="{left:.1f}" y="{_ROW * n + 5}" width="{width:.1f}" height="{_ROW - 10}"/>'
+    rows.append(Row(names[1], bars=[(None, measure.answer, "gray")], text=cell(measure.answer)))
+    return rows_chart(rows, f"waterfall of {measure_name(name)}", measure_name(name))
 
 
 def _change(value: float, measure: Measure) -> str:
@@ -171,7 +139,7 @@ def _bounds(result: Attribution) -> Iterator[Block]:
         rows: list[Sequence[Text]] = []
         for bound in result.bounds:
             outcome = good("holds") if bound.holds else bad("broken")
-            rows.append([bound.gate.metric, outcome, cell(bound.value), bound.expected])
+            rows.append([bound.metric, outcome, cell(bound.found), bound.expected])
         yield TableBlock(["bound", "", "found", "expected"], rows, numbers=["found"])
 
 

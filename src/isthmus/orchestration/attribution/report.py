@@ -1,15 +1,14 @@
 """The result of an attribution: the parts of each measure and of each row."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from isthmus.distill.gates import GateResult
-from isthmus.features.errors import GateFailed
+from isthmus.distill.gates import GateResult, require_held
 
 _OMITTED = ("table", "folder", "bounds")
 # The mean of all scores.
@@ -81,19 +80,19 @@ class Attribution:
         built: dict[str, Any] = msgspec.to_builtins(plain, enc_hook=str)
         for name, measure in self.measures.items():
             built["measures"][name]["difference"] = measure.difference
-        bounds = [asdict(bound.gate) | {"value": bound.value, "holds": bound.holds} for bound in self.bounds]
+        bounds = [
+            {"metric": bound.metric, "at_least": bound.at_least, "at_most": bound.at_most, "value": bound.found,
+             "holds": bound.holds}
+            for bound in self.bounds
+        ]  # fmt: skip
         files = {"page": str(page_file(self.folder)), "table": str(rows_file(self.folder))}
         return {**built, "bounds": bounds, "passed": self.passed, **files}
 
 
 def require_bounds(result: Attribution) -> None:
     """Raise GateFailed if a bound is broken; bounds on unknown stages count as broken."""
-    if failed := [bound for bound in result.bounds if not bound.holds]:
-        raise GateFailed(
-            f"attribution of {result.name}", "; ".join(map(str, failed)),
-            expected="; ".join(bound.expected for bound in failed),
-            remedy=f"open {page_file(result.folder)}, or change the bounds in the definitions",
-        )  # fmt: skip
+    remedy = f"open {page_file(result.folder)}, or change the bounds in the definitions"
+    require_held(f"attribution of {result.name}", result.bounds, remedy)
 
 
 def page_file(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from isthmus.distill.declaration import STAGES
+from isthmus.distill.gates import STAGES
 from isthmus.features.values.columns import Mask, Values
 from isthmus.orchestration.attribution.shapley import Numbers
 

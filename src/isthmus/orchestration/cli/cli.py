@@ -47,8 +47,8 @@ for name, about, parts in (
     ("contract", "", [contracts.verbs]),
 ):
     group = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None) if about else parts.pop()
-    for part in parts:
-        group.add_typer(part)
+    for commands in parts:
+        group.add_typer(commands)
     app.add_typer(group, name=name, cls=CommandGroup)
 
 

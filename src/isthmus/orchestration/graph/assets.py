@@ -1,24 +1,96 @@
-"""Dagster assets and checks of a project: one op per step.
+"""Dagster assets, checks and sensors of a project: one op per step.
 
-Each blocking check has a separate op, because a failed check stops only the ops downstream of its op.
+Each blocking check has a separate op, because a failed check stops only the ops downstream of its op. One sensor
+observes new raw data, and another materializes the assets downstream of it.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from isthmus.orchestration.graph.automation import new_observations, sensors, source_versions
-from isthmus.orchestration.graph.nodes import AssetGraph
-from isthmus.orchestration.graph.outline import Outline, outline
+from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import IsthmusResource, StepRunner
-from isthmus.orchestration.graph.steps import STEPS, StepSpec
+from isthmus.orchestration.graph.steps import STEPS
 from isthmus.orchestration.graph.translator import IsthmusTranslator
+from isthmus.orchestration.steps.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
+from isthmus.orchestration.steps.step import AssetNode, Kind, Pool, Step
 
 RESOURCE = "isthmus"
-_PRIORITIES = {"serve": "2", "engine": "1", "train": "0"}
+_PRIORITIES: dict[Pool, str] = {"serve": "2", "engine": "1", "train": "0"}
+_SECONDS = 30
+_VERSION = "dagster/data_version"
+
+
+class AssetGraph:
+    """Nodes of a project in dependency order, and the asset spec of each.
+
+    Attributes:
+        specs: asset specs with dependencies, by node id.
+
+    Raises:
+        DagsterInvalidDefinitionError: two nodes have the same asset key, or nodes depend on each other in a cycle.
+    """
+
+    def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
+        self.outline = outline
+        self.nodes = _nodes(outline)
+        translator = translator or IsthmusTranslator()
+        specs = {name: translator.get_asset_spec(node) for name, node in self.nodes.items()}
+        keys = {node: spec.key for node, spec in specs.items()}
+        counts = Counter(keys.values())
+        if shared := ", ".join(node for node, key in keys.items() if counts[key] > 1):
+            raise dg.DagsterInvalidDefinitionError(
+                f"the translator gives several nodes the same key: {shared}. Give each a unique key"
+            )
+        self.specs = {
+            node: spec.replace_attributes(deps=[*spec.deps, *(keys[dep.id] for dep in self.nodes[node].deps)])
+            for node, spec in specs.items()
+        }
+        try:
+            TopologicalSorter(
+                {spec.key: {dep.asset_key for dep in spec.deps} for spec in self.specs.values()}
+            ).prepare()
+        except CycleError as error:
+            circle = " <- ".join(key.to_user_string() for key in reversed(error.args[1]))
+            raise dg.DagsterInvalidDefinitionError(
+                f"the translator adds dependencies that form a cycle: {circle}. Remove one of them"
+            ) from None
+
+    def key(self, node: str) -> dg.AssetKey:
+        return self.specs[node].key
+
+    def of(self, *kinds: Kind) -> Sequence[str]:
+        return [node.id for node in self.nodes.values() if node.kind in kinds]
+
+    @cached_property
+    def named(self) -> Mapping[dg.AssetKey, str]:
+        return {spec.key: node for node, spec in self.specs.items()}
+
+
+def _nodes(outline: Outline) -> Mapping[str, AssetNode]:
+    nodes = {node.id: node for node in (AssetNode("source", source.name, outline) for source in outline.sources)}
+    for part in (outline, *outline.views, *outline.snapshots, *outline.models):
+        for asset, select in ((asset, step.select) for step in STEPS.values() for asset in step.assets):
+            if isinstance(part, asset.of):
+                node = AssetNode(
+                    asset.kind,
+                    "" if isinstance(part, Outline) else part.name,
+                    outline,
+                    tuple(nodes[dep] for dep in asset.deps(part) if dep in nodes),
+                    part if isinstance(part, ViewOutline) else None,
+                    part if isinstance(part, ModelOutline) else None,
+                    part if isinstance(part, SnapshotOutline) else None,
+                )
+                if select(node):
+                    nodes[node.id] = node
+    return nodes
 
 
 def build_definitions(
@@ -38,40 +110,31 @@ def build_definitions(
     graph = AssetGraph(project if isinstance(project, Outline) else outline(Path(project).resolve()), translator)
     assets: list[Any] = [_sources(graph)]
     checks: list[dg.AssetChecksDefinition] = []
-    for name, step in STEPS.items():
-        for op, nodes in _ops(graph, name, step):
+    for step in STEPS.values():
+        for op, nodes in _ops(graph, step):
             if step.checks:
-                checks.append(_checks(graph, op, name, nodes))
+                checks.append(_checks(graph, op, step, nodes))
             else:
-                assets.append(_assets(graph, op, name, nodes))
+                assets.append(_assets(graph, op, step, nodes))
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        sensors=sensors(graph.outline, _source_keys(graph)),
+        sensors=_sensors(graph.outline, _source_keys(graph)),
         resources={RESOURCE: resource or IsthmusResource(project=graph.outline.root)},
         # Steps start their own processes, so the executor does not have to.
         executor=dg.in_process_executor,
     )
 
 
-def _ops(graph: AssetGraph, name: str, step: StepSpec) -> Iterator[tuple[str, list[str]]]:
-    op, nodes = step.op or name.replace("-", "_"), [graph.nodes[node] for node in graph.of(*step.kinds)]
-    if name == "attribute":
-        nodes = [node for node in nodes if node.model is not None and node.model.bounded]
-    if name == "monitor":
-        nodes = [node for node in nodes if node.model is not None and node.model.monitored]
-    by_model: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.model is not None:
-            by_model.setdefault(node.model.name, []).append(node.id)
-    if by_model:
-        for model, ids in by_model.items():
-            yield f"{model.replace('-', '_')}_{op}", ids
-        return
-    if name == "check-drift":
-        nodes = [node for node in nodes if any(node.name in model.views for model in graph.outline.models)]
-    if nodes:
-        yield op, [node.id for node in nodes]
+def _ops(graph: AssetGraph, step: Step) -> Iterable[tuple[str, list[str]]]:
+    """Return the nodes of each op: one op per model, and one for all views."""
+    name = step.op or step.name.replace("-", "_")
+    ops: dict[str, list[str]] = {}
+    for node in graph.nodes.values():
+        if node.kind in step.kinds and step.select(node):
+            op = name if node.model is None else f"{node.model.name.replace('-', '_')}_{name}"
+            ops.setdefault(op, []).append(node.id)
+    return ops.items()
 
 
 def _source_keys(graph: AssetGraph) -> dict[str, dg.AssetKey]:
@@ -90,7 +153,7 @@ def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
 
         @observed
         def look(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
-            versions = source_versions(graph.outline)
+            versions = _source_versions(graph.outline)
             for node in nodes:
                 version = versions.get(graph.nodes[node].name)
                 if version is not None and graph.key(node) in context.selected_asset_keys:
@@ -102,17 +165,16 @@ def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
 def observe(instance: dg.DagsterInstance, project: Path) -> None:
     """Record the current version of each source, so that only later changes trigger builds."""
     graph = AssetGraph(outline(project.resolve()))
-    for event in new_observations(instance, graph.outline, _source_keys(graph)):
+    for event in _new_observations(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)
 
 
-def _assets(graph: AssetGraph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetsDefinition:
-    step, days = STEPS[name], graph.outline.days
+def _assets(graph: AssetGraph, op: str, step: Step, nodes: Sequence[str]) -> dg.AssetsDefinition:
+    days = graph.outline.days
     partitions = None
-    if name == "build" and days is not None:
+    if step.daily and days is not None:
         partitions = dg.DailyPartitionsDefinition(start_date=days[0], end_date=days[1], end_offset=0 if days[1] else 1)
-    # Without daily partitions, the step that completes a table must build it.
-    name = "build" if name == "whole" and days is None else name
+    name = step.without_days if step.without_days and days is None else step.name
 
     @dg.multi_asset(
         name=op,
@@ -121,7 +183,7 @@ def _assets(graph: AssetGraph, op: str, name: str, nodes: Sequence[str]) -> dg.A
         partitions_def=partitions,
         backfill_policy=None if partitions is None else dg.BackfillPolicy.single_run(),
         pool=step.pool,
-        op_tags=_tags(name),
+        op_tags=_tags(name, step.pool),
     )
     def run(context: dg.AssetExecutionContext, isthmus: IsthmusResource) -> Iterator[dg.MaterializeResult[None]]:
         yield from isthmus.run(context, name, graph.named)  # type: ignore[misc]
@@ -129,10 +191,8 @@ def _assets(graph: AssetGraph, op: str, name: str, nodes: Sequence[str]) -> dg.A
     return run
 
 
-def _checks(graph: AssetGraph, op: str, name: str, nodes: Sequence[str]) -> dg.AssetChecksDefinition:
-    step = STEPS[name]
-    # The verdict compares online rows and snapshots, so it waits for both.
-    deps = [graph.key(node) for node in graph.of("online", "snapshot")] if name == "verify" else []
+def _checks(graph: AssetGraph, op: str, step: Step, nodes: Sequence[str]) -> dg.AssetChecksDefinition:
+    deps = [graph.key(node) for node in graph.of(*step.waits_for)]
     when: Any = None if step.cron is None else dg.AutomationCondition.cron_tick_passed(step.cron)
     specs = [
         dg.AssetCheckSpec(
@@ -147,12 +207,61 @@ def _checks(graph: AssetGraph, op: str, name: str, nodes: Sequence[str]) -> dg.A
         for check, description in step.checks.items()
     ]
 
-    @dg.multi_asset_check(name=op, specs=specs, can_subset=len(specs) > 1, pool=step.pool, op_tags=_tags(name))
+    @dg.multi_asset_check(
+        name=op, specs=specs, can_subset=len(specs) > 1, pool=step.pool, op_tags=_tags(step.name, step.pool)
+    )
     def run(context: dg.AssetCheckExecutionContext, isthmus: IsthmusResource) -> Iterator[dg.AssetCheckResult]:
-        yield from isthmus.run(context, name, graph.named)  # type: ignore[misc]
+        yield from isthmus.run(context, step.name, graph.named)  # type: ignore[misc]
 
     return run
 
 
-def _tags(name: str) -> dict[str, str]:
-    return {"isthmus/step": name, "dagster/priority": _PRIORITIES[STEPS[name].pool]}
+def _tags(step: str, pool: Pool) -> dict[str, str]:
+    return {"isthmus/step": step, "dagster/priority": _PRIORITIES[pool]}
+
+
+def _sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
+    """Return both sensors. `sources` are asset keys by source name.
+
+    With `[orchestration] automation` off, the sensors are stopped and can be started in the UI.
+    """
+    status = dg.DefaultSensorStatus.RUNNING if outline.automation else dg.DefaultSensorStatus.STOPPED
+    follow = dg.AutomationConditionSensorDefinition(
+        "automation", target=dg.AssetSelection.all(), default_status=status, minimum_interval_seconds=_SECONDS
+    )
+
+    @dg.sensor(
+        name="sources", description="Observes new raw data.", default_status=status, minimum_interval_seconds=_SECONDS
+    )
+    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return dg.SensorResult(asset_events=_new_observations(context.instance, outline, sources))
+
+    return [look, follow]
+
+
+def _new_observations(
+    instance: dg.DagsterInstance, outline: Outline, sources: Mapping[str, dg.AssetKey]
+) -> list[dg.AssetObservation]:
+    """Return an observation for each source that changed since its last observation in the instance."""
+    observations = []
+    for name, version in _source_versions(outline).items():
+        records = instance.fetch_observations(sources[name], limit=1).records
+        last = records[0].asset_observation if records else None
+        if last is None or last.tags.get(_VERSION) != version:
+            observations.append(dg.AssetObservation(sources[name], tags={_VERSION: version}))
+    return observations
+
+
+def _source_versions(outline: Outline) -> dict[str, str]:
+    """Map source names to a version of their content. Sources without a known version are left out."""
+    from isthmus.features.errors import IsthmusError
+    from isthmus.transforms.sources import content
+
+    versions: dict[str, str] = {}
+    for source in outline.sources:
+        # A missing source is reported by the step that reads it.
+        with suppress(IsthmusError, OSError):
+            version = content(source.declared, Path(outline.root), outline.storage_options)
+            if version is not None:
+                versions[source.name] = version
+    return versions

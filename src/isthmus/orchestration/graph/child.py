@@ -13,7 +13,9 @@ import msgspec
 from dagster_pipes import PipesContext, open_dagster_pipes
 
 from isthmus.features.errors import DependencyError, IsthmusError
-from isthmus.orchestration.graph.events import (
+from isthmus.orchestration.graph.steps import run_step
+from isthmus.orchestration.project import Project
+from isthmus.orchestration.steps.step import (
     FAILED,
     NodeCheck,
     NodeMaterialization,
@@ -21,8 +23,6 @@ from isthmus.orchestration.graph.events import (
     StepRequest,
     display_metadata,
 )
-from isthmus.orchestration.graph.steps import run_step
-from isthmus.orchestration.project import Project
 from isthmus.serving.process import end_with
 
 

@@ -12,9 +12,10 @@ from pydantic import BaseModel, Field
 
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.orchestration.graph.assets import build_definitions
-from isthmus.orchestration.graph.outline import Outline, outline
+from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import IsthmusResource
 from isthmus.orchestration.graph.translator import IsthmusTranslator
+from isthmus.orchestration.steps.outline import Outline
 
 
 class ScaffoldParams(BaseModel):

@@ -1,4 +1,4 @@
-"""Outline of a project as plain data, so that Dagster builds the graph without feast, pyspark and torch.
+"""Compile the outline of a project.
 
 `python -m isthmus.orchestration.graph.outline FOLDER` compiles the definitions and writes the outline to stdout.
 `outline` caches it in the project's state folder and recompiles only when a digest of its inputs changes.
@@ -20,122 +20,23 @@ import msgspec
 from isthmus.features.errors import ConfigurationError, IsthmusError, Problem
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.settings import PROCESS_VARIABLES
+from isthmus.orchestration.steps.outline import (
+    FORMAT,
+    CodeLocation,
+    ModelOutline,
+    Outline,
+    SnapshotOutline,
+    SourceOutline,
+    ViewOutline,
+)
 
 if TYPE_CHECKING:
     from isthmus.distill.declaration import Distillation
     from isthmus.features.contract.schema import Contract
     from isthmus.features.definition.spec import Snapshot as DeviceSnapshot
-    from isthmus.features.definition.spec import Source as DeclaredSource
     from isthmus.orchestration.project import Project
 
-FORMAT = 7
 FILE = "outline.json"
-
-
-class CodeLocation(msgspec.Struct, frozen=True):
-    file: str
-    line: int
-
-
-class SourceOutline(msgspec.Struct, frozen=True):
-    """Raw data: name and declared location, without secrets."""
-
-    name: str
-    path: str = ""
-    delta: str = ""
-    iceberg: str = ""
-    sql: str = ""
-    connection: str = ""
-    version_sql: str = ""
-
-    @property
-    def declared(self) -> "DeclaredSource":
-        from isthmus.features.definition.spec import Source as DeclaredSource
-
-        return DeclaredSource(**msgspec.structs.asdict(self))
-
-
-class ViewOutline(msgspec.Struct, frozen=True):
-    """A feature view.
-
-    Attributes:
-        code: hash of the view's contract.
-        columns: (name, type, description) of keys and features.
-        table: folder or URL of the offline table.
-        ttl: seconds until a value expires, or None.
-    """
-
-    name: str
-    description: str
-    owner: str
-    code: str
-    columns: tuple[tuple[str, str, str], ...]
-    table: str
-    sources: tuple[str, ...]
-    ttl: float | None
-    place: CodeLocation | None
-
-
-class ModelOutline(msgspec.Struct, frozen=True):
-    """A distillation.
-
-    Attributes:
-        views: views that the teacher or the student reads.
-        sources: sources that the spine reads.
-        served: views that the student reads.
-        examples: code version of the training set.
-        teaching: code version of the teacher; leaves out code that only evaluates a student.
-        training: code version of the trained models and their evaluation.
-        export: code version of the package and its deployment.
-        bounded: bounds on attribution stages are declared, so the attribution check runs.
-        monitored: servers record answers and the label can be monitored, so the monitoring checks run.
-    """
-
-    name: str
-    description: str
-    owner: str
-    views: tuple[str, ...]
-    sources: tuple[str, ...]
-    served: tuple[str, ...]
-    examples: str
-    teaching: str
-    training: str
-    export: str
-    bounded: bool
-    monitored: bool
-
-
-class SnapshotOutline(msgspec.Struct, frozen=True):
-    name: str
-    views: tuple[str, ...]
-    cron: str | None
-    code: str
-
-
-class Outline(msgspec.Struct, frozen=True):
-    """A project.
-
-    Attributes:
-        days: first day of the daily build partitions, and the day after the last (None unless the project's clock is
-            fixed); None if builds have no partitions.
-        retrain: cron schedule for training; None trains only after drift.
-        made_of: digest of the inputs of the outline.
-    """
-
-    project: str
-    root: str
-    contract: str
-    sources: tuple[SourceOutline, ...]
-    views: tuple[ViewOutline, ...]
-    models: tuple[ModelOutline, ...]
-    snapshots: tuple[SnapshotOutline, ...]
-    days: tuple[str, str | None] | None
-    automation: bool
-    retrain: str | None
-    made_of: str
-    storage_options: dict[str, str] = {}
-    records: bool = False
-    format: int = FORMAT
 
 
 def outline(root: Path) -> Outline:
@@ -260,7 +161,7 @@ def _cron(seconds: float) -> str:
 
 
 def _model(project: "Project", declared: "Distillation") -> ModelOutline:
-    from isthmus.distill.declaration import MONITORED, STAGES
+    from isthmus.distill.gates import BOUNDED, STAGES, bounds_on
 
     contract, profiles = project.definitions.contract, project.settings.profiles
     read = {
@@ -293,8 +194,8 @@ def _model(project: "Project", declared: "Distillation") -> ModelOutline:
         _hash(teaching),
         _hash(training),
         _hash([training, list(project.runtimes(declared)), profiles.serving.identity(), *_owner(declared)]),
-        any(bound.metric.partition(".")[0] in STAGES for bound in declared.bounds),
-        project.settings.server.record is not None and type(declared.label) in MONITORED,
+        bool(bounds_on(declared.bounds, *STAGES)),
+        project.settings.server.record is not None and type(declared.label) in BOUNDED,
     )
 
 

@@ -20,7 +20,7 @@ from dagster._core.errors import DagsterPipesExecutionError
 from dagster._core.pipes.context import PipesMessageHandler
 from dagster_pipes import PipesDefaultMessageWriter
 
-from isthmus.orchestration.graph.events import FAILED, StepFailure, StepRequest
+from isthmus.orchestration.steps.step import FAILED, StepFailure, StepRequest
 
 Context = dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]

@@ -1,62 +1,14 @@
 """Asset specs of the project's nodes: keys, groups, owners, descriptions and automation conditions."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import dagster as dg
 
-from isthmus.orchestration.graph.outline import CodeLocation, ModelOutline, Outline, SnapshotOutline, ViewOutline
-
-Kind = Literal[
-    "source", "contract", "build", "offline", "online", "training_set", "teacher", "teacher_outputs", "student",
-    "control", "package", "deployment", "snapshot", "recorded",
-]  # fmt: skip
-KINDS = {
-    "contract": {"feast"},
-    "build": {"pyspark"},
-    "offline": {"pyspark", "deltalake"},
-    "online": {"redis"},
-    "training_set": {"duckdb"},
-    "teacher": {"pytorch"},
-    "teacher_outputs": {"pytorch"},
-    "student": {"pytorch"},
-    "control": {"pytorch"},
-    "package": {"onnx"},
-    "deployment": {"onnx"},
-    "snapshot": {"file"},
-    "recorded": {"deltalake"},
-}  # the library that writes each kind of node, shown as a badge in Dagster
-
-
-@dataclass(frozen=True)
-class AssetNode:
-    """A node of the asset graph.
-
-    Attributes:
-        kind: kind of asset, such as "offline" or "student".
-        name: name of the source, view, model or service; empty for the contract and for recorded answers.
-        outline: the project.
-        deps: nodes this node depends on.
-        view: view of a build, offline or online node.
-        model: model of a node from training set to deployment.
-        snapshot: snapshot of a snapshot node.
-    """
-
-    kind: Kind
-    name: str
-    outline: Outline
-    deps: Sequence["AssetNode"] = ()
-    view: ViewOutline | None = None
-    model: ModelOutline | None = None
-    snapshot: SnapshotOutline | None = None
-
-    @property
-    def id(self) -> str:
-        """Identifier in step requests: kind/name, or the kind if there is no name."""
-        return f"{self.kind}/{self.name}" if self.name else self.kind
+from isthmus.orchestration.graph.steps import ASSETS
+from isthmus.orchestration.steps.outline import CodeLocation
+from isthmus.orchestration.steps.step import AssetNode
 
 
 class IsthmusTranslator:
@@ -72,58 +24,33 @@ class IsthmusTranslator:
 
     def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
         """Return the asset spec of a node, without its dependencies."""
-        view, model = node.view, node.model
+        view, model, asset = node.view, node.model, ASSETS.get(node.kind)
         owner = "" if (declared := view or model) is None else declared.owner
         metadata: dict[str, Any] = {}
-        description, version, freshness = "", None, None
+        freshness = None
         if view is not None:
-            version = view.code
             metadata["dagster/column_schema"] = dg.TableSchema(
                 [dg.TableColumn(name, dtype, description=text or None) for name, dtype, text in view.columns]
             )
             if view.place is not None:
                 metadata["dagster/code_references"] = _reference(view.place)
-            described = {
-                "build": f"Days of {view.name}, computed by its PySpark transform and written to the offline table.",
-                "offline": view.description or f"The full history of {view.name}.",
-                "online": f"The latest row of every key of {view.name}, in Redis.",
-            }
-            description = described[node.kind]
             if node.kind == "offline":
                 metadata["dagster/uri"] = view.table
             if node.kind == "online" and view.ttl:
                 # After the ttl, every value has expired.
                 freshness = dg.FreshnessPolicy.time_window(timedelta(seconds=max(view.ttl, 60.0)))
-        if model is not None:
-            versions = {"training_set": model.examples, "package": model.export, "deployment": model.export}
-            # A changed metric makes students stale (they are only evaluated again), but not teachers.
-            versions |= dict.fromkeys(("teacher", "teacher_outputs"), model.teaching)
-            version = versions.get(node.kind, model.training)
-            description = {
-                "training_set": "Every example with the features that were known at its time.",
-                "teacher": "A large model that may use every feature of the server.",
-                "teacher_outputs": "The teacher's prediction for each row, computed once and cached.",
-                "student": model.description or "A small model trained on labels and the teacher's predictions.",
-                "control": "The same small model, trained on labels only.",
-                "package": "The model package that ships to devices.",
-                "deployment": "The package that the API serves.",
-            }[node.kind]
-        if node.snapshot is not None:
-            version = node.snapshot.code
-            description = "The stored features for devices, as a signed file."
-        if node.kind == "recorded":
-            description = "The inputs of every recorded answer, enough to replay it exactly."
-        if node.kind == "contract":
-            version = node.outline.contract
-            description = "The compiled definitions that every reader checks its data against."
-        if node.kind == "source":
+        if asset is None:
+            version = None
             description = next(source.declared.place for source in node.outline.sources if source.name == node.name)
+        else:
+            part = view or model or node.snapshot or node.outline
+            version, description = asset.version(part), asset.describe(part)
         return dg.AssetSpec(
             # Dagster's graph shows only the last part of a key. Views are grouped by kind, so it is the view's name;
             # model assets are grouped by model, so it is the kind.
             dg.AssetKey(node.id.split("/") if model is None else [model.name, node.kind]),
             group_name=_group(node),
-            kinds=KINDS.get(node.kind, set()),
+            kinds=set() if asset is None else set(asset.library.split()),
             description=description,
             code_version=None if version is None else version[:12],
             metadata=metadata,
@@ -150,11 +77,6 @@ def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
         )
 
 
-_FOLLOWING = {
-    "offline", "online", "snapshot", "teacher", "teacher_outputs", "student", "control", "package", "deployment",
-}  # fmt: skip
-
-
 def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
     """Return when a node is materialized automatically: after a dependency, if it was materialized before.
 
@@ -163,7 +85,7 @@ def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
-    if node.kind in _FOLLOWING:
+    if node.kind in ASSETS and ASSETS[node.kind].follows:
         upstream = of.any_deps_updated()
         if node.kind == "deployment":
             # A deployed package reads new online rows directly, without a new deployment.

@@ -37,15 +37,14 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
     """Write all documents of a student, with the measurements of `package` and the last search."""
-    from isthmus.distill.reports import boundary_card, model_card, page
+    from isthmus.distill.reports.boundarycard import boundary_card
+    from isthmus.distill.reports.modelcard import model_card
+    from isthmus.distill.reports.page import page
 
     declared, prices = artifacts.declared, artifacts.project.settings.prices
     report = read_report(model, package)
     report["description"] = declared.description
-    report["gates"] = [
-        {**asdict(result.gate), "found": result.value, "holds": result.holds}
-        for result in check_gates(report, declared.required, declared.where)
-    ]
+    report["gates"] = [asdict(result) for result in check_gates(report, declared.required, declared.where)]
     document = page(report, prices.hour, prices.currency, _last_search(artifacts))
     write_atomically(model / PAGE, document.encode())
     write_atomically(model / MODEL_CARD, model_card(report).encode())

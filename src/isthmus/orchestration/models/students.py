@@ -88,7 +88,7 @@ def search(
     """
     _limit_spinning()
     with extra("search"):
-        from isthmus.distill.reports import search_page
+        from isthmus.distill.reports.searchpage import search_page
         from isthmus.distill.search.search import search as run
     artifacts = Artifacts.of(project, name)
     material = _material(artifacts, artifacts.current_training_set())
@@ -315,7 +315,7 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
             "; ".join(result.failure for result in failed),
             remedy="train longer or on more data, or change the gates in the definitions",
         )
-    return {result.gate.metric: result.value for result in results}
+    return {result.metric: result.found for result in results}
 
 
 def require_boundary(project: Project, declared: Distillation) -> None:
@@ -325,7 +325,7 @@ def require_boundary(project: Project, declared: Distillation) -> None:
         DataError: the package or its student is missing.
         GateFailed: a measurement is missing or was taken with other settings.
     """
-    from isthmus.distill.reports import require_boundary as require
+    from isthmus.distill.reports.boundarycard import require_boundary as require
 
     artifacts = Artifacts(project, declared)
     report, profile = artifacts.packaged_report(), serving_profile(project, artifacts.last_package())

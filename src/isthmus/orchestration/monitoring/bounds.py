@@ -6,18 +6,13 @@ from statistics import NormalDist
 
 import msgspec
 
-from isthmus.distill.declaration import PRODUCTION, SLICES, Distillation, Gate
 from isthmus.distill.evaluation.interval import LEVEL
+from isthmus.distill.gates import SLICES, Gate, describe, requirement
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Bound, MeasuredValue, PackageQuality, Production, SliceQuality
 
 # Names of the checks.
 KEEPS, LIKE = "keeps_its_quality_in_production", "is_served_what_it_learned_from"
-
-
-def bounds(declared: Distillation) -> Sequence[Gate]:
-    """Return the bounds that a distillation sets on production quality."""
-    return [bound for bound in declared.bounds if bound.metric.startswith(f"{PRODUCTION}.")]
 
 
 def require_bounds(result: Production, page: Path) -> None:
@@ -46,22 +41,6 @@ def problems(result: Production) -> Mapping[str, list[str]]:
     return {KEEPS: broken, LIKE: drifted}
 
 
-def describe(bound: Bound) -> str:
-    """Describe the measured value of a bound."""
-    if bound.found is None:
-        return f"{bound.measure} is not known yet"
-    found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""
-    ends = "" if found.low is None else f" ({found.low:.4g} to {found.high:.4g})"
-    return f"{bound.measure}{of} is {found.value:.4g}{ends}"
-
-
-def requirement(bound: Bound) -> str:
-    """Describe the required value of a bound."""
-    least = [] if bound.at_least is None else [f"at least {bound.at_least:g}"]
-    most = [] if bound.at_most is None else [f"at most {bound.at_most:g}"]
-    return f"{bound.measure} {' and '.join(least + most)}"
-
-
 def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
     """Check a bound against a package's whole quality and its newest measured week, or against slices.
 
@@ -70,7 +49,7 @@ def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQua
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)
     if measure.startswith(SLICES):
-        return _judge_slices(bound, result, slices)
+        return _judge_slices(result, slices)
     if package is None or measure not in package.measures:
         return result
     week = next((week for week in reversed(package.weeks) if measure in week.measures), None)
@@ -78,13 +57,13 @@ def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQua
     if week is not None:
         parts.append((week.measures[measure], week.week))
     for found, name in parts:
-        if _beyond(bound, found):
+        if _beyond(result, found):
             return msgspec.structs.replace(result, found=found, week=name, broken=True)
     return msgspec.structs.replace(result, found=package.measures[measure])
 
 
-def _judge_slices(bound: Gate, result: Bound, slices: Sequence[SliceQuality]) -> Bound:
-    measure = result.measure.removeprefix(SLICES)
+def _judge_slices(bound: Bound, slices: Sequence[SliceQuality]) -> Bound:
+    measure = bound.measure.removeprefix(SLICES)
     found = [part for part in slices if measure in part.measures]
     sign = -1 if bound.at_least is None else 1
     # Broken bounds first: the worst value may come from few rows, by chance.
@@ -95,14 +74,13 @@ def _judge_slices(bound: Gate, result: Bound, slices: Sequence[SliceQuality]) ->
         ),
     )  # fmt: skip
     if not ranked:
-        return result
+        return bound
     worst = ranked[0].measures[measure]
-    return msgspec.structs.replace(
-        result, found=worst, slice=ranked[0].name, broken=_beyond(bound, worst, len(found))
-    )  # fmt: skip
+    broken = _beyond(bound, worst, len(found))
+    return msgspec.structs.replace(bound, found=worst, slice=ranked[0].name, broken=broken)
 
 
-def _beyond(bound: Gate, found: MeasuredValue, looks: int = 1) -> bool:
+def _beyond(bound: Bound, found: MeasuredValue, looks: int = 1) -> bool:
     """Return whether the whole interval violates a bound; a figure without an interval violates none.
 
     With several `looks`, intervals are widened so that 95 % holds for all of them together (Bonferroni, normal

@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.declaration import LOST, Distillation, Gate
-from isthmus.distill.evaluation.paired import lost
+from isthmus.distill.declaration import Distillation
+from isthmus.distill.evaluation.confidence import lost
+from isthmus.distill.gates import LOST, Gate, bounds_on
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError, IsthmusError
 from isthmus.features.production import QualityLoss
@@ -42,7 +43,7 @@ def losses(
     Raises:
         PackageError: the previous package is gone or damaged.
     """
-    bounds = [bound for bound in declared.bounds if bound.metric.startswith(f"{LOST}.")]
+    bounds = bounds_on(declared.bounds, LOST)
     if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runs[:2]:
         return ()
     if deployment.probation is None:

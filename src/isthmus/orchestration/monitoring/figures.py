@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluation import confidence
 from isthmus.distill.evaluation.interval import Interval
+from isthmus.distill.evaluation.metrics import log_losses
 from isthmus.distill.evaluation.slices import parts
 from isthmus.distill.labels import Binary, Classes, Number
 from isthmus.distill.types import Array
@@ -123,11 +124,10 @@ def slices(
 
 def _binary(labels: Array, outputs: Array) -> Measures:
     scores = outputs[:, 0]
-    clipped = np.clip(scores, _CLIP, 1 - _CLIP)
     area = confidence.auc(labels, scores)
     measured = {} if area is None else {"auc": area}
     measured |= {
-        "log_loss": _loss(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped))),
+        "log_loss": _loss(log_losses(labels, scores)),
         "brier": _loss(np.square(scores - labels)),
         "ece": confidence.calibration_error(labels, scores),
         "score": confidence.mean(scores),

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.gates import PRODUCTION, bounds_on, describe, requirement
 from isthmus.distill.labels import Classes
 from isthmus.distill.types import Array
 from isthmus.features.clock import MICROSECOND
@@ -32,7 +33,7 @@ from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.monitoring import figures
 from isthmus.orchestration.monitoring.answers import PackageAnswers, package_folder, read_answers
-from isthmus.orchestration.monitoring.bounds import bounds, describe, judge, requirement
+from isthmus.orchestration.monitoring.bounds import judge
 from isthmus.orchestration.monitoring.deploymentloss import losses, take_back
 from isthmus.orchestration.monitoring.drift import served_drift
 from isthmus.orchestration.monitoring.labels import CODES, LabelMatches, Without, match_labels, nearest_answers
@@ -103,7 +104,10 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     result = Production(
         model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
         left_out={why.value: left_out[why] for why in Without if left_out[why]}, packages=tuple(packages),
-        bounds=tuple(judge(bound, packages[0] if packages else None, all_slices) for bound in bounds(declared)),
+        bounds=tuple(
+            judge(bound, packages[0] if packages else None, all_slices)
+            for bound in bounds_on(declared.bounds, PRODUCTION)
+        ),
         undone="" if deployment is None else take_back(project, deployment, lost),
     )  # fmt: skip
     file = production_file(project.state, declared.name)

@@ -1,10 +1,9 @@
 """Production quality on the terminal and as an HTML page."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 
-from isthmus.distill.reports.plots import axis
+from isthmus.distill.gates import describe, requirement
 from isthmus.features import clock
 from isthmus.features.document.blocks import (
     Block,
@@ -23,24 +22,14 @@ from isthmus.features.document.blocks import (
     plain,
     strong,
 )
+from isthmus.features.document.charts import Dot, plot
 from isthmus.features.document.html import image, to_html
 from isthmus.features.production import MeasuredValue, PackageQuality, Production, Quality
-from isthmus.orchestration.monitoring.bounds import describe, requirement
 from isthmus.orchestration.monitoring.deploymentloss import describe_loss
 
-_STYLE = """\
-svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg .grid { stroke: var(--line) }
-svg .range { stroke: var(--base); stroke-width: 1.5 } svg .newest { stroke: var(--good); fill: var(--good) }
-svg .earlier { stroke: var(--base); fill: var(--base) } svg circle { fill-opacity: 1 }
-svg .limit { stroke: var(--bad); stroke-dasharray: 4 3 }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)) }
-"""
 _READING = """\
 Each figure has its 95 % interval, which assumes independent rows. Each answer is matched with the label of its moment,
 as known by now. Each label counts once per package."""
-_WIDTH, _HEIGHT, _LEFT, _FOOT = 420, 170, 46, 24
-# Week names below a plot.
-_MOST = 3
 
 
 def page_file(file: Path) -> Path:
@@ -64,7 +53,7 @@ def page(result: Production) -> str:
             blocks += [Heading("Worst slices", 3), _table("slice", named)]
         blocks += _drift(package)
         blocks += [Paragraph((strong("Not known: "), f"{why}.")) for why in package.unknown]
-    return to_html(f"Production quality of {result.model}", blocks, _STYLE)
+    return to_html(f"Production quality of {result.model}", blocks)
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
@@ -84,25 +73,14 @@ def headline(result: Production) -> dict[str, str]:
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
 
-def worst(result: Production) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return titles and rows of the first package's worst slices; no rows if it has none."""
-    slices = result.packages[0].slices if result.packages else ()
-    measures = list(dict.fromkeys(name for part in slices for name in part.measures))
-    rows = [
-        [
-            " ".join(part.name.split()),
-            f"{part.answers:,}",
-            f"{part.rows:,}",
-            *(" ".join(map(plain, _parts(part.measures.get(each), each == result.metric))) for each in measures),
-        ]
-        for part in slices
-    ]
-    return ["slice", "answers", "labeled", *(name.replace("_", " ") for name in measures)], rows
+def worst(result: Production) -> TableBlock:
+    """Return the worst slices of the first package."""
+    return _table("slice", [(part.name, part) for part in result.packages[0].slices], only=result.metric)
 
 
 def images(result: Production) -> dict[str, str]:
     """Return the weekly plots as image URLs."""
-    return {name: image(figure, _STYLE) for name, figure in plots(result).items()}
+    return {name: image(figure) for name, figure in plots(result).items()}
 
 
 def plots(result: Production) -> Mapping[str, Figure]:
@@ -113,10 +91,7 @@ def plots(result: Production) -> Mapping[str, Figure]:
 
 def _plot(result: Production, name: str) -> Figure:
     points = [
-        (week.week, week.measures[name], "newest" if n == 0 else "earlier")
-        for n, package in enumerate(result.packages)
-        for week in package.weeks
-        if name in week.measures
+        (week, n == 0) for n, package in enumerate(result.packages) for week in package.weeks if name in week.measures
     ]
     limits = [
         end
@@ -125,26 +100,16 @@ def _plot(result: Production, name: str) -> Figure:
         for end in (bound.at_least, bound.at_most)
         if end is not None
     ]
-    weeks = sorted({week for week, _, _ in points})
-    ends = [end for _, found, _ in points for end in (found.value, found.low, found.high) if end is not None]
-    y = axis([*ends, *limits], _HEIGHT - _FOOT, 8)
-    step = (_WIDTH - _LEFT - 16) / len(weeks)
-    lines = [*((tick, "grid") for tick in y.ticks()), *((limit, "limit") for limit in limits)]
-    parts = [f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH}" y1="{y(at):.1f}" y2="{y(at):.1f}"/>'
-             for at, kind in lines]  # fmt: skip
-    parts += [f'<text x="{_LEFT - 4}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>' for tick in y.ticks()]
-    for week, found, kind in points:
-        x = _LEFT + step * (weeks.index(week) + 0.5) + (4 if kind == "newest" else -4)
-        if found.low is not None and found.high is not None:
-            parts.append(
-                f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{y(found.low):.1f}" y2="{y(found.high):.1f}"/>'
-            )
-        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y(found.value):.1f}" r="3"/>')
-    for n in range(0, len(weeks), -(-len(weeks) // _MOST)):
-        x = _LEFT + step * (n + 0.5)
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 7}" text-anchor="middle">{escape(weeks[n])}</text>')
+    weeks = sorted({week.week for week, _ in points})
+    dots = []
+    for week, newest in points:
+        found = week.measures[name]
+        interval = None if found.low is None or found.high is None else (found.low, found.high)
+        # Packages that answered in the same week are drawn side by side.
+        x = weeks.index(week.week) + (0.15 if newest else -0.15)
+        dots.append(Dot(x, found.value, "green" if newest else "gray", interval=interval))
     title = "mean score" if name == "score" else "mean label" if name == "label" else name.replace("_", " ")
-    return Figure("".join(parts), f"{title} by week", f"{title} by week", _WIDTH, _HEIGHT)
+    return plot(f"{title} by week", f"{title} by week", dots=dots, x_names=weeks, y_limits=limits)
 
 
 def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:

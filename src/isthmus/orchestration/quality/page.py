@@ -1,6 +1,6 @@
 """A quality report as an HTML page, and on the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -14,32 +14,31 @@ from isthmus.features.document.blocks import (
     TableBlock,
     Text,
     bad,
-    bars,
     cell,
     decimal,
     good,
     strong,
 )
+from isthmus.features.document.charts import histogram
 from isthmus.features.document.html import to_html
 from isthmus.features.quality.statistics import FeatureStatistics, ViewStatistics
+from isthmus.features.quality.validation import Finding
 from isthmus.orchestration.quality.measure import QualityReport, ViewDrift
 
-FEATURE_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean")
+_COLUMNS = ("feature", "type", "nulls", "distinct", "low", "median", "high", "mean", "distribution")
 _MEASURES = {
     "psi": "population stability index, change of the shares of its bins",
     "ks": "Kolmogorov-Smirnov statistic, the largest gap between the two cumulative distributions",
     "wasserstein": "average shift of the values, in standard deviations of the training set",
 }
 _BARS = 24
-_WIDTH, _HEIGHT = 144, 28
-_STYLE = "svg rect { fill: #4a7ab5 }\n"
 
 
 def page(report: QualityReport) -> str:
     verdict = good("passed") if report.passed else bad("failed")
     wrong = [bad(str(sentence)) for sentence in (*report.broken(), *report.drifted())]
     blocks = [Heading(("Feature quality: ", verdict), 1), *([Bullets(wrong)] if wrong else []), *quality_blocks(report)]
-    return to_html("Feature quality", blocks, _STYLE)
+    return to_html("Feature quality", blocks)
 
 
 def quality_blocks(report: QualityReport) -> Iterator[Block]:
@@ -49,14 +48,9 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
         hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
         yield Heading(name)
         yield Paragraph(f"{statistics.rows:,} rows, version {statistics.version}, {hashes}")
-        plots = map(_plot, statistics.features.values())
-        rows: list[list[Text]] = [[*row, plot] for row, plot in zip(feature_rows(statistics), plots, strict=True)]
-        yield TableBlock([*FEATURE_COLUMNS, "distribution"], rows, numbers=FEATURE_COLUMNS[2:])
+        yield features_table(statistics)
         if view.findings:
-            rows = [
-                [f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in view.findings
-            ]
-            yield TableBlock(["feature", "expectation", "found", ""], rows)
+            yield expectations_table(view.findings)
         for drift in view.drift:
             yield from _drift(drift)
     if any(drift.judged for view in report.views.values() for drift in view.drift):
@@ -70,15 +64,22 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
         )
 
 
-def feature_rows(statistics: ViewStatistics) -> list[list[str]]:
-    """Return a view's features as rows of FEATURE_COLUMNS; the median of categories is the most frequent one."""
-    rows = []
+def features_table(statistics: ViewStatistics) -> TableBlock:
+    """List the features of a view; the median of categories is the most frequent one."""
+    rows: list[list[Text]] = []
     for name, feature in statistics.features.items():
         nulls = f"{feature.nulls / feature.rows:.1%}" if feature.rows else "-"
         median = next(iter(feature.top), None) if feature.categorical else feature.quantile(0.5)
         figures = map(cell, (feature.distinct, feature.low, median, feature.high, feature.mean))
-        rows.append([name, feature.dtype, nulls, *figures])
-    return rows
+        rows.append([name, feature.dtype, nulls, *figures, _plot(feature)])
+    return TableBlock(_COLUMNS, rows, numbers=_COLUMNS[2:-1])
+
+
+def expectations_table(findings: Iterable[Finding]) -> TableBlock:
+    rows: list[list[Text]] = [
+        [f.feature, f.expectation, f.found, good("holds") if f.passed else bad("broken")] for f in findings
+    ]
+    return TableBlock(["feature", "expectation", "found", ""], rows)
 
 
 def _drift(drift: ViewDrift) -> Iterator[Block]:
@@ -112,4 +113,4 @@ def _plot(feature: FeatureStatistics) -> Figure:
         # Divided by 2 to avoid overflow of the range.
         inside = values[(values >= low) & (values <= high)] / 2
         shares = np.histogram(inside, _BARS, (low / 2, high / 2))[0].tolist() if low < high else [1.0]
-    return Figure(bars(shares, _WIDTH, _HEIGHT), "distribution", width=_WIDTH, height=_HEIGHT)
+    return histogram(shares, "distribution", color="blue", size=(144, 28))

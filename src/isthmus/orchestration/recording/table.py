@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import date
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,15 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import DeltaTable, Transaction
 
 from isthmus.features.days import DAY
-from isthmus.features.errors import DataError, first_line
-from isthmus.features.files import private_folder
-from isthmus.features.offline.partitions import files_of
-from isthmus.features.offline.storage import unavailable
+from isthmus.features.offline.delta import StoredTable, TableErrors, files_of
 from isthmus.features.values.arrow import ARROW
+from isthmus.features.values.columns import Ints
 from isthmus.orchestration.project import Project
 from isthmus.serving.recorder.batch import ANSWER, AnswerBatch, AnswerGroup
 
@@ -66,15 +61,24 @@ SCHEMA = pa.schema(
     ]
 )
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+_ERRORS = TableErrors(
+    "recorded answers",
+    damaged="the table is damaged: restore that folder, or remove it and lose the recorded answers",
+    conflict=(
+        "another process wrote to them at the same time",
+        "nothing is lost: run `isthmus answers collect` again",
+    ),
+    unwritten="nothing is lost: fix the cause, then run `isthmus answers collect` again",
+)
 
 
 class RecordedAnswers:
     """The table under `root`, which is a folder or a URL accessed with `storage_options`."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
-        self.path = f"{root.rstrip('/')}/{FOLDER}"
-        self._options = dict(storage_options or {}) if "://" in self.path else None
+        # Requests and answers are private to the server's owner, as in the spool.
+        self._stored = StoredTable(root, FOLDER, storage_options, _ERRORS, private=True)
+        self.path = self._stored.path
 
     @classmethod
     def of(cls, project: Project) -> "RecordedAnswers":
@@ -82,8 +86,8 @@ class RecordedAnswers:
 
     def last(self, runs: Sequence[str]) -> dict[str, int]:
         """Return the number of each run's last batch in the table, 0 without one."""
-        with self._reading():
-            table = self._open()
+        with self._stored.reading():
+            table = self._stored.open(check=False)
             found = {run: None if table is None else table.transaction_version(_APPLICATION + run) for run in runs}
         return {run: version or 0 for run, version in found.items()}
 
@@ -110,18 +114,13 @@ class RecordedAnswers:
         for batch in batches:
             last[batch.run] = max(last[batch.run], batch.number)
         noted = [Transaction(_APPLICATION + run, number) for run, number in last.items()]
-        properties = CommitProperties(app_transactions=noted, max_commit_retries=0)
-        with self._writing():
-            write_deltalake(
-                self.path, rows, partition_by=["day"], mode="append", commit_properties=properties,
-                storage_options=self._options,
-            )  # fmt: skip
+        self._stored.append(rows, transactions=noted, retries=0, partition_by=["day"])
         return len(rows)
 
     def keep(self, days: float, now: int) -> None:
         """Delete answers older than `days`, and compact days with many files."""
-        with self._writing():
-            table = self._open()
+        with self._stored.writing():
+            table = self._stored.open(check=False)
             if table is None:
                 return
             # Clipped to 1970: `days` may reach back further than a date can express.
@@ -136,8 +135,8 @@ class RecordedAnswers:
 
     def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the answers that meet a condition, sorted by process and sequence."""
-        with self._reading():
-            table = self._open()
+        with self._stored.reading():
+            table = self._stored.open(check=False)
             if table is None:
                 return SCHEMA.empty_table()
             rows = table.to_pyarrow_dataset(filesystem=files_of(table, self.path)).to_table(
@@ -147,8 +146,8 @@ class RecordedAnswers:
 
     def size(self) -> tuple[int, int]:
         """Return the number of answers and the version of the table, -1 before the first commit."""
-        with self._reading():
-            table = self._open()
+        with self._stored.reading():
+            table = self._stored.open(check=False)
             if table is None:
                 return 0, -1
             return sum(pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()), table.version()
@@ -157,42 +156,6 @@ class RecordedAnswers:
         """Return the answers with these ids, in this order; ids that the table lacks are skipped."""
         rows = self.read(ds.field("id").isin(ids))
         return rows.take(pc.index_in(ids, value_set=rows["id"]).drop_null())
-
-    def _open(self) -> DeltaTable | None:
-        try:
-            return DeltaTable(self.path, storage_options=self._options)
-        except TableNotFoundError:
-            return None
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
-            if refusal := unavailable("recorded answers", self.path, error):
-                raise refusal from error
-            raise DataError(
-                "recorded answers", f"{self.path} cannot be read ({first_line(error)})",
-                remedy="the table is damaged: restore that folder, or remove it and lose the recorded answers",
-            ) from error  # fmt: skip
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            if self._options is None:
-                # Requests and answers are private to the server's owner, as in the spool.
-                private_folder(Path(self.path))
-            yield
-        except (DeltaError, OSError, pa.ArrowException, ValueError) as error:
-            if isinstance(error, CommitFailedError):
-                raise DataError("recorded answers", "another process wrote to them at the same time",
-                                remedy="nothing is lost: run `isthmus answers collect` again") from error  # fmt: skip
-            if refusal := unavailable("recorded answers", self.path, error):
-                raise refusal from error
-            raise DataError(
-                "recorded answers", f"{self.path} cannot be written ({first_line(error)})",
-                remedy="nothing is lost: fix the cause, then run `isthmus answers collect` again",
-            ) from error  # fmt: skip
 
 
 def _days(table: DeltaTable) -> Counter[date]:

@@ -1,12 +1,20 @@
 """Phone runtimes (ExecuTorch, LiteRT, Core ML) that verify packages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from isthmus.distill.runtimes.process import opened
-from isthmus.distill.runtimes.programs import PROGRAMS
+from isthmus.distill.runtimes.coreml.process import CoreMLProgram
+from isthmus.distill.runtimes.executorch.process import ExecuTorchProgram
+from isthmus.distill.runtimes.litert.process import LiteRTProgram
+from isthmus.distill.runtimes.process import Program, ProgramRejected
 from isthmus.package.golden import Inputs
 from isthmus.package.manifest import Format, Manifest, Package, Variant
-from isthmus.package.replay import GOLDEN_TOLERANCE, Answers
+from isthmus.package.replay import GOLDEN_TOLERANCE, Answers, refused
+
+_PROGRAMS: Mapping[Format, type[Program]] = {
+    "pte": ExecuTorchProgram,
+    "tflite": LiteRTProgram,
+    "mlpackage": CoreMLProgram,
+}
 
 
 class ProgramRuntime:
@@ -19,7 +27,7 @@ class ProgramRuntime:
     tolerance = GOLDEN_TOLERANCE
 
     def __init__(self, kind: Format) -> None:
-        self._format, self._program = kind, PROGRAMS[kind]
+        self._format, self._program = kind, _PROGRAMS[kind]
         self.name = self._program.libraries.name
         self._program.require_present()
 
@@ -27,5 +35,9 @@ class ProgramRuntime:
         return [variant for variant in manifest.variants if variant.format == self._format]
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[Answers]:
-        with opened(self._program, package, variant) as program:
-            return [program.ask(case.fed(variant)) for case in cases]
+        manifest, model = package.manifest, package.files.read(variant.file)
+        try:
+            with self._program(model, manifest.fed(variant), manifest.outputs, variant.most) as program:
+                return [program.ask(case.fed(variant)) for case in cases]
+        except ProgramRejected as error:
+            raise refused(manifest, variant, self.name, error) from error

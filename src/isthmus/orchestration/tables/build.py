@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -183,13 +183,13 @@ class _Run:
         self, project: Project, view: FeatureView, frames: Frames, contents: Mapping[str, str | None], now: int
     ) -> None:
         self.project, self.view, self.frames, self.now = project, view, frames, now
-        self.store, self.compiled = (
-            project.offline_store(),
-            project.definitions.contract.views[view.name],
-        )
+        self.store, self.compiled = project.offline_store(), project.definitions.contract.views[view.name]
+        self.before: Commit | None = None
+        with suppress(DataError):  # of a damaged table, which other code reports
+            self.before = self.store.commit(self.compiled)
         schemas = {name: dict(frames[name].dtypes) for name in sorted(source.name for source in view.sources)}
         self.origin = RowSources(schemas, _content(view, contents))
-        _require_types(view, self._before(), schemas)
+        _require_types(view, self.before, schemas)
 
     def build(self, within: Days, step: int, progress: Progress) -> TableWrite:
         """Compute and write the days of a range that are not built yet."""
@@ -250,17 +250,9 @@ class _Run:
             raise
 
     def _missing_columns(self) -> Iterator[tuple[str, str, str]]:
-        before = self._before()
-        for source, types in before.origin.schemas.items() if before else ():
+        for source, types in self.before.origin.schemas.items() if self.before else ():
             for column in types.keys() - self.origin.schemas.get(source, types).keys():
                 yield source, column, types[column]
-
-    def _before(self) -> Commit | None:
-        """Return the existing table, or None if it is missing or damaged. Other code reports the damage."""
-        try:
-            return self.store.commit(self.compiled)
-        except DataError:
-            return None
 
 
 def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None:

@@ -10,6 +10,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.days import DAY, Days, day_name
 from isthmus.features.definition.spec import FeatureView
 from isthmus.features.errors import DataError
+from isthmus.features.offline.canonical import identity
 from isthmus.features.offline.spool import DaySpool
 from isthmus.features.types import DataType
 from isthmus.features.values.arrow import from_arrow
@@ -63,25 +64,21 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
 
 def _sorted(contract: ViewContract, tables: list[pa.Table]) -> pa.Table | None:
     tables = [table for table in tables if len(table)]
-    return pa.concat_tables(tables).sort_by([(name, "ascending") for name in _identity(contract)]) if tables else None
-
-
-def _identity(contract: ViewContract) -> list[str]:
-    return [*(key.name for key in contract.keys), "event_timestamp", "known_at"]
+    return pa.concat_tables(tables).sort_by([(name, "ascending") for name in identity(contract)]) if tables else None
 
 
 def _difference(contract: ViewContract, declared: pa.Table | None, doubled: pa.Table | None) -> str:
     counts = [0 if table is None else len(table) for table in (declared, doubled)]
     if declared is None or doubled is None or counts[0] != counts[1]:
         return f"{counts[1]} rows instead of {counts[0]}"
-    identity = declared.select(_identity(contract))
-    if not identity.equals(doubled.select(identity.column_names).cast(identity.schema)):
+    keys = declared.select(identity(contract))
+    if not keys.equals(doubled.select(keys.column_names).cast(keys.schema)):
         return "the rows have other keys or times"
     for column in contract.fields:
         differing = np.flatnonzero(_differing(column, declared, doubled))
         if len(differing):
             row = int(differing[0])
-            where = identity.drop_columns("known_at").slice(row, 1).to_pylist()[0]
+            where = keys.drop_columns("known_at").slice(row, 1).to_pylist()[0]
             place = ", ".join(f"{name}={value}" for name, value in where.items())
             before, after = (table[column.name][row].as_py() for table in (declared, doubled))
             first = f"first {after} instead of {before} at {place}"

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,13 @@ from isthmus.features.document.blocks import (
     Text,
     absent,
     bad,
-    bars,
     code,
     decimal,
     good,
     plain,
     strong,
 )
+from isthmus.features.document.charts import Bar, Dot, Row, histogram, plot, rows_chart, share_in_cell
 from isthmus.features.document.html import image, to_html
 from isthmus.package.verdict import FeatureVerdict, ValueDifference, Verdict, merged
 
@@ -32,12 +31,9 @@ from isthmus.package.verdict import FeatureVerdict, ValueDifference, Verdict, me
 MOST = 40
 # Differing features that `images` plots.
 IMAGES = 3
-_TEXT = "svg text { font: 11px system-ui, sans-serif; fill: var(--soft) }"
-_SIDE, _EDGE = 200, 8
 _BARS = 25
 # Characters of a value on the terminal, enough for the error of a server that refused.
 _SHOWN = 160
-RUNTIME_NUMBERS = ("files", "rows", "differing", "largest difference", "ms")
 _NUMBERS = ("compared", "equal", "differing", "largest difference", "tolerance")
 _READING = """\
 A row is a view, a request transform, or a part of the package. `snapshot`: rows on devices. `API`: answers of the
@@ -109,10 +105,8 @@ def _overview(verdict: Verdict) -> TableBlock:
     rows: list[list[Text]] = []
     for name, features in _groups(verdict).items():
         total = merged(list(features.values()))
-        width = 100 * total.differing / max(total.compared, 1)
-        shares = f'<rect class="equal" width="100" height="8"/><rect width="{width:.2f}" height="8"/>'
-        share = Figure(shares, f"{width:.2f} % differ", width=100, height=8)
-        rows.append([name, f"{len(features)}", *_figures(total), share])
+        share = total.differing / max(total.compared, 1)
+        rows.append([name, f"{len(features)}", *_figures(total), share_in_cell(share, f"{100 * share:.2f} % differ")])
     if not verdict.differing:
         # All bars would be full.
         return TableBlock(["", "features", *_NUMBERS], [row[:-1] for row in rows], numbers=("features", *_NUMBERS))
@@ -130,7 +124,8 @@ def runtimes(verdict: Verdict) -> TableBlock:
             name, f"{len(runtime.files)}", f"{runtime.rows:,}", differing, _number(total.worst),
             f"{runtime.milliseconds:,.0f}",
         ])  # fmt: skip
-    return TableBlock(["runtime", *RUNTIME_NUMBERS], rows, numbers=RUNTIME_NUMBERS)
+    numbers = ("files", "rows", "differing", "largest difference", "ms")
+    return TableBlock(["runtime", *numbers], rows, numbers=numbers)
 
 
 def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
@@ -142,22 +137,17 @@ def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
 
 def images(verdict: Verdict) -> dict[str, str]:
     """Return image URLs: an overview of the differences, and plots of the first differing features."""
-    line, full = 18, 160
-    parts = []
-    groups = _groups(verdict)
-    for n, (name, features) in enumerate(groups.items()):
-        top, total = 6 + n * line, merged(list(features.values()))
-        width = 0.0 if not total.differing else max(full * total.differing / total.compared, 1.0)
-        parts.append(
-            f'<text x="6" y="{top + 10}">{escape(name if len(name) <= 26 else name[:25] + "…")}</text>'
-            f'<rect class="equal" x="170" y="{top}" width="{full if total.compared else 0}" height="12"/>'
-            f'<rect x="170" y="{top}" width="{width:.1f}" height="12"/>'
-            f'<text x="336" y="{top + 10}">{total.differing:,} of {total.compared:,}</text>'
-        )
-    figures = {"values that differ": Figure("".join(parts), "what differs", "", 440, len(groups) * line + 8)}
+    rows = []
+    for name, features in _groups(verdict).items():
+        total = merged(list(features.values()))
+        share = total.differing / max(total.compared, 1)
+        bars: list[Bar] = [(0.0, 1.0, "green")] if total.compared else []
+        bars += [(0.0, share, "red")] if share else []
+        rows.append(Row(name, bars=bars, text=f"{total.differing:,} of {total.compared:,}"))
+    figures = {"values that differ": rows_chart(rows, "what differs")}
     drawable = {name: feature for name, feature in _differing(verdict).items() if feature.pairs}
     figures |= {f"{name}, online over offline": _scatter(drawable[name]) for name in list(drawable)[:IMAGES]}
-    return {name: image(figure, _TEXT) for name, figure in figures.items()}
+    return {name: image(figure) for name, figure in figures.items()}
 
 
 def _card(name: str, feature: FeatureVerdict) -> BlockGroup:
@@ -185,26 +175,16 @@ def _histogram(feature: FeatureVerdict) -> Figure:
     least, most = float(gaps.min()), float(gaps.max())
     counts = np.histogram(gaps, _BARS, (least, most))[0].tolist() if least < most else [0, len(gaps), 0]
     caption = f"online - offline, from {8 * least:.6g} to {8 * most:.6g}"
-    return Figure(bars(counts, _SIDE, _SIDE, _EDGE), "differences", caption, _SIDE, _SIDE)
+    return histogram(counts, "differences", caption, color="red")
 
 
 def _scatter(feature: FeatureVerdict) -> Figure:
     offline, online = _sides(feature)
     low, high = (float(bound((offline, online))) for bound in (np.min, np.max))
-    width = (high - low) or 1.0
-    inner = _SIDE - 2 * _EDGE
-
-    def place(value: float) -> float:
-        return _EDGE + inner * ((value - low) / width)
-
-    points = "".join(
-        f'<circle cx="{place(x):.1f}" cy="{_SIDE - place(y):.1f}" r="3"/>'
-        for x, y in zip(offline.tolist(), online.tolist(), strict=True)
-    )
-    line = f'<line class="base" x1="{_EDGE}" y1="{_SIDE - _EDGE}" x2="{_SIDE - _EDGE}" y2="{_EDGE}"/>'
     span = f"both from {8 * low:.12g} to {8 * high:.12g}"
     caption = f"online (up) over offline (right), {span}: {len(feature.pairs):,} differing numbers"
-    return Figure(points + line, "online over offline", caption, _SIDE, _SIDE)
+    dots = [Dot(x, y, "red") for x, y in zip(offline.tolist(), online.tolist(), strict=True)]
+    return plot("online over offline", caption, dots=dots, diagonal=True)
 
 
 def _table(title: str, features: Mapping[str, FeatureVerdict]) -> TableBlock:

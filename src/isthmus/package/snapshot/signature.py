@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
 from isthmus.features.files import scratch_folder, write_atomically
-from isthmus.package.signature import read_private_key
+from isthmus.package.signature import public_pem, read_private_key
 from isthmus.package.snapshot.file import SIGNATURE_SIZE, SnapshotFile
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ class Sealer:
     @property
     def public_key(self) -> str:
         """Public key in PEM, with which devices verify snapshots."""
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-        return self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        return public_pem(self.key.public_key()).decode()
 
 
 def create_key(file: Path) -> None:

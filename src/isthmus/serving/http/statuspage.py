@@ -36,7 +36,6 @@ from isthmus.serving.wire.messages import HistoryState, LatencyState, ModelState
 HISTORY = 20
 """Number of latest events in the answer."""
 
-_STYLE = "td.v, td code { white-space: nowrap }\n"
 _HASHES = ("package", "contract")
 
 
@@ -201,7 +200,7 @@ def page(status: StatusAnswer) -> str:
         *_project(status.project or None),
         Paragraph(("Also available as JSON: request it with ", code("Accept: application/json"), ".")),
     ]
-    return to_html(f"Status of {status.name}", blocks, _STYLE)
+    return to_html(f"Status of {status.name}", blocks)
 
 
 def _table(

@@ -15,14 +15,13 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.online import loss, pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.pushes import APPEND, Backlog
-from isthmus.features.online.record import NEVER, Published
+from isthmus.features.online.record import NEVER, Published, Stamp
 from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering
 from isthmus.features.redis.refusal import is_type_error
 from isthmus.features.redis.routing import Command, Piece, total
 from isthmus.features.values.rows import known_times
-from isthmus.features.values.stamp import Stamp
 from isthmus.serving import log
 from isthmus.serving.deadlines import Deadline, Deadlines, StoreWait
 from isthmus.serving.limits import Limits

@@ -124,7 +124,7 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
         if deployment.service != current.service:
             raise GateFailed(f"package {deployment.model}", f"reads service {deployment.service}",
                              expected=f"{current.service}, like the current deployment",
-                             remedy="deploy it without --shadow or --canary")  # fmt: skip
+                             remedy="run `isthmus deploy` to replace the deployment")  # fmt: skip
         if decision := read_decision(file, current):
             raise GateFailed(f"package {current.digest[:12]}", f"was given up: {decision.why}",
                              expected="a deployment to try a package beside",
@@ -156,7 +156,7 @@ def promote(
         candidate = _beside(file).candidate
         if candidate is None:
             raise GateFailed(str(file), "has no candidate", expected="a candidate to promote",
-                             remedy="run `isthmus deploy shadow`, or with `--canary SHARE`")  # fmt: skip
+                             remedy="run `isthmus deploy shadow` or `isthmus deploy canary SHARE`")  # fmt: skip
         if decision := read_decision(file, candidate.deployment):
             where = f"package {candidate.deployment.digest[:12]}"
             raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that still runs",

@@ -12,6 +12,7 @@ from isthmus.transforms.rowwise.core.casts import cast
 from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError, node_of
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import RULES
+from isthmus.transforms.rowwise.core.tensors import Tensor
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, INT, LONG, STRING, VOID, SqlType, element_of
 from isthmus.transforms.rowwise.functions import (  # noqa: F401 - most are imported for the rules that they register
     arithmetic,
@@ -55,10 +56,10 @@ class _Compiler:
         self._inputs = inputs
         self._graph = Graph()
         self._scalars = _by_element(inputs)
-        rows = {name: array_input_name(name) for name, kind in inputs.items() if kind.element}
+        rows = {name: Tensor(self._graph, array_input_name(name)) for name, kind in inputs.items() if kind.element}
         for element, names in self._scalars.items():
-            rows |= dict(zip(names, self._graph.split(input_name(element), len(names)), strict=True))
-        masks = self._graph.split(input_name(VALID), len(inputs))
+            rows |= dict(zip(names, self._graph.input(input_name(element), len(names)), strict=True))
+        masks = self._graph.input(input_name(VALID), len(inputs))
         self._graph.begin(masks[0])
         self._graph.plain(rows[name] for name in plain)
         self._columns = {
@@ -170,8 +171,8 @@ class _Compiler:
         outputs.append(_described(MASKS, BOOLEAN.tensor, 2 * len(values)))
         for element, names in results.items():
             graph.packed([values[name].data for name in names], output_name(element))
-        valid = [value.valid or graph.constant(True, BOOLEAN) for value in values.values()]
-        raises = [value.raises or graph.constant(False, BOOLEAN) for value in values.values()]
+        valid = [value.valid or graph.number(True) for value in values.values()]
+        raises = [value.raises or graph.number(False) for value in values.values()]
         graph.packed([*valid, *raises], MASKS)
         sizes = {name: (element_of(kind), kind.size) for name, kind in sized.items()}
         layout = Layout(self._scalars, tuple(self._inputs), results, tuple(values), sizes)

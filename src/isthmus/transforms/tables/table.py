@@ -9,7 +9,7 @@ import pyarrow as pa
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.errors import DataError, IsthmusError, first_line
-from isthmus.features.offline.storage import unavailable
+from isthmus.features.offline.delta import unavailable
 
 Within: TypeAlias = tuple[int, int] | None
 """Times in [first, end), in microseconds since 1970 UTC; None for all rows."""

@@ -9,7 +9,6 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,13 +16,10 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from isthmus.distill.onnx.runtime import Run
-from isthmus.distill.runtimes.coreml.process import LIBRARIES, MODEL, WEIGHTS, CoreMLProgram
+from isthmus.distill.runtimes.coreml.process import LIBRARIES, MODEL, WEIGHTS
 from isthmus.distill.runtimes.exportedprogram import convert, serve
-from isthmus.distill.runtimes.network import Converted, Portable, in_process
+from isthmus.distill.runtimes.network import Converted, Portable
 from isthmus.distill.types import Index
-
-__all__ = ["LIBRARIES", "converted", "files", "running"]
 
 _DATE = (1980, 1, 1, 0, 0, 0)
 """The earliest date in a zip, for reproducible bytes."""
@@ -39,14 +35,6 @@ def converted(of: Portable) -> Converted:
     64-bit integers become 32-bit integers in the inputs and outputs.
     """
     return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
-
-
-def running(program: Converted, of: Portable) -> AbstractContextManager[Run]:
-    """Interpret the saved program within the context, because Core ML only runs on Apple's systems.
-
-    Raises a GateFailed if the interpreter does not support an operation.
-    """
-    return in_process(CoreMLProgram, program, of)
 
 
 def _convert(program: ExportedProgram, file: str) -> bytes:

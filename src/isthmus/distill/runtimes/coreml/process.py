@@ -36,7 +36,7 @@ _NUMPY = {"FLOAT32": np.dtype("<f4"), "INT32": np.dtype("<i4"), "BOOL": np.dtype
 
 
 class CoreMLProgram(process.Program):
-    libraries, package, module = LIBRARIES, "coremltools", "isthmus.distill.runtimes.coreml.process"
+    libraries, package = LIBRARIES, "coremltools"
 
     def __init__(
         self, model: bytes, tensors: Sequence[TensorInfo], outputs: Sequence[TensorInfo], max_sizes: Mapping[str, int]
@@ -51,7 +51,7 @@ class CoreMLProgram(process.Program):
         })  # fmt: skip
 
 
-def _prepare(threads: int) -> Callable[[bytes], Loaded]:
+def _prepare() -> Callable[[bytes], Loaded]:
     import torch
 
     if (found := find_spec("coremltools")) is None or not found.submodule_search_locations:
@@ -61,7 +61,7 @@ def _prepare(threads: int) -> Callable[[bytes], Loaded]:
     package.__path__ = [f"{found.submodule_search_locations[0]}/proto"]
     sys.modules[package.__name__] = package
     described, mil = (import_module(f"{package.__name__}.{name}") for name in ("Model_pb2", "MIL_pb2"))
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
     def load(model: bytes) -> Loaded:
         with zipfile.ZipFile(io.BytesIO(model)) as archive:

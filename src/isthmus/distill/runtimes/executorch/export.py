@@ -1,24 +1,26 @@
-"""Convert a student to an ExecuTorch program, which phones run without ONNX Runtime."""
+"""Convert a student or a language model to an ExecuTorch program, which phones run without ONNX Runtime."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from isthmus.distill.onnx.runtime import Run
-from isthmus.distill.runtimes.executorch.process import LIBRARIES, NAME, ExecuTorchProgram
-from isthmus.distill.runtimes.network import Converted, Portable, in_process, quiet, unconvertible
+from isthmus.distill.decoder.network import CachedModel
+from isthmus.distill.runtimes.executorch.process import LIBRARIES
+from isthmus.distill.runtimes.network import Converted, Portable, quiet, unconvertible
 from isthmus.distill.types import Index, spread
-
-__all__ = ["LIBRARIES", "converted", "files", "running"]
+from isthmus.package.generation.prompt import PAST, TOKENS
 
 CALIBRATION_ROWS = 256
 """An eighth of the rows for ONNX, because the program runs one row at a time."""
+
+DECODER = "model.fp32.pte"
+"""File of a language model."""
 
 _NARROWEST = 2**-12
 """Smallest scale of a range, as in XNNPACK's quantizer."""
@@ -40,8 +42,8 @@ def converted(of: Portable, calibration: Index | None = None) -> Converted:
     Raises a GateFailed if ExecuTorch does not support the student.
     """
     file = f"{of.part}.{'fp32' if calibration is None else 'int8'}.pte"
-    module = of.require(file, NAME)
-    max_sizes = of.max_sizes(file, NAME)
+    module = of.require(file, LIBRARIES.name)
+    max_sizes = of.max_sizes(file, LIBRARIES.name)
     examples, sizes = tuple(of.examples(max_sizes).values()), tuple(of.open_sizes(max_sizes).values())
     try:
         with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -50,13 +52,27 @@ def converted(of: Portable, calibration: Index | None = None) -> Converted:
                 feeds = (of.feeds(index) for index in np.split(calibration, len(calibration)))
                 rows = (tuple(torch.from_numpy(values[t.name]) for t in of.tensors) for values in feeds)
                 exported = torch.export.export(_quantized(exported, rows), examples, dynamic_shapes=sizes)
-            return Converted(file, lowered(exported), max_sizes)
+            return Converted(file, _lowered(exported), max_sizes)
     except Exception as error:  # errors of torch, XNNPACK and ExecuTorch share no base class
         raise unconvertible(file, LIBRARIES, error) from error
 
 
-def running(program: Converted, of: Portable) -> AbstractContextManager[Run]:
-    return in_process(ExecuTorchProgram, program, of)
+def converted_decoder(network: CachedModel) -> Converted:
+    """Convert a language model, with reproducible bytes. Raises a GateFailed if ExecuTorch does not support it.
+
+    The program reads one token at a time, prompts included: with a dynamic number of tokens, ExecuTorch's passes would
+    fix every tensor at the size of the example.
+    """
+    max_sizes = {TOKENS: 1, PAST: network.context}
+    past = torch.zeros(1, network.context, 2 * network.layers, network.shared, network.width)
+    sizes: tuple[dict[int, Any], ...] = ({}, {1: torch.export.Dim(PAST, max=network.context)})
+    try:
+        with quiet(), torch.no_grad():
+            tokens = torch.ones(1, 1, dtype=torch.int64)
+            exported = torch.export.export(network.eval(), (tokens, past), dynamic_shapes=sizes)
+            return Converted(DECODER, _lowered(exported), max_sizes)
+    except Exception as error:  # errors of torch, XNNPACK and ExecuTorch share no base class
+        raise unconvertible(DECODER, LIBRARIES, error) from error
 
 
 def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) -> nn.Module:
@@ -84,7 +100,7 @@ def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) ->
     return result
 
 
-def lowered(exported: ExportedProgram) -> bytes:
+def _lowered(exported: ExportedProgram) -> bytes:
     # These imports take ten seconds.
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower

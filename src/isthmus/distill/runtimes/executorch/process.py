@@ -9,24 +9,23 @@ from isthmus.distill.runtimes.process import Description, Loaded, serve
 from isthmus.distill.types import Array
 
 LIBRARIES = libraries("ExecuTorch", "executorch")
-NAME = LIBRARIES.name
 
 _KINDS = {0: "uint8", 3: "int32", 4: "int64", 6: "float", 7: "double", 11: "bool"}
 """Element types by torch's ScalarType number."""
 
 
 class ExecuTorchProgram(process.Program):
-    libraries, package, module = LIBRARIES, "executorch", "isthmus.distill.runtimes.executorch.process"
+    libraries, package = LIBRARIES, "executorch"
 
 
-def _prepare(threads: int) -> Callable[[bytes], Loaded]:
+def _prepare() -> Callable[[bytes], Loaded]:
     import torch
 
     # The core of `executorch.runtime`, which would also import all exporters and take ten times as long.
     from executorch.extension.pybindings import _C as runtime  # noqa: N811 - a module
 
-    torch.set_num_threads(threads)
-    runtime._unsafe_reset_threadpool(threads)
+    torch.set_num_threads(1)
+    runtime._unsafe_reset_threadpool(1)
 
     def as_tensor(array: Array) -> Any:
         tensor = torch.from_numpy(array.copy())

@@ -4,21 +4,17 @@
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from torch.export import ExportedProgram
 
-from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.runtimes.exportedprogram import convert, serve
-from isthmus.distill.runtimes.litert.process import LIBRARIES, LiteRTProgram
-from isthmus.distill.runtimes.network import Converted, Portable, in_process
+from isthmus.distill.runtimes.litert.process import LIBRARIES
+from isthmus.distill.runtimes.network import Converted, Portable
 from isthmus.distill.types import Index
 from isthmus.features.errors import GateFailed
-
-__all__ = ["LIBRARIES", "converted", "files", "running"]
 
 
 def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
@@ -41,10 +37,6 @@ def converted(of: Portable) -> Converted:
             "use the files in ONNX or ORT format",
         )
     return convert(of, file, LIBRARIES, "isthmus.distill.runtimes.litert.export", tuple(opened))
-
-
-def running(program: Converted, of: Portable) -> AbstractContextManager[Run]:
-    return in_process(LiteRTProgram, program, of)
 
 
 def _convert(program: ExportedProgram) -> bytes:

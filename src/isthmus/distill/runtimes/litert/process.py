@@ -21,7 +21,7 @@ _ELEMENTS = {
 class LiteRTProgram(process.Program):
     """A LiteRT model. Its named sizes always have their maximum: smaller inputs are padded with zeros."""
 
-    libraries, package, module = LIBRARIES, "ai_edge_litert", "isthmus.distill.runtimes.litert.process"
+    libraries, package = LIBRARIES, "ai_edge_litert"
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
         """Return the outputs by name for any number of rows, cut to the sizes of the inputs.
@@ -47,11 +47,11 @@ class LiteRTProgram(process.Program):
         }
 
 
-def _prepare(threads: int) -> Callable[[bytes], Loaded]:
+def _prepare() -> Callable[[bytes], Loaded]:
     from ai_edge_litert.interpreter import Interpreter
 
     def load(model: bytes) -> Loaded:
-        interpreter = Interpreter(model_content=model, num_threads=threads)
+        interpreter = Interpreter(model_content=model, num_threads=1)
         runner = interpreter.get_signature_runner()
         inputs, outputs = runner.get_input_details(), runner.get_output_details()
 

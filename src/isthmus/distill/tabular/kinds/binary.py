@@ -1,20 +1,18 @@
 """Labels of 0 and 1."""
 
-from functools import partial
-
 import pyarrow as pa
 import torch
 
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import auc, calibration_error, metrics, sigmoid
 from isthmus.distill.losses.logits import binary_hard_targets, binary_soft_targets
-from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import Probability
 from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, separation_auc
 from isthmus.distill.tabular.student import UNCALIBRATED
-from isthmus.distill.tabular.teacher import BINARY, Learner
+from isthmus.distill.tabular.teacher import BINARY
 from isthmus.distill.tasks.split import Split, binary_labels
 from isthmus.distill.types import Answers, Index
 from isthmus.features.values.columns import Values
@@ -25,26 +23,18 @@ class BinaryLabels(Kind):
 
     metric = "auc"
     pipeline = "tabular-classification"
+    learner = BINARY
 
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
-        self.values = binary_labels(table, label, parts)
+        self.values = self.teacher_labels = binary_labels(table, label, parts)
         self.targets = torch.tensor(self.values, dtype=torch.float32)
         self._calibration = declared.calibration
-
-    @property
-    def learner(self) -> Learner:
-        return BINARY
 
     def answer(self) -> Probability:
         return Probability(create_calibrator(self._calibration))
 
     def objective(self, declared: Tabular) -> Objective:
-        """Train on labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
-        soft, weight = partial(binary_soft_targets, temperature=declared.temperature), declared.soft_weight
-        return Objective({
-            "labels": Term(binary_hard_targets, 1 - weight, student="student.logits", labels="labels"),
-            "soft": Term(soft, weight, student="student.logits", teacher="teacher.logits"),
-        })  # fmt: skip
+        return self._taught(binary_hard_targets, binary_soft_targets, declared)
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
         labels = self.values[rows]

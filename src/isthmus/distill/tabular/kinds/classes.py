@@ -1,9 +1,5 @@
 """Labels that name one of several classes."""
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,10 +7,10 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from isthmus.distill.declaration import Tabular
-from isthmus.distill.evaluation.multiclass import confidence_error, multiclass_log_loss, multiclass_metrics
+from isthmus.distill.evaluation.metrics import confidence_error, multiclass_log_loss, multiclass_metrics
 from isthmus.distill.labels import MOST_CLASSES
 from isthmus.distill.losses.logits import hard_targets, soft_targets
-from isthmus.distill.losses.objective import Objective, Term
+from isthmus.distill.losses.objective import Objective
 from isthmus.distill.tabular.answers import Probabilities
 from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
@@ -43,10 +39,12 @@ class ClassLabels(Kind):
         self._require(label, known, column, parts)
         self.classes = tuple(map(str, known.to_pylist()))
         places = pc.fill_null(pc.index_in(column, value_set=known), -1)
-        self.values = pc.cast(places, pa.int64()).to_numpy(zero_copy_only=False)
+        self.values = self.teacher_labels = pc.cast(places, pa.int64()).to_numpy(zero_copy_only=False)
         self.targets = torch.from_numpy(self.values.copy())
         self._shares = np.bincount(self.values[parts.train]) / len(parts.train)
         self._calibration = declared.calibration
+        self.learner = Learner(HistGradientBoostingClassifier, self.key, classes=self.classes)
+        self.recipe = {"classes": list(self.classes)}
 
     def _require(self, label: str, known: pa.Array, column: pa.Array, parts: Split) -> None:
         where, remedy, expected = (
@@ -72,24 +70,11 @@ class ClassLabels(Kind):
                     remedy=f"{remedy}, or merge rare classes in the spine",
                 )  # fmt: skip
 
-    @property
-    def learner(self) -> Learner:
-        return Learner(HistGradientBoostingClassifier, self.key, classes=self.classes)
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        return {"classes": list(self.classes or ())}
-
     def answer(self) -> Probabilities:
         return Probabilities(len(self.classes or ()), create_calibrator(self._calibration))
 
     def objective(self, declared: Tabular) -> Objective:
-        """Train on labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
-        soft, weight = partial(soft_targets, temperature=declared.temperature), declared.soft_weight
-        return Objective({
-            "labels": Term(hard_targets, 1 - weight, student="student.logits", labels="labels"),
-            "soft": Term(soft, weight, student="student.logits", teacher="teacher.logits"),
-        })  # fmt: skip
+        return self._taught(hard_targets, soft_targets, declared)
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
         labels = self.values[rows]

@@ -2,7 +2,8 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from isthmus.distill.declaration import Tabular
 from isthmus.distill.evaluation.metrics import agreement
-from isthmus.distill.losses.objective import Objective
+from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tabular.answers import StudentOutput
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import Split
@@ -32,6 +33,9 @@ class Kind(ABC):
         rounding: largest difference between the outputs of two processors.
         values: labels, (n,), for `quality`.
         targets: labels, (n, ...), for the objective.
+        teacher_labels: labels that the teacher is trained on, (n,): `values`, standardized for numbers and ranks.
+        learner: scikit-learn class of the teacher, with its options.
+        recipe: plain data that determines the teacher's outputs in addition to the label column, options and rows.
         groups: group number of each row, (n,); None without groups.
         classes: class names in the order of the logits; None without classes.
     """
@@ -44,6 +48,9 @@ class Kind(ABC):
     rounding: float = ROUNDING
     values: Array
     targets: Tensor
+    teacher_labels: Array
+    learner: Learner
+    recipe: Mapping[str, Any] = {}
     groups: Index | None = None
     classes: Sequence[str] | None = None
 
@@ -51,26 +58,20 @@ class Kind(ABC):
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
         """Read the labels. Raises a DataError if the column does not fit, or a part has too few labels."""
 
-    @property
-    @abstractmethod
-    def learner(self) -> Learner: ...
-
-    @property
-    def teacher_labels(self) -> Array:
-        """Labels that the teacher is trained on, (n,): `values`, standardized for numbers and ranks."""
-        return self.values
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        """Plain data that determines the teacher's outputs in addition to the label column, options and rows."""
-        return {}
-
     @abstractmethod
     def answer(self) -> StudentOutput:
         """Return a new output layer."""
 
     @abstractmethod
     def objective(self, declared: Tabular) -> Objective: ...
+
+    def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Tabular) -> Objective:
+        """Return an objective of labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
+        softened, weight = partial(soft, temperature=declared.temperature), declared.soft_weight
+        return Objective({
+            "labels": Term(hard, 1 - weight, student="student.logits", labels="labels"),
+            "soft": Term(softened, weight, student="student.logits", teacher="teacher.logits"),
+        })  # fmt: skip
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
@@ -95,5 +96,6 @@ class Kind(ABC):
         """Return a copy for these rows, in their order."""
         kind = copy.copy(self)
         kind.values, kind.targets = self.values[rows], self.targets[torch.from_numpy(rows)]
+        kind.teacher_labels = self.teacher_labels[rows]
         kind.groups = None if self.groups is None else self.groups[rows]
         return kind

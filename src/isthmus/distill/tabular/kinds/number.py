@@ -1,8 +1,5 @@
 """Numeric labels."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,7 +7,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from isthmus.distill.declaration import Tabular
-from isthmus.distill.evaluation.residuals import correlation, mae, r2, rmse
+from isthmus.distill.evaluation.metrics import correlation, mae, r2, rmse
 from isthmus.distill.labels import Number
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.regression import absolute_errors, squared_errors
@@ -47,30 +44,15 @@ class NumberLabels(Kind):
         rounding = 2 * float(np.spacing(largest))
         self.tolerance = {name: share * self._scale + rounding for name, share in _TOLERANCE.items()}
         self.rounding = self.tolerance["fp32"]
-        self._standard = (self.values - self._mean) / self._scale
-        self.targets = torch.tensor(self._standard, dtype=torch.float32)
-        self._bounds = float(self._standard[train].min()), float(self._standard[train].max())
+        self.teacher_labels = (self.values - self._mean) / self._scale
+        self.targets = torch.tensor(self.teacher_labels, dtype=torch.float32)
+        self._bounds = float(self.teacher_labels[train].min()), float(self.teacher_labels[train].max())
         self._absolute = declared.label.loss == "absolute"
         self.metric = "mae" if self._absolute else "rmse"
         self._usual = float(np.median(known)) if self._absolute else self._mean
-
-    @property
-    def learner(self) -> Learner:
         loss = "absolute_error" if self._absolute else "squared_error"
-        return Learner(HistGradientBoostingRegressor, self.key, {"loss": loss})
-
-    @property
-    def teacher_labels(self) -> Array:
-        return self._standard
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        return {"loss": self.learner.options["loss"], "standard": [self._mean, self._scale]}
-
-    def take(self, rows: Index) -> "NumberLabels":
-        kind = super().take(rows)
-        kind._standard = self._standard[rows]
-        return kind
+        self.learner = Learner(HistGradientBoostingRegressor, self.key, {"loss": loss})
+        self.recipe = {"loss": loss, "standard": [self._mean, self._scale]}
 
     def answer(self) -> NumberOutput:
         """Return an output layer that is bounded by the smallest and largest label of the training part."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +10,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from torch import Tensor
 
 from isthmus.distill.declaration import Tabular
-from isthmus.distill.evaluation.relevance import chance_ndcg, ndcg, reciprocal_rank
+from isthmus.distill.evaluation.metrics import chance_ndcg, ndcg, reciprocal_rank
 from isthmus.distill.labels import MOST_RELEVANT, Rank
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.ranking import graded_lists, grouped_lists
@@ -37,6 +36,7 @@ class RankLabels(Kind):
     tolerance: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.2}
     """Scores are logits: a difference of 0.2 makes a row 1.2 times as likely to come first."""
     rounding = 1e-4
+    learner = Learner(HistGradientBoostingRegressor, key, {"loss": "squared_error"})
 
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
         assert isinstance(declared.label, Rank)  # noqa: S101 - a Rank selects this kind
@@ -46,25 +46,8 @@ class RankLabels(Kind):
             _require_order(label, part, self.values, self.groups, getattr(parts, part))
         self.targets = torch.from_numpy(np.stack([self.values, self.groups], 1))
         known = self.values[parts.train].astype(np.float64)
-        self._standard: Array = (self.values - known.mean()) / known.std()
-        self._recipe = {"relevance": [float(known.mean()), float(known.std())]}
-
-    @property
-    def learner(self) -> Learner:
-        return Learner(HistGradientBoostingRegressor, self.key, {"loss": "squared_error"})
-
-    @property
-    def teacher_labels(self) -> Array:
-        return self._standard
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        return self._recipe
-
-    def take(self, rows: Index) -> "RankLabels":
-        kind = super().take(rows)
-        kind._standard = self._standard[rows]
-        return kind
+        self.teacher_labels = (self.values - known.mean()) / known.std()
+        self.recipe = {"relevance": [float(known.mean()), float(known.std())]}
 
     def answer(self) -> NumberOutput:
         return NumberOutput("score", -MOST_SCORE, MOST_SCORE)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
+from isthmus.distill.evaluation.metrics import auc, log_loss, mae, mean, rmse
 from isthmus.distill.labels import Binary, Number
 from isthmus.distill.tabular.tensors import columns
 from isthmus.features.contract.schema import Contract, ViewContract
@@ -22,7 +23,6 @@ from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.attribution.inputs import TIME, labels, rows_in
-from isthmus.orchestration.attribution.periods import weighted
 from isthmus.orchestration.attribution.periods.coalitions import (
     CONTRACT,
     PARTS,
@@ -276,10 +276,10 @@ def _measures(declared: Distillation, known: Numbers) -> dict[str, tuple[Ints, W
     """Return, by measure, the rows that it covers and its function of scores and weights."""
     rows = np.flatnonzero(np.isfinite(known))
     label = known[rows]
-    found: dict[str, tuple[Ints, Weighted]] = {SCORE: (np.arange(len(known)), weighted.mean)}
-    of: dict[str, Callable[[Numbers, Numbers, Numbers], float]] = {"rmse": weighted.rmse, "mae": weighted.mae}
+    found: dict[str, tuple[Ints, Weighted]] = {SCORE: (np.arange(len(known)), mean)}
+    of: dict[str, Callable[[Numbers, Numbers, Numbers], float]] = {"rmse": rmse, "mae": mae}
     if isinstance(declared.label, Binary):
-        of = {"log_loss": weighted.log_loss, "auc": weighted.auc}
+        of = {"log_loss": log_loss, "auc": auc}
     return found | {name: (rows, partial(function, label)) for name, function in of.items()}
 
 

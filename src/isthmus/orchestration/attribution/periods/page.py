@@ -19,7 +19,7 @@ from isthmus.features.document.blocks import (
     strong,
 )
 from isthmus.features.document.html import to_html
-from isthmus.orchestration.attribution.page import STYLE, measure_name, parts_table, waterfall
+from isthmus.orchestration.attribution.page import measure_name, parts_table, waterfall
 from isthmus.orchestration.attribution.periods.coalitions import MEANINGS
 from isthmus.orchestration.attribution.report import Measure, Part
 
@@ -119,7 +119,7 @@ def page(result: PeriodChange) -> str:
         Heading("Parts"),
         Bullets([(strong(part), f": {MEANINGS[part]}") for part in MEANINGS]),
     ]
-    return to_html(f"Change of {result.name}", blocks, STYLE)
+    return to_html(f"Change of {result.name}", blocks)
 
 
 def change_blocks(result: PeriodChange) -> Iterator[Block]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.distill.declaration import STAGES
+from isthmus.distill.gates import STAGES
 from isthmus.features.files import write_atomically
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts

@@ -19,7 +19,7 @@ from isthmus.features.document.blocks import (
     strong,
 )
 from isthmus.features.document.html import to_html
-from isthmus.orchestration.attribution.page import STYLE, parts_table, waterfall
+from isthmus.orchestration.attribution.page import parts_table, waterfall
 from isthmus.orchestration.attribution.report import Measure
 
 # Rows of an answer on the terminal, and on the page.
@@ -88,7 +88,7 @@ def page(result: Explanation) -> str:
     for number, row in enumerate(result.rows[:ON_PAGE]):
         blocks += [*_row(number, row, result), BlockGroup("plots", [waterfall("score of the row", row.score)])]
     blocks += [*_further(result, ON_PAGE)]
-    return to_html(f"Answer {result.id}", blocks, STYLE)
+    return to_html(f"Answer {result.id}", blocks)
 
 
 def explanation_blocks(result: Explanation) -> Iterator[Block]:

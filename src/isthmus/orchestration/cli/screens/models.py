@@ -3,17 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isthmus.distill.reports import (
-    comparison,
-    explained,
-    legend,
-    measures,
-    read_report,
-    read_search,
-    teacher_gain,
-    warnings,
-)
-from isthmus.distill.reports.searchpage import advice, front
+from isthmus.distill.reports.comparison import comparison, explained, legend, measures
+from isthmus.distill.reports.findings import teacher_gain, warnings
+from isthmus.distill.reports.report import read_report
+from isthmus.distill.reports.searchpage import advice, front, read_search
 from isthmus.features.document.blocks import Block, Paragraph
 
 

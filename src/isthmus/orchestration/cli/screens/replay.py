@@ -11,6 +11,6 @@ def replay_blocks(report: Replay) -> Iterator[Block]:
     if report.causes:
         yield TableBlock(["cause", "answers"], [[cause, f"{count:,}"] for cause, count in report.causes.items()])
         yield TableBlock(
-            ["answer", "of", "cause", "found"],
+            ["answer", "time", "cause", "found"],
             [[one.id, one.at, one.cause, one.found] for one in report.differences],
         )

@@ -88,7 +88,9 @@ def _tables(table: TableBlock, width: int) -> Iterator[RichTable]:
     """
     columns = [[row[n] for row in table.rows] for n in range(len(table.columns))]
     shown = [
-        n for n, cells in enumerate(columns) if not _drawn(cells) and not (n and cells and all(map(_empty, cells)))
+        n
+        for n, cells in enumerate(columns)
+        if not blocks.drawn(cells) and not (n and cells and all(map(_empty, cells)))
     ]
     for is_narrow in (False, True):
         made = [_Column(table, n, [_cell(each, table, n, is_narrow) for each in columns[n]]) for n in shown]
@@ -149,10 +151,6 @@ def _cell(cell: Text, table: TableBlock, n: int, is_narrow: bool) -> RichText:
 
 def _empty(text: Text) -> bool:
     return blocks.plain(text).strip() in ("", ABSENT)
-
-
-def _drawn(cells: Sequence[Text]) -> bool:
-    return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
 
 
 def _styled(text: Text, style: str = "") -> RichText:

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import count
+from operator import or_
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from isthmus.transforms.rowwise.core.types import BOOLEAN, LONG, SqlType
+from isthmus.transforms.rowwise.core.tensors import Operand, Tensor
+from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, SqlType
 
 OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
 """First opset with text functions, and first with vocabularies."""
@@ -25,19 +27,20 @@ _FOLDED: dict[str, Callable[..., "np.ndarray[Any, Any]"]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply,
 }  # fmt: skip
 """Operators that are folded if all inputs are constants: their results have the same bits everywhere."""
+_KINDS = {bool: BOOLEAN, int: LONG, float: DOUBLE}
 _DECIDED = {"And": True, "Or": False}
 """Neutral constant of each operator."""
 _TOGETHER = "Together"
 """Placeholder for a call of a stacked function, until all its arguments are known."""
 
-Stacked = Callable[["Graph", str, Sequence[int]], str]
+Stacked = Callable[[Tensor, Sequence[int]], Tensor]
 """A function of k arguments at once. Takes a tensor of shape (k, n) and k numbers; returns a tensor of that shape."""
 
 Nodes = Sequence[onnx.NodeProto]
 Described = Sequence[onnx.ValueInfoProto]
 """Inputs or outputs of a graph."""
 
-Mask = str | None
+Mask = Tensor | None
 """A tensor of booleans, or None for the default: every value valid, no row refused."""
 
 
@@ -52,7 +55,7 @@ class Value:
     """
 
     kind: SqlType
-    data: str
+    data: Tensor
     valid: Mask = None
     raises: Mask = None
 
@@ -64,116 +67,123 @@ class Graph:
         self._nodes: list[onnx.NodeProto] = []
         self._count = count()
         self._constants: list[onnx.TensorProto] = []
-        self._known: dict[object, str] = {}
-        self._fixed: dict[str, bool] = {}
+        self._known: dict[object, Tensor] = {}
+        self._fixed: dict[Tensor, bool] = {}
         """Tensors that do not depend on any row; True if they hold floating-point numbers."""
-        self._values: dict[str, np.ndarray[Any, Any]] = {}
+        self._values: dict[Tensor, np.ndarray[Any, Any]] = {}
         """Constants other than texts."""
-        self._tensors: dict[object, str] = {}
-        self._positive: set[str] = set()
+        self._tensors: dict[object, Tensor] = {}
+        self._positive: set[Tensor] = set()
         """Tensors without -0.0."""
-        self._numbers: set[str] = set()
+        self._numbers: set[Tensor] = set()
         """Tensors without NaN."""
-        self._negated: dict[str, str] = {}
-        self._parts: dict[str, frozenset[str]] = {}
+        self._negated: dict[Tensor, Tensor] = {}
+        self._parts: dict[Tensor, frozenset[Tensor]] = {}
         """Parts of each conjunction of masks."""
-        self._joint: dict[frozenset[str], str] = {}
+        self._joint: dict[frozenset[Tensor], Tensor] = {}
         """Conjunction by its parts."""
-        self.lookups: dict[tuple[str, Mask], tuple[Value, Sequence[tuple[Any, Any]]]] = {}
+        self.lookups: dict[tuple[Tensor, Mask], tuple[Value, Sequence[tuple[Any, Any]]]] = {}
         """Key and pairs of a map lookup, by the data and mask of the lookup."""
         self._together: list[Stacked] = []
-        self.shape = ""
+        self.shape = Tensor(self, "")
 
-    def begin(self, rows: str) -> None:
+    def begin(self, rows: Tensor) -> None:
         self.shape = self.add("Shape", rows)
 
-    def plain(self, tensors: Iterable[str]) -> None:
+    def plain(self, tensors: Iterable[Tensor]) -> None:
         """Declare tensors that hold neither NaN nor -0.0."""
         self._numbers.update(tensors)
         self._positive |= self._numbers
 
-    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+    def add(self, operator: str, *operands: Operand, **attributes: Any) -> Tensor:
         """Return the output of a node: a new node, or a tensor that already holds the same."""
+        inputs = tuple(part if isinstance(part, Tensor) else self.number(part) for part in operands)
         if (known := self._without(operator, inputs)) is not None:
             return known
         # ONNX Runtime replaces x + 0.0 by x, wrong for -0.0, and (1 / x) * y by y / x, even for whole numbers.
         if operator in ("Add", "Sub"):
             inputs = tuple(
-                self.row(name) if self._fixed.get(name) and self._may_be(name, 0) else name for name in inputs
+                self.row(part) if self._fixed.get(part) and self._may_be(part, 0) else part for part in inputs
             )
         elif operator == "Div" and inputs[0] in self._fixed and self._may_be(inputs[0], 1):
             inputs = (self.row(inputs[0]), inputs[1])
         key = (operator, inputs, tuple(sorted((name, str(value)) for name, value in attributes.items())))
         if key not in self._known:
             name = f"{operator.lower()}_{next(self._count)}"
-            self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
-            self._known[key] = name
+            named = [part.name for part in inputs]
+            self._nodes.append(helper.make_node(operator, named, [name], name=name, **attributes))
+            self._known[key] = tensor = Tensor(self, name)
             if self._fixed.keys() >= set(inputs):
-                self._fixed[name] = any(map(self._fixed.get, inputs)) or attributes.get("to") in _FRACTIONAL
+                self._fixed[tensor] = any(map(self._fixed.get, inputs)) or attributes.get("to") in _FRACTIONAL
             if operator in _SIGNLESS:
-                self._positive.add(name)
+                self._positive.add(tensor)
         return self._known[key]
 
-    def _without(self, operator: str, inputs: Sequence[str]) -> str | None:
+    def _without(self, operator: str, inputs: Sequence[Tensor]) -> Tensor | None:
         """Return a tensor that equals the node's result without adding the node, or None."""
         if operator in _FOLDED and self._values.keys() >= set(inputs):
             with np.errstate(all="ignore"):
-                array = np.asarray(_FOLDED[operator](*(self._values[name] for name in inputs)))
+                array = np.asarray(_FOLDED[operator](*(self._values[part] for part in inputs)))
             return self.tensor(array, helper.np_dtype_to_tensor_dtype(array.dtype))
         if operator in _DECIDED:
             for constant, mask in (inputs, inputs[::-1]):
                 if self.is_number(constant):
-                    return mask if self.number(constant) == _DECIDED[operator] else constant
+                    return mask if self.number_of(constant) == _DECIDED[operator] else constant
         return None
 
-    def split(self, data: str, count: int) -> list[str]:
-        """Return the rows of a tensor of shape (count, n), each of shape (1, n)."""
-        names = [f"{data}[{n}]" for n in range(count)]
-        return self._split(data, names) if count > 1 else [data]
+    def input(self, name: str, count: int) -> list[Tensor]:
+        """Return the rows of the input of shape (count, n), each of shape (1, n)."""
+        names = [f"{name}[{n}]" for n in range(count)]
+        if count > 1:
+            self._split(name, names)
+        return [Tensor(self, part) for part in (names if count > 1 else [name])]
 
-    def _split(self, data: str, names: list[str]) -> list[str]:
+    def _split(self, data: str, names: list[str]) -> None:
         self._nodes.append(
             helper.make_node("Split", [data], names, name=f"split_{data}", axis=0, num_outputs=len(names))
         )
-        return names
 
-    def together(self, function: Stacked, argument: str, number: int = 0, *, signless: bool = False) -> str:
+    def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
         """Call a function of many nodes, computed together with all calls at the same depth.
 
         `number` is a parameter for this argument. Pass `signless` if the function never returns -0.0.
         """
         if function not in self._together:
             self._together.append(function)
-        name = self.add(_TOGETHER, self.row(argument), function=self._together.index(function), number=number)
+        result = self.add(_TOGETHER, self.row(argument), function=self._together.index(function), number=number)
         if signless:
-            self._positive.add(name)
-        return name
+            self._positive.add(result)
+        return result
 
-    def constant(self, value: Any, kind: SqlType) -> str:
+    def number(self, value: float) -> Tensor:
+        """Return a constant of the type that `Tensor` gives a Python number."""
+        return self.constant(value, _KINDS[type(value)])
+
+    def constant(self, value: Any, kind: SqlType) -> Tensor:
         return self.tensor(np.asarray(value, kind.numpy), kind.tensor)
 
-    def tensor(self, array: "np.ndarray[Any, Any]", element: int) -> str:
+    def tensor(self, array: "np.ndarray[Any, Any]", element: int) -> Tensor:
         content = repr(array.tolist()).encode() if element == TensorProto.STRING else array.tobytes()
         key = (element, array.shape, content)
         if key not in self._tensors:
             name = f"constant_{next(self._count)}"
             if element == TensorProto.STRING:
-                tensor = onnx.TensorProto(name=name, data_type=element, dims=array.shape)
-                tensor.string_data.extend(str(text).encode() for text in array.reshape(-1).tolist())
+                constant = onnx.TensorProto(name=name, data_type=element, dims=array.shape)
+                constant.string_data.extend(str(text).encode() for text in array.reshape(-1).tolist())
             else:
-                tensor = numpy_helper.from_array(array, name)
-            self._constants.append(tensor)
-            self._tensors[key] = name
+                constant = numpy_helper.from_array(array, name)
+            self._constants.append(constant)
+            self._tensors[key] = tensor = Tensor(self, name)
             fractional = element in _FRACTIONAL
             if element != TensorProto.STRING:
-                self._values[name] = array
+                self._values[tensor] = array
             if not (fractional and np.any((array == 0) & np.signbit(array))):
-                self._positive.add(name)
-            self._fixed[name] = fractional
+                self._positive.add(tensor)
+            self._fixed[tensor] = fractional
         return self._tensors[key]
 
-    def cast(self, data: str, kind: SqlType) -> str:
-        if self.is_number(data) and (kind.fractional or (kind == LONG and isinstance(self.number(data), int))):
+    def cast(self, data: Tensor, kind: SqlType) -> Tensor:
+        if self.is_number(data) and (kind.fractional or (kind == LONG and isinstance(self.number_of(data), int))):
             with np.errstate(over="ignore"):
                 return self.constant(self._values[data].astype(kind.numpy), kind)
         return self.add("Cast", data, to=kind.tensor)
@@ -184,12 +194,12 @@ class Graph:
         """Return the conjunction of masks; None is true everywhere. A mask that another implies is left out."""
         parts = {mask: self._parts.get(mask, frozenset((mask,))) for mask in masks if mask is not None}
         joint: Mask = None
-        covered: frozenset[str] = frozenset()
+        covered: frozenset[Tensor] = frozenset()
         for mask, part in sorted(parts.items(), key=lambda item: -len(item[1])):
             if not part <= covered:
                 covered |= part
                 if covered not in self._joint:
-                    self._joint[covered] = mask if joint is None else self.add("And", joint, mask)
+                    self._joint[covered] = mask if joint is None else joint & mask
                 joint = self._joint[covered]
                 self._parts[joint] = covered
         return joint
@@ -197,67 +207,65 @@ class Graph:
     def either(self, *masks: Mask) -> Mask:
         """Return the disjunction of masks; None is false everywhere."""
         named = dict.fromkeys(mask for mask in masks if mask is not None)
-        return reduce(lambda left, right: self.add("Or", left, right), named) if named else None
+        return reduce(or_, named) if named else None
 
-    def negated(self, mask: str) -> str:
+    def negated(self, mask: Tensor) -> Tensor:
         """Negate a mask. No Not: ONNX Runtime would swap the branches of Where(Not(x), a, b), see `where`."""
         if mask not in self._negated:
-            negated = self.add("Equal", mask, self.constant(False, BOOLEAN))
+            negated = mask.equals(False)
             self._negated |= {mask: negated, negated: mask}
         return self._negated[mask]
 
-    def where(self, mask: str, then: str, otherwise: str, kind: SqlType) -> str:
+    def where(self, mask: Tensor, then: Tensor, otherwise: Tensor, kind: SqlType) -> Tensor:
         """Return `then` where a mask is true, and `otherwise` elsewhere, to the last bit.
 
         Runtimes have no such kernel for booleans. ONNX Runtime's kernel turns -0.0 of its first choice into 0.0; also
         of its second choice, if that choice and the mask are the same for all rows.
         """
         if self.is_number(mask):
-            return then if self.number(mask) else otherwise
+            return then if self.number_of(mask) else otherwise
         mask = self.row(mask)
         if kind.tensor == TensorProto.BOOL:
             if self.is_number(otherwise):
-                truth = self.number(otherwise)
-                return self.add("Or", self.negated(mask), then) if truth else self.add("And", mask, then)
+                return ~mask | then if self.number_of(otherwise) else mask & then
             if self.is_number(then):
-                truth = self.number(then)
-                return self.add("Or", mask, otherwise) if truth else self.add("And", self.negated(mask), otherwise)
+                return mask | otherwise if self.number_of(then) else ~mask & otherwise
             return self._select(mask, then, otherwise, kind)
         if not kind.fractional or then in self._positive:
-            return self.add("Where", mask, then, otherwise)
+            return mask.where(then, otherwise)
         if otherwise in self._positive:
-            return self.add("Where", self.negated(mask), otherwise, then)
+            return (~mask).where(otherwise, then)
         return self._select(mask, then, otherwise, kind)
 
-    def _select(self, mask: str, then: str, otherwise: str, kind: SqlType) -> str:
-        unlike = self.negated(mask)
+    def _select(self, mask: Tensor, then: Tensor, otherwise: Tensor, kind: SqlType) -> Tensor:
+        unlike = ~mask
         if kind.tensor == TensorProto.BOOL:
-            return self.add("Or", self.add("And", mask, then), self.add("And", unlike, otherwise))
+            return (mask & then) | (unlike & otherwise)
         # The second choice of each `Where` keeps its bits, and a product with 1 does, too.
         unit = self.constant(1, kind)
-        return self.add("Mul", self.add("Where", mask, unit, otherwise), self.add("Where", unlike, unit, then))
+        return mask.where(unit, otherwise) * unlike.where(unit, then)
 
     def guarded(self, raises: Mask, mask: Mask) -> Mask:
         """Restrict `raises` to rows where a mask is true (None: all rows)."""
-        return raises if mask is None or raises is None else self.add("And", raises, mask)
+        return raises if mask is None or raises is None else raises & mask
 
-    def row(self, data: str) -> str:
+    def row(self, data: Tensor) -> Tensor:
         """Expand a tensor to shape (1, n), for kernels that take no scalar."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
-    def is_number(self, data: str) -> bool:
+    def is_number(self, data: Tensor) -> bool:
         """Return whether a tensor is a scalar constant other than NaN."""
         value = self._values.get(data)
         return value is not None and value.shape == () and bool(value == value)
 
-    def never_nan(self, data: str) -> bool:
+    def never_nan(self, data: Tensor) -> bool:
         return data in self._numbers or self.is_number(data)
 
-    def number(self, data: str) -> float:
+    def number_of(self, data: Tensor) -> float:
         number: float = self._values[data].item()
         return number
 
-    def _may_be(self, fixed: str, number: float) -> bool:
+    def _may_be(self, fixed: Tensor, number: float) -> bool:
         """Return whether a fixed tensor may equal a number; assume so for computed tensors."""
         return fixed not in self._values or bool(np.any(self._values[fixed] == number))
 
@@ -267,7 +275,7 @@ class Graph:
         """Return the same value in every row; None is null."""
         if value is None:
             zero: Any = "" if kind.tensor == TensorProto.STRING else 0
-            return Value(kind, self.constant(zero, kind), self.constant(False, BOOLEAN))
+            return Value(kind, self.constant(zero, kind), self.number(False))
         return Value(kind, self.constant(value, kind))
 
     def strict(self, values: Sequence[Value]) -> tuple[Mask, Mask]:
@@ -283,18 +291,18 @@ class Graph:
         return valid, raises
 
     def result(
-        self, kind: SqlType, data: str, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
+        self, kind: SqlType, data: Tensor, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
         """Return the value of a strict function. It is also null where `null`, and Spark refuses it where `wrong`."""
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
         if null is not None:
-            valid = self.both(valid, self.negated(null))
+            valid = self.both(valid, ~null)
         return Value(kind, data, valid, raises)
 
-    def merged(self, mask: str, then: Value, otherwise: Value) -> Value:
+    def merged(self, mask: Tensor, then: Value, otherwise: Value) -> Value:
         """Return `then` where a mask is true, and `otherwise`, of the same type, elsewhere. Only used rows raise."""
-        unlike = self.negated(mask)
+        unlike = ~mask
         raises = self.either(self.guarded(then.raises, mask), self.guarded(otherwise.raises, unlike))
         if self._is_null(otherwise):  # the data below a null may be anything
             return replace(then, valid=self.both(mask, then.valid), raises=raises)
@@ -302,17 +310,14 @@ class Graph:
             return replace(otherwise, valid=self.both(unlike, otherwise.valid), raises=raises)
         same = then.data == otherwise.data
         data = then.data if same else self.where(mask, then.data, otherwise.data, then.kind)
-        valid = self.both(self._implies(mask, then.valid), self._implies(unlike, otherwise.valid))
+        valid = self.both(then.valid and unlike | then.valid, otherwise.valid and mask | otherwise.valid)
         return replace(then, data=data, valid=valid, raises=raises)
 
     def _is_null(self, value: Value) -> bool:
-        return value.valid is not None and self.is_number(value.valid) and not self.number(value.valid)
+        return value.valid is not None and self.is_number(value.valid) and not self.number_of(value.valid)
 
-    def _implies(self, mask: str, then: Mask) -> Mask:
-        return None if then is None else self.add("Or", self.negated(mask), then)
-
-    def packed(self, parts: Sequence[str], name: str) -> None:
-        rows = [self.row(part) for part in parts]
+    def packed(self, parts: Sequence[Tensor], name: str) -> None:
+        rows = [self.row(part).name for part in parts]
         operator = "Concat" if len(rows) > 1 else "Identity"
         options: dict[str, Any] = {"axis": 0} if len(rows) > 1 else {}
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
@@ -355,14 +360,15 @@ class Graph:
         # Ignore known tensors: one that no output needs would be missing from the model.
         before = (self._nodes, self._known, self._negated, self._joint)
         self._nodes, self._known, self._negated, self._joint = [], {}, {}, {}
-        arguments, names = [call.input[0] for call in calls], [call.output[0] for call in calls]
+        arguments = [Tensor(self, call.input[0]) for call in calls]
+        names = [call.output[0] for call in calls]
         numbers = [next(int(part.i) for part in call.attribute if part.name == "number") for call in calls]
         if len(calls) > 1:
-            self._split(function(self, self.add("Concat", *arguments, axis=0), numbers), names)
+            self._split(function(self.add("Concat", *arguments, axis=0), numbers).name, names)
         else:
-            result = function(self, arguments[0], numbers)
+            result = function(arguments[0], numbers)
             for node in self._nodes:
-                node.output[:] = [names[0] if name == result else name for name in node.output]
+                node.output[:] = [names[0] if name == result.name else name for name in node.output]
         nodes, (self._nodes, self._known, self._negated, self._joint) = self._nodes, before
         return nodes
 

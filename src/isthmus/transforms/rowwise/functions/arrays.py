@@ -7,7 +7,8 @@ from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
-from isthmus.transforms.rowwise.core.types import BOOLEAN, INT, VOID, array_of, common
+from isthmus.transforms.rowwise.core.tensors import Tensor
+from isthmus.transforms.rowwise.core.types import INT, VOID, array_of, common
 from isthmus.transforms.rowwise.functions import logic, maps
 
 Body = Callable[..., Value]
@@ -24,8 +25,8 @@ class ArrayValue(Value):
 def from_input(graph: Graph, value: Value) -> ArrayValue:
     kind = value.kind
     assert kind.element is not None  # noqa: S101 - of an array
-    places = graph.split(value.data, kind.size)
-    return ArrayValue(kind, "", value.valid, None, tuple(Value(kind.element, place) for place in places))
+    places = graph.input(value.data.name, kind.size)
+    return ArrayValue(kind, value.data, value.valid, None, tuple(Value(kind.element, place) for place in places))
 
 
 def array(node: ExpressionNode, value: Value) -> ArrayValue:
@@ -37,7 +38,7 @@ def array(node: ExpressionNode, value: Value) -> ArrayValue:
 def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
     kind = elements[0].kind
     # Spark computes all elements, whether they are used or not.
-    return ArrayValue(array_of(kind, len(elements)), "", array.valid, array.raises, tuple(elements))
+    return ArrayValue(array_of(kind, len(elements)), array.data, array.valid, array.raises, tuple(elements))
 
 
 def _inside(graph: Graph, of: ArrayValue, element: Value) -> Value:
@@ -61,7 +62,7 @@ def _element(graph: Graph, of: ArrayValue, place: int, *, null: bool) -> Value:
     nothing = graph.literal(None, of.elements[0].kind)
     if null:
         return _inside(graph, of, nothing)
-    always = graph.constant(True, BOOLEAN)
+    always = graph.number(True)
     return graph.result(nothing.kind, nothing.data, [_inside(graph, of, replace(nothing, valid=None))], wrong=always)
 
 
@@ -94,7 +95,7 @@ def _size(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 @rule("array", 1, 1000)
 def _array(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     elements = logic.alike(graph, node, values)
-    return ArrayValue(array_of(elements[0].kind, len(elements)), "", None, None, tuple(elements))
+    return ArrayValue(array_of(elements[0].kind, len(elements)), Tensor(graph, ""), None, None, tuple(elements))
 
 
 def transform(of: ArrayValue, body: Body) -> Value:
@@ -106,7 +107,7 @@ def zip_with(graph: Graph, node: ExpressionNode, left: ArrayValue, right: ArrayV
         sizes = f"arrays of {left.kind.size} and {right.kind.size} elements"
         raise NotCompilableError(node, sizes, "the same size")
     valid, raises = graph.strict([left, right])
-    both = ArrayValue(left.kind, "", valid, raises, ())
+    both = ArrayValue(left.kind, left.data, valid, raises, ())
     return _of([body(*pair) for pair in zip(left.elements, right.elements, strict=True)], both)
 
 

@@ -7,19 +7,16 @@ therefore differ in its last bit from the same row in a batch.
 import math
 from collections.abc import Sequence
 
-from isthmus.transforms.rowwise.core.graph import Graph
+from isthmus.transforms.rowwise.core.tensors import Operand, Tensor
 from isthmus.transforms.rowwise.core.types import DOUBLE, FLOAT, LONG
 
 
-def number(graph: Graph, value: float) -> str:
-    return graph.constant(value, DOUBLE)
-
-
-def polynomial(graph: Graph, x: str, coefficients: Sequence[str]) -> str:
+def polynomial(x: Tensor, coefficients: Sequence[Operand]) -> Tensor:
     """Evaluate by Horner's rule. The coefficient of the highest power comes first."""
-    result = coefficients[0]
-    for coefficient in coefficients[1:]:
-        result = graph.add("Add", graph.add("Mul", result, x), coefficient)
+    first, *following = coefficients
+    result = first if isinstance(first, Tensor) else x.graph.number(first)
+    for coefficient in following:
+        result = result * x + coefficient
     return result
 
 
@@ -46,47 +43,43 @@ class _Exponential:
     `high`, x minus the high part of k ln 2, is exact. Where |x| is above `limit` or NaN, x counts as 0.
     """
 
-    def __init__(self, graph: Graph, x: str, limit: float) -> None:
-        self._graph, self._x = graph, x
-        self._inside = graph.add("LessOrEqual", graph.add("Abs", x), number(graph, limit))
-        safe = graph.add("Where", self._inside, x, number(graph, 0.0))
-        k = graph.add("Round", graph.add("Mul", safe, number(graph, _LOG2_E)))
-        self.high = graph.add("Sub", safe, graph.add("Mul", k, number(graph, _LN2[0])))
-        low = graph.add("Mul", k, number(graph, _LN2[1]))
-        r = graph.add("Sub", self.high, low)
-        z = graph.add("Mul", r, r)
-        c = graph.add("Sub", r, graph.add("Mul", z, polynomial(graph, z, [number(graph, part) for part in _EXP])))
-        ratio = graph.add("Div", graph.add("Mul", r, c), graph.add("Sub", number(graph, 2.0), c))
-        self.rest = graph.add("Sub", low, ratio)
-        place = graph.add("Add", graph.cast(k, LONG), graph.constant(_LEAST, LONG))
-        self.row = graph.add("Div", place, graph.constant(_STEP, LONG))
+    def __init__(self, x: Tensor, limit: float) -> None:
+        graph = x.graph
+        self._x = x
+        self._inside = abs(x) <= limit
+        safe = self._inside.where(x, 0.0)
+        k = graph.add("Round", safe * _LOG2_E)
+        self.high = safe - k * _LN2[0]
+        low = k * _LN2[1]
+        r = self.high - low
+        z = r * r
+        c = r - z * polynomial(z, list(map(graph.number, _EXP)))
+        self.rest = low - r * c / (2.0 - c)
+        place = k.cast(LONG) + _LEAST
+        self.row = place / _STEP
         self.coarse = graph.add("Gather", graph.constant(_COARSE, DOUBLE), self.row)
-        column = graph.add("BitwiseAnd", place, graph.constant(_STEP - 1, LONG))
+        column = graph.add("BitwiseAnd", place, _STEP - 1)
         self.fine = graph.add("Gather", graph.constant(_FINE, DOUBLE), column)
 
-    def but_outside(self, result: str, least: float, below: float) -> str:
+    def but_outside(self, result: Tensor, least: float, below: float) -> Tensor:
         """Return `result`, but `below` where x < `least`, and infinity or NaN where x is far above or NaN."""
-        graph = self._graph
-        above = graph.add("Mul", self._x, number(graph, _HUGE))
-        known = graph.add("Where", self._inside, result, above)
-        return graph.add("Where", graph.add("Less", self._x, number(graph, least)), number(graph, below), known)
+        known = self._inside.where(result, self._x * _HUGE)
+        return (self._x < least).where(below, known)
 
 
-def exp(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
+def exp(x: Tensor, _numbers: Sequence[int]) -> Tensor:
     """Return e^x with an error below 1 ulp, by fdlibm's steps."""
-    parts = _Exponential(graph, x, _VANISHED)
-    power = graph.add("Sub", number(graph, 1.0), graph.add("Sub", parts.rest, parts.high))
-    result = graph.add("Mul", graph.add("Mul", power, parts.fine), parts.coarse)
-    return parts.but_outside(result, -_VANISHED, 0.0)
+    parts = _Exponential(x, _VANISHED)
+    power = x.graph.number(1.0) - (parts.rest - parts.high)
+    return parts.but_outside(power * parts.fine * parts.coarse, -_VANISHED, 0.0)
 
 
-def expm1(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
+def expm1(x: Tensor, _numbers: Sequence[int]) -> Tensor:
     """Return e^x - 1 as 2^k (e^r - 1) + (2^k - 1), scaled down until the end; 0.0 for -0.0."""
-    parts = _Exponential(graph, x, 710.0)
-    less = graph.add("Mul", graph.add("Sub", parts.high, parts.rest), parts.fine)
-    unit = graph.add("Gather", graph.constant(_UNCOARSE, DOUBLE), parts.row)
-    result = graph.add("Mul", graph.add("Add", less, graph.add("Sub", parts.fine, unit)), parts.coarse)
-    return parts.but_outside(result, -60.0, -1.0)
+    parts = _Exponential(x, 710.0)
+    less = (parts.high - parts.rest) * parts.fine
+    unit = x.graph.add("Gather", x.graph.constant(_UNCOARSE, DOUBLE), parts.row)
+    return parts.but_outside((less + (parts.fine - unit)) * parts.coarse, -60.0, -1.0)
 
 
 # --- logarithms
@@ -104,44 +97,39 @@ for _power in range(_PRIME - 1):
 _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
-def log(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
+def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
     """Return the natural logarithm, with an error below 1 ulp, like fdlibm; x itself unless positive and finite."""
-    power, m = _normal(graph, x, inside := _positive(graph, x))
-    f = graph.add("Sub", m, number(graph, 1.0))
-    s = graph.add("Div", f, graph.add("Add", f, number(graph, 2.0)))
-    z = graph.add("Mul", s, s)
-    series = graph.add("Mul", z, polynomial(graph, z, [number(graph, part) for part in _LOG]))
-    half = graph.add("Mul", graph.add("Mul", f, number(graph, 0.5)), f)
-    curved = graph.add("Mul", s, graph.add("Add", half, series))
-    low = graph.add("Add", curved, graph.add("Mul", power, number(graph, _LN2[1])))
-    rest = graph.add("Sub", graph.add("Sub", half, low), f)
-    return graph.add("Where", inside, graph.add("Sub", graph.add("Mul", power, number(graph, _LN2[0])), rest), x)
+    inside = (x > 0.0) & (x < math.inf)
+    power, m = _normal(x, inside)
+    f = m - 1.0
+    s = f / (f + 2.0)
+    z = s * s
+    series = z * polynomial(z, list(map(x.graph.number, _LOG)))
+    half = f * 0.5 * f
+    low = s * (half + series) + power * _LN2[1]
+    rest = half - low - f
+    return inside.where(power * _LN2[0] - rest, x)
 
 
-def _positive(graph: Graph, x: str) -> str:
-    above = graph.add("Greater", x, number(graph, 0.0))
-    return graph.add("And", above, graph.add("Less", x, number(graph, math.inf)))
-
-
-def _normal(graph: Graph, x: str, inside: str) -> tuple[str, str]:
+def _normal(x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
     """Return k and x / 2^k, between sqrt(1/2) and sqrt(2); 0 and 1 where not `inside`."""
-    zero, unit = number(graph, 0.0), number(graph, 1.0)
-    safe = graph.add("Where", inside, x, unit)
-    large = graph.add("Greater", safe, number(graph, 2.0**_FAR))
-    small = graph.add("Less", safe, number(graph, 2.0**-_FAR))
+    graph = x.graph
+    zero, one = graph.number(0.0), graph.number(1.0)
+    safe = inside.where(x, one)
+    large, small = safe > 2.0**_FAR, safe < 2.0**-_FAR
     scale, moved = (
-        graph.add("Where", large, number(graph, up), graph.add("Where", small, number(graph, down), other))
-        for up, down, other in ((2.0**-_MOVE, 2.0**_MOVE, unit), (float(_MOVE), -float(_MOVE), zero))
+        large.where(graph.number(up), small.where(down, other))
+        for up, down, other in ((2.0**-_MOVE, 2.0**_MOVE, one), (float(_MOVE), -float(_MOVE), zero))
     )
-    middle = graph.add("Mul", safe, scale)
+    middle = safe * scale
     # The distance of a number to the next smaller one is a power of 2. A product with 1 - 2^-53 would give the smaller
     # number, too, but ONNX Runtime treats this factor as 1 and drops it.
-    wide = graph.add("Mul", middle, number(graph, _ROOT))
-    next_smaller = graph.add("Sub", wide, graph.add("Mul", wide, number(graph, _HALF_LAST_BIT)))
-    power = graph.add("Sub", wide, next_smaller)
-    below = graph.add("Less", power, unit)
-    whole = graph.add("Where", below, graph.add("Div", number(graph, 2.0), power), power)
-    place = graph.cast(graph.add("Mod", whole, number(graph, float(_PRIME)), fmod=1), LONG)
-    places = graph.cast(graph.add("Gather", graph.constant(_POWERS, FLOAT), place), DOUBLE)
-    exponent = graph.add("Where", below, graph.add("Sub", unit, places), places)
-    return graph.add("Add", exponent, moved), graph.add("Div", middle, power)
+    wide = middle * _ROOT
+    next_smaller = wide - wide * _HALF_LAST_BIT
+    power = wide - next_smaller
+    below = power < one
+    whole = below.where(2.0 / power, power)
+    place = graph.add("Mod", whole, float(_PRIME), fmod=1).cast(LONG)
+    places = graph.add("Gather", graph.constant(_POWERS, FLOAT), place).cast(DOUBLE)
+    exponent = below.where(one - places, places)
+    return exponent + moved, middle / power

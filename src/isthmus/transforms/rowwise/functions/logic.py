@@ -10,6 +10,7 @@ from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Mask, Value
 from isthmus.transforms.rowwise.core.rules import rule
+from isthmus.transforms.rowwise.core.tensors import Tensor
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG, STRING, VOID, SqlType, common
 from isthmus.transforms.rowwise.functions import maps
 
@@ -22,42 +23,41 @@ def alike(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[V
     return [casts.widened(graph, value, BOOLEAN if kind == VOID else kind) for value in values]
 
 
-def equal(graph: Graph, kind: SqlType, left: str, right: str) -> str:
-    same = graph.add("Equal", left, right)
+def equal(kind: SqlType, left: Tensor, right: Tensor) -> Tensor:
+    graph, same = left.graph, left.equals(right)
     if not kind.fractional or graph.never_nan(left) or graph.never_nan(right):
         return same
-    return graph.add("Or", same, graph.add("And", graph.add("IsNaN", left), graph.add("IsNaN", right)))
+    return same | (graph.add("IsNaN", left) & graph.add("IsNaN", right))
 
 
-def less(graph: Graph, node: ExpressionNode, kind: SqlType, left: str, right: str) -> str:
+def less(node: ExpressionNode, kind: SqlType, left: Tensor, right: Tensor) -> Tensor:
+    graph = left.graph
     if kind.tensor == TensorProto.STRING:
         raise NotCompilableError(node, "graphs do not order texts", "== or isin")
     if kind == BOOLEAN:
-        return graph.add("And", graph.negated(left), right)
-    below = graph.add("Less", left, right)
+        return ~left & right
+    below = left < right
     if not kind.fractional or graph.never_nan(right):
         return below
     if graph.never_nan(left):
-        return graph.negated(graph.add("LessOrEqual", right, left))
-    number = graph.negated(graph.add("IsNaN", left))
-    return graph.add("Or", below, graph.add("And", number, graph.add("IsNaN", right)))
+        return ~(right <= left)
+    return below | (~graph.add("IsNaN", left) & graph.add("IsNaN", right))
 
 
 @rule("==", 2)
 def _equal(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     left, right = alike(graph, node, values)
-    return graph.result(BOOLEAN, equal(graph, left.kind, left.data, right.data), [left, right])
+    return graph.result(BOOLEAN, equal(left.kind, left.data, right.data), [left, right])
 
 
 @rule("<=>", 2)
 @rule("equal_null", 2)
 def _same(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     left, right = alike(graph, node, values)
-    there = [_there(graph, side) for side in (left, right)]
-    both = graph.add("And", *there)
-    neither = graph.negated(graph.add("Or", *there))
-    equals = graph.add("And", both, equal(graph, left.kind, left.data, right.data))
-    return Value(BOOLEAN, graph.add("Or", equals, neither), None, graph.either(left.raises, right.raises))
+    here, there = _there(graph, left), _there(graph, right)
+    both, neither = here & there, ~(here | there)
+    equals = both & equal(left.kind, left.data, right.data)
+    return Value(BOOLEAN, equals | neither, None, graph.either(left.raises, right.raises))
 
 
 @rule("<", 2, swapped=False, negated=False)
@@ -67,8 +67,8 @@ def _same(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 def _ordered(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, swapped: bool, negated: bool) -> Value:
     sides = alike(graph, node, values)
     left, right = (side.data for side in (reversed(sides) if swapped else sides))
-    below = less(graph, node, sides[0].kind, left, right)
-    return graph.result(BOOLEAN, graph.negated(below) if negated else below, sides)
+    below = less(node, sides[0].kind, left, right)
+    return graph.result(BOOLEAN, ~below if negated else below, sides)
 
 
 @rule("in", 2, 10_000)
@@ -82,7 +82,7 @@ def _in(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 
 def any_equal(graph: Graph, node: ExpressionNode, value: Value, options: Sequence[Value]) -> Value:
-    pairs = [graph.result(BOOLEAN, equal(graph, value.kind, value.data, item.data), [value, item]) for item in options]
+    pairs = [graph.result(BOOLEAN, equal(value.kind, value.data, item.data), [value, item]) for item in options]
     return joined(graph, node, pairs, operator="Or")
 
 
@@ -92,9 +92,9 @@ def _listed(graph: Graph, value: Value, literals: Sequence[str | int]) -> Value:
     attributes: dict[str, object] = {
         "keys_strings" if text else "keys_int64s": keys, "values_int64s": [1] * len(keys), "default_int64": 0,
     }  # fmt: skip
-    data = graph.row(value.data if text else graph.cast(value.data, LONG))
+    data = graph.row(value.data if text else value.data.cast(LONG))
     code = graph.add("LabelEncoder", data, domain="ai.onnx.ml", **attributes)
-    return graph.result(BOOLEAN, graph.add("Equal", code, graph.constant(1, LONG)), [value])
+    return graph.result(BOOLEAN, code.equals(1), [value])
 
 
 # --- three-valued logic
@@ -107,13 +107,12 @@ def _truth(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list[
     return [casts.widened(graph, value, BOOLEAN) for value in values]
 
 
-def _surely(graph: Graph, value: Value) -> str:
-    return value.data if value.valid is None else graph.add("And", value.data, value.valid)
+def _surely(value: Value) -> Tensor:
+    return value.data if value.valid is None else value.data & value.valid
 
 
-def _surely_not(graph: Graph, value: Value) -> str:
-    negated = graph.negated(value.data)
-    return negated if value.valid is None else graph.add("And", negated, value.valid)
+def _surely_not(value: Value) -> Tensor:
+    return ~value.data if value.valid is None else ~value.data & value.valid
 
 
 @rule("and", 2, operator="And")
@@ -127,24 +126,24 @@ def _joined(graph: Graph, left: Value, right: Value, operator: str) -> Value:
     if left.valid == right.valid and left.raises is right.raises is None:
         return Value(BOOLEAN, graph.add(operator, left.data, right.data), left.valid)
     opposite, decides = ("Or", _surely_not) if operator == "And" else ("And", _surely)
-    data = graph.add(operator, _surely(graph, left), _surely(graph, right))
-    false = graph.add(opposite, _surely_not(graph, left), _surely_not(graph, right))
-    valid = None if left.valid is right.valid is None else graph.add("Or", data, false)
-    reached = graph.negated(decides(graph, left))
+    data = graph.add(operator, _surely(left), _surely(right))
+    false = graph.add(opposite, _surely_not(left), _surely_not(right))
+    valid = None if left.valid is right.valid is None else data | false
+    reached = ~decides(left)
     return Value(BOOLEAN, data, valid, graph.either(left.raises, graph.guarded(right.raises, reached)))
 
 
 @rule("not", 1)
 def _not(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     (value,) = _truth(graph, node, values)
-    return graph.result(BOOLEAN, graph.negated(value.data), [value])
+    return graph.result(BOOLEAN, ~value.data, [value])
 
 
 # --- null
 
 
-def _there(graph: Graph, value: Value) -> str:
-    return graph.constant(True, BOOLEAN) if value.valid is None else value.valid
+def _there(graph: Graph, value: Value) -> Tensor:
+    return graph.number(True) if value.valid is None else value.valid
 
 
 @rule("isnull", 1, negated=True)
@@ -152,7 +151,7 @@ def _there(graph: Graph, value: Value) -> str:
 def _isnotnull(graph: Graph, _node: ExpressionNode, values: Sequence[Value], *, negated: bool) -> Value:
     (value,) = values
     there = _there(graph, value)
-    return Value(BOOLEAN, graph.negated(there) if negated else there, None, value.raises)
+    return Value(BOOLEAN, ~there if negated else there, None, value.raises)
 
 
 @rule("isnan", 1)
@@ -160,7 +159,7 @@ def _isnan(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
     """Return false for null."""
     value = _fraction(graph, node, values[0])
     nan = Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid)
-    return Value(BOOLEAN, _surely(graph, nan), None, value.raises)
+    return Value(BOOLEAN, _surely(nan), None, value.raises)
 
 
 def _fraction(graph: Graph, node: ExpressionNode, value: Value) -> Value:
@@ -191,7 +190,7 @@ def _first(graph: Graph, value: Value, fallback: Value) -> Value:
 def _nullif(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     value = values[0]
     same = _equal(graph, node, values)
-    differs = graph.negated(_surely(graph, same))
+    differs = ~_surely(same)
     raises = graph.either(value.raises, same.raises)
     return Value(value.kind, value.data, graph.both(value.valid, differs), raises)
 
@@ -207,7 +206,7 @@ def _nvl2(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 @rule("nanvl", 2)
 def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     value, fallback = alike(graph, node, [_fraction(graph, node, value) for value in values])
-    nan = _surely(graph, Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid))
+    nan = _surely(Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid))
     merged = graph.merged(nan, fallback, Value(value.kind, value.data, value.valid))
     return Value(merged.kind, merged.data, merged.valid, graph.either(value.raises, merged.raises))
 
@@ -223,7 +222,7 @@ def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
     *branches, rest = alike(graph, node, results)
     for condition, value in zip(reversed(conditions), reversed(branches), strict=True):
-        merged = graph.merged(_surely(graph, condition), value, rest)
+        merged = graph.merged(_surely(condition), value, rest)
         # Nothing after a refused condition matters.
         rest = Value(merged.kind, merged.data, merged.valid, graph.either(condition.raises, merged.raises))
     return rest
@@ -234,7 +233,7 @@ def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) ->
     """Refuse every computed row. The message does not leave the graph."""
     if values[0].kind not in (STRING, VOID):
         raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "a message")
-    return replace(graph.literal(None, VOID), raises=graph.constant(True, BOOLEAN))
+    return replace(graph.literal(None, VOID), raises=graph.number(True))
 
 
 @rule("greatest", 2, 100, greatest=True)
@@ -249,12 +248,11 @@ def extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, grea
 def _better(graph: Graph, node: ExpressionNode, left: Value, right: Value, *, greatest: bool) -> Value:
     """Return the greater or smaller of two values, ignoring nulls; the left value if they are equal."""
     sides = (left.data, right.data) if greatest else (right.data, left.data)
-    take: str = less(graph, node, left.kind, *sides)
+    take = less(node, left.kind, *sides)
     if right.valid is not None:
-        take = graph.add("And", take, right.valid)
+        take = take & right.valid
     valid: Mask = None
     if left.valid is not None:
-        missing = graph.negated(left.valid)
-        take = graph.add("Or", take, missing if right.valid is None else graph.add("And", missing, right.valid))
-        valid = None if right.valid is None else graph.add("Or", left.valid, right.valid)
+        take = take | (~left.valid if right.valid is None else ~left.valid & right.valid)
+        valid = None if right.valid is None else left.valid | right.valid
     return Value(left.kind, graph.where(take, right.data, left.data, left.kind), valid)

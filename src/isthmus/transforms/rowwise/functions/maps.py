@@ -8,6 +8,7 @@ from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
+from isthmus.transforms.rowwise.core.tensors import Tensor
 from isthmus.transforms.rowwise.core.types import INT, LONG, STRING, VOID, SqlType, common
 
 ML = "ai.onnx.ml"
@@ -22,7 +23,7 @@ class MapValue(Value):
 
 
 @rule("map", 2, 200_000)
-def _map(_graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value:
+def _map(graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value:
     """Add nothing to the graph until a key is looked up."""
     if len(node.arguments) % 2:
         raise NotCompilableError(node, "has a key without a value", "pairs")
@@ -38,7 +39,7 @@ def _map(_graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value
         raise NotCompilableError(node, "has a key twice", "each key once")
     pairs = tuple((item.value, value.value) for item, value in zip(keys, values, strict=True))
     kind = replace(value, name=f"map<{key},{value}>", element=value)
-    return MapValue(kind, "", key=key, pairs=pairs)
+    return MapValue(kind, Tensor(graph, ""), key=key, pairs=pairs)
 
 
 def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Value:
@@ -49,25 +50,25 @@ def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Valu
         raise NotCompilableError(node, f"looks up a {key.kind} in a map of {of.key}", f"a {of.key}")
     wide = casts.widened(graph, key, STRING if text else LONG)
     place = _encoded(graph, wide, [(name, place) for place, (name, _) in enumerate(of.pairs)], -1)
-    nowhere = graph.add("Less", place, graph.constant(0, LONG))
+    nowhere = place < 0
     table = graph.constant([value for _, value in of.pairs], kind)
-    data = graph.add("Gather", table, graph.add("Max", place, graph.constant(0, LONG)))
+    data = graph.add("Gather", table, graph.add("Max", place, 0))
     result = graph.result(kind, data, [wide], null=nowhere)
     graph.lookups[result.data, result.valid] = (wide, of.pairs)
     return result
 
 
-def lookup_or(graph: Graph, value: Value, default: str) -> str | None:
+def lookup_or(graph: Graph, value: Value, default: Tensor) -> Tensor | None:
     """Look up integers with a default in a single node. Return None if this does not apply."""
     if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(default):
         return None
     key, pairs = graph.lookups[value.data, value.valid]
-    data = _encoded(graph, key, pairs, int(graph.number(default)))
-    data = data if value.kind == LONG else graph.cast(data, value.kind)
+    data = _encoded(graph, key, pairs, int(graph.number_of(default)))
+    data = data if value.kind == LONG else data.cast(value.kind)
     return data if key.valid is None else graph.where(key.valid, data, default, value.kind)
 
 
-def _encoded(graph: Graph, key: Value, pairs: Sequence[tuple[Any, int]], default: int) -> str:
+def _encoded(graph: Graph, key: Value, pairs: Sequence[tuple[Any, int]], default: int) -> Tensor:
     names = {"keys_strings" if key.kind == STRING else "keys_int64s": [name for name, _ in pairs]}
     values = [value for _, value in pairs]
     return graph.add(

@@ -9,11 +9,12 @@ from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Stacked, Value
 from isthmus.transforms.rowwise.core.rules import rule
+from isthmus.transforms.rowwise.core.tensors import Tensor
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, VOID
 from isthmus.transforms.rowwise.functions import exponentials
-from isthmus.transforms.rowwise.functions.exponentials import number, polynomial
+from isthmus.transforms.rowwise.functions.exponentials import polynomial
 
-Real = Callable[[Graph, str], str]
+Real = Callable[[Tensor], Tensor]
 """A function from a tensor of doubles to a tensor of doubles."""
 
 
@@ -24,90 +25,85 @@ def doubles(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> list
     return [casts.widened(graph, value, DOUBLE) for value in values]
 
 
-def _real(
-    name: str, function: Real | Callable[[Graph, str, str], str], null: Real | None = None, sides: int = 1
-) -> None:
+def _real(name: str, function: Callable[..., Tensor], null: Real | None = None, sides: int = 1) -> None:
     def apply(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
         arguments = doubles(graph, node, values)
-        missing = null(graph, arguments[0].data) if null else None
-        data = function(graph, *(argument.data for argument in arguments))
+        missing = null(arguments[0].data) if null else None
+        data = function(*(argument.data for argument in arguments))
         return graph.result(DOUBLE, data, arguments, null=missing)
 
     rule(name, sides)(apply)
 
 
 def _kernel(operator: str) -> Real:
-    return lambda graph, x: graph.add(operator, x)
+    return lambda x: x.graph.add(operator, x)
 
 
 def _not_above(bound: float) -> Real:
     """Return a mask of numbers not above a limit. NaN counts as above."""
-    return lambda graph, x: graph.add("LessOrEqual", x, number(graph, bound))
+    return lambda x: x <= bound
 
 
-def _exp(graph: Graph, x: str) -> str:
-    return graph.together(exponentials.exp, x, signless=True)
+def _exp(x: Tensor) -> Tensor:
+    return x.graph.together(exponentials.exp, x, signless=True)
 
 
-def _log(graph: Graph, x: str) -> str:
-    return graph.together(exponentials.log, x)
+def _log(x: Tensor) -> Tensor:
+    return x.graph.together(exponentials.log, x)
 
 
 def _log_to(base: int) -> Real:
-    return lambda graph, x: graph.add("Div", _log(graph, x), number(graph, math.log(base)))
+    return lambda x: _log(x) / math.log(base)
 
 
-def _log1p(graph: Graph, x: str) -> str:
+def _log1p(x: Tensor) -> Tensor:
     """Kahan's method: the rounding error of 1 + x cancels out in log(1 + x) / ((1 + x) - 1)."""
-    unit = number(graph, 1.0)
-    plus = graph.add("Add", x, unit)
-    back = graph.add("Sub", plus, unit)
-    tiny = graph.add("Equal", back, number(graph, 0.0))
-    safe = graph.add("Where", tiny, unit, back)
-    factor = graph.add("Div", _log(graph, plus), safe)
-    whole = graph.add("IsInf", x)
-    return _but_zero(graph, graph.add("Mul", factor, x), x, graph.add("Or", tiny, whole))
+    plus = x + 1.0
+    back = plus - 1.0
+    tiny = back.equals(0.0)
+    safe = tiny.where(1.0, back)
+    factor = _log(plus) / safe
+    whole = x.graph.add("IsInf", x)
+    return _but_zero(factor * x, x, tiny | whole)
 
 
-def _expm1(graph: Graph, x: str) -> str:
-    return _but_zero(graph, graph.together(exponentials.expm1, x), x)
+def _expm1(x: Tensor) -> Tensor:
+    return _but_zero(x.graph.together(exponentials.expm1, x), x)
 
 
 _NEARLY_ALL = 709.0
 """Above this, e^x overflows before half of it does."""
 
 
-def _sinh(graph: Graph, x: str) -> str:
-    size = graph.add("Abs", x)
-    e = _expm1(graph, size)
-    unit, half = number(graph, 1.0), number(graph, 0.5)
-    near = graph.add("Mul", half, graph.add("Add", e, graph.add("Div", e, graph.add("Add", e, unit))))
-    return _signed_like(graph, _half_exp_or(graph, size, near), x)
+def _sinh(x: Tensor) -> Tensor:
+    size = abs(x)
+    e = _expm1(size)
+    one, half = map(x.graph.number, (1.0, 0.5))
+    return _signed_like(_half_exp_or(size, half * (e + e / (e + one))), x)
 
 
-def _cosh(graph: Graph, x: str) -> str:
-    size, half = graph.add("Abs", x), number(graph, 0.5)
-    e = _exp(graph, size)
-    return _half_exp_or(graph, size, graph.add("Add", graph.add("Mul", half, e), graph.add("Div", half, e)))
+def _cosh(x: Tensor) -> Tensor:
+    size, half = abs(x), x.graph.number(0.5)
+    e = _exp(size)
+    return _half_exp_or(size, half * e + half / e)
 
 
-def _half_exp_or(graph: Graph, size: str, near: str) -> str:
+def _half_exp_or(size: Tensor, near: Tensor) -> Tensor:
     """Return `near`, or e^x / 2 computed by its root where e^x may overflow."""
-    half = number(graph, 0.5)
-    root = _exp(graph, graph.add("Mul", half, size))
-    far = graph.add("Mul", graph.add("Mul", half, root), root)
-    return graph.add("Where", graph.add("Greater", size, number(graph, _NEARLY_ALL)), far, near)
+    half = size.graph.number(0.5)
+    root = _exp(half * size)
+    far = half * root * root
+    return (size > _NEARLY_ALL).where(far, near)
 
 
-def _signed_like(graph: Graph, size: str, x: str) -> str:
-    below = graph.add("Less", x, number(graph, 0.0))
-    return _but_zero(graph, graph.add("Where", below, graph.add("Neg", size), size), x)
+def _signed_like(size: Tensor, x: Tensor) -> Tensor:
+    return _but_zero((x < 0.0).where(-size, size), x)
 
 
-def _but_zero(graph: Graph, result: str, x: str, tiny: str | None = None) -> str:
+def _but_zero(result: Tensor, x: Tensor, tiny: Tensor | None = None) -> Tensor:
     """Return `result`, but x itself where it is zero or tiny. See `Graph.where` for the order."""
-    zero = tiny or graph.add("Equal", x, number(graph, 0.0))
-    return graph.add("Where", graph.negated(zero), result, x)
+    zero = tiny or x.equals(0.0)
+    return (~zero).where(result, x)
 
 
 _ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1,
@@ -118,38 +114,34 @@ _HALF_PI_REST = 6.123233995736765886130e-17
 """Pi / 2 minus its double."""
 
 
-def _atan(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
+def _atan(x: Tensor, _numbers: Sequence[int]) -> Tensor:
     """The rational function of Cephes (Moshier 1989), after reduction of the argument to [-0.66, 0.66]."""
-    size = graph.add("Abs", x)
-    unit, zero = number(graph, 1.0), number(graph, 0.0)
-    far = graph.add("Greater", size, number(graph, 2.414213562373095))
-    near = graph.add("LessOrEqual", size, number(graph, 0.66))
+    size = abs(x)
+    one, zero = map(x.graph.number, (1.0, 0.0))
+    far, near = size > 2.414213562373095, size <= 0.66
     # Numerator and denominator of the reduced slope; a small slope stays as it is.
-    top = graph.add("Where", far, number(graph, -1.0), graph.add("Where", near, size, graph.add("Sub", size, unit)))
-    under = graph.add("Where", far, size, graph.add("Where", near, unit, graph.add("Add", size, unit)))
-    small = graph.add("Div", top, under)
-    z = graph.add("Mul", small, small)
-    result = graph.add("Add", graph.add("Mul", small, _rational(graph, z, (0.0, *_ATAN_P), (1.0, *_ATAN_Q))), small)
-    base, more = (
-        graph.add("Where", far, number(graph, part), graph.add("Where", near, zero, number(graph, part / 2)))
-        for part in (math.pi / 2, _HALF_PI_REST)
-    )
-    return _signed_like(graph, graph.add("Add", base, graph.add("Add", result, more)), x)
+    top = far.where(x.graph.number(-1.0), near.where(size, size - one))
+    under = far.where(size, near.where(one, size + one))
+    small = top / under
+    z = small * small
+    result = small * _rational(z, (0.0, *_ATAN_P), (1.0, *_ATAN_Q)) + small
+    base, more = (far.where(x.graph.number(part), near.where(zero, part / 2)) for part in (math.pi / 2, _HALF_PI_REST))
+    return _signed_like(base + (result + more), x)
 
 
 def _together(function: Stacked, number: int = 0) -> Real:
-    return lambda graph, x: graph.together(function, x, number)
+    return lambda x: x.graph.together(function, x, number)
 
 
 atan = _together(_atan)
 
 
-def _rational(graph: Graph, z: str, over: Sequence[float], under: Sequence[float]) -> str:
+def _rational(z: Tensor, over: Sequence[float], under: Sequence[float]) -> Tensor:
     """Return z p(z) / q(z) from the coefficients of both polynomials, which are evaluated together."""
-    pairs = [graph.constant([[[p]], [[q]]], DOUBLE) for p, q in zip(over, under, strict=True)]
-    both = polynomial(graph, z, pairs)
-    p, q = (graph.add("Gather", both, graph.constant(place, LONG), axis=0) for place in (0, 1))
-    return graph.add("Div", graph.add("Mul", z, p), q)
+    graph = z.graph
+    both = polynomial(z, [graph.constant([[[p]], [[q]]], DOUBLE) for p, q in zip(over, under, strict=True)])
+    p, q = (graph.add("Gather", both, place, axis=0) for place in (0, 1))
+    return z * p / q
 
 
 _ASIN_P = (3.47933107596021167570e-5, 7.91534994289814532176e-4, -4.00555345006794114027e-2, 2.01212532134862925881e-1,
@@ -157,70 +149,67 @@ _ASIN_P = (3.47933107596021167570e-5, 7.91534994289814532176e-4, -4.005553450067
 _ASIN_Q = (7.70381505559019352791e-2, -6.88283971605453293030e-1, 2.02094576023350569471, -2.40339491173441421878)
 
 
-def _arcsine(graph: Graph, x: str, _numbers: Sequence[int]) -> str:
+def _arcsine(x: Tensor, _numbers: Sequence[int]) -> Tensor:
     """The rational function of fdlibm below 0.5; above, computed from the complement."""
-    size = graph.add("Abs", x)
-    half, unit, two = (number(graph, value) for value in (0.5, 1.0, 2.0))
-    steep = graph.add("GreaterOrEqual", size, half)
-    z = graph.add("Where", steep, graph.add("Mul", half, graph.add("Sub", unit, size)), graph.add("Mul", size, size))
+    graph, size = x.graph, abs(x)
+    half, one, two = map(graph.number, (0.5, 1.0, 2.0))
+    steep = size >= half
+    z = steep.where(half * (one - size), size * size)
     # Small arguments keep their sign, and so does a zero; see `Graph.where` for the order.
-    base = graph.add("Where", steep, graph.add("Sqrt", z), x)
-    result = graph.add("Add", base, graph.add("Mul", base, _rational(graph, z, _ASIN_P, (0.0, *_ASIN_Q, 1.0))))
-    rest = graph.add("Sub", graph.add("Mul", two, result), number(graph, _HALF_PI_REST))
-    turned = graph.add("Sub", number(graph, math.pi / 2), rest)
-    return graph.add("Where", steep, graph.add("Mul", turned, graph.add("Sign", x)), result)
+    base = steep.where(graph.add("Sqrt", z), x)
+    result = base + base * _rational(z, _ASIN_P, (0.0, *_ASIN_Q, 1.0))
+    rest = two * result - _HALF_PI_REST
+    turned = math.pi / 2 - rest
+    return steep.where(turned * graph.add("Sign", x), result)
 
 
-def _acos(graph: Graph, x: str) -> str:
+def _acos(x: Tensor) -> Tensor:
     """Computed as 2 atan(sqrt((1 - x) / (1 + x)))."""
-    unit = number(graph, 1.0)
-    ratio = graph.add("Div", graph.add("Sub", unit, x), graph.add("Add", unit, x))
-    return graph.add("Mul", number(graph, 2.0), atan(graph, graph.add("Sqrt", ratio)))
+    one = x.graph.number(1.0)
+    ratio = (one - x) / (one + x)
+    return x.graph.number(2.0) * atan(x.graph.add("Sqrt", ratio))
 
 
-def atan2(graph: Graph, y: str, x: str) -> str:
+def atan2(y: Tensor, x: Tensor) -> Tensor:
     """Return the angle of (x, y). For Spark, zero has no sign."""
-    zero, pi = number(graph, 0.0), number(graph, math.pi)
-    quotient = graph.add("Div", graph.add("Abs", y), graph.add("Abs", x))
-    both_zero = graph.add("And", graph.add("Equal", y, zero), graph.add("Equal", x, zero))
-    both_inf = graph.add("And", graph.add("IsInf", y), graph.add("IsInf", x))
-    ratio = graph.add("Where", both_zero, zero, graph.add("Where", both_inf, number(graph, 1.0), quotient))
-    first = atan(graph, ratio)
+    graph = x.graph
+    zero, pi = map(graph.number, (0.0, math.pi))
+    quotient = abs(y) / abs(x)
+    both_zero = y.equals(zero) & x.equals(zero)
+    both_inf = graph.add("IsInf", y) & graph.add("IsInf", x)
+    first = atan(both_zero.where(zero, both_inf.where(1.0, quotient)))
     # Pi minus its double is added last.
-    turned = graph.add("Sub", pi, graph.add("Sub", first, number(graph, 1.2246467991473532e-16)))
-    angle = graph.add("Where", graph.add("Less", x, zero), turned, first)
-    return graph.where(graph.add("Less", y, zero), graph.add("Neg", angle), angle, DOUBLE)
+    turned = pi - (first - 1.2246467991473532e-16)
+    angle = (x < zero).where(turned, first)
+    return graph.where(y < zero, -angle, angle, DOUBLE)
 
 
-def _cbrt(graph: Graph, x: str) -> str:
+def _cbrt(x: Tensor) -> Tensor:
     """Return e^(log |x| / 3) with the sign of x, refined by two steps of Halley's method."""
-    size = graph.add("Abs", x)
-    odd = graph.add("Or", graph.add("Equal", size, number(graph, 0.0)), graph.add("IsInf", size))
-    unit = number(graph, 1.0)
-    safe = graph.add("Where", odd, unit, size)
+    graph, size = x.graph, abs(x)
+    odd = size.equals(0.0) | graph.add("IsInf", size)
+    one = graph.number(1.0)
+    safe = odd.where(one, size)
     # Scaled so that nothing overflows or vanishes: 2^600 is the cube of 2^200.
-    large = graph.add("Greater", safe, number(graph, 1e200))
-    small = graph.add("Less", safe, number(graph, 1e-200))
+    large, small = safe > 1e200, safe < 1e-200
     down, up = (
-        graph.add("Where", large, number(graph, far), graph.add("Where", small, number(graph, near), unit))
+        large.where(graph.number(far), small.where(near, one))
         for far, near in ((2.0**-600, 2.0**600), (2.0**200, 2.0**-200))
     )
-    middle = graph.add("Mul", safe, down)
+    middle = safe * down
     # Do not use Pow: its last bits depend on the runtime.
-    root = _exp(graph, graph.add("Div", _log(graph, middle), number(graph, 3.0)))
+    root = _exp(_log(middle) / 3.0)
     for _ in range(2):
-        cube = graph.add("Mul", graph.add("Mul", root, root), root)
-        off = graph.add("Sub", cube, middle)
-        under = graph.add("Add", graph.add("Add", cube, cube), middle)
-        root = graph.add("Sub", root, graph.add("Mul", root, graph.add("Div", off, under)))
-    better = graph.add("Mul", root, up)
-    return _signed_like(graph, graph.add("Where", odd, size, better), x)
+        cube = root * root * root
+        off = cube - middle
+        root = root - root * (off / (cube + cube + middle))
+    return _signed_like(odd.where(size, root * up), x)
 
 
 def _quotient(over: Real | None, under: Real) -> Real:
-    def apply(graph: Graph, x: str) -> str:
-        top = over(graph, x) if over else number(graph, 1.0)
-        return graph.add("Div", top, under(graph, x))
+    def apply(x: Tensor) -> Tensor:
+        top = over(x) if over else x.graph.number(1.0)
+        return top / under(x)
 
     return apply
 
@@ -235,55 +224,55 @@ _FAR = 2.0**20
 _PADDING = 16
 
 
-def _circular(graph: Graph, x: str, turns: Sequence[int]) -> str:
+def _circular(x: Tensor, turns: Sequence[int]) -> Tensor:
     """Return sine (turn 0) or cosine (turn 1, a quarter turn more) of angles (k, n), after reduction by half turns.
 
     Kernels of runtimes lose the last bits near a zero of the function.
     """
-    unit = number(graph, 1.0)
+    graph = x.graph
+    one = graph.number(1.0)
     column = np.array(turns)[:, None]
     quarter = graph.constant(column / 2, DOUBLE)
     # Do not use Round: it returns -0.0, and the differences below would turn that into 0.0.
-    angle = graph.add("Mul", x, number(graph, 1 / math.pi))
-    half_turns = graph.add("Floor", graph.add("Add", angle, graph.constant(column / 2 + 0.5, DOUBLE)))
-    reduced = graph.add("Sub", half_turns, quarter) if any(turns) else half_turns
+    half_turns = graph.add("Floor", x * (1 / math.pi) + graph.constant(column / 2 + 0.5, DOUBLE))
+    reduced = half_turns - quarter if any(turns) else half_turns
     # The first product is exact.
-    high = graph.add("Sub", x, graph.add("Mul", reduced, number(graph, _PI[0])))
-    step = graph.add("Mul", reduced, number(graph, _PI[1]))
-    rest = graph.add("Sub", high, step)
-    lost = graph.add("Sub", graph.add("Sub", high, rest), step)
-    r = graph.add("Sub", rest, graph.add("Sub", graph.add("Mul", reduced, number(graph, _PI[2])), lost))
-    z = graph.add("Mul", r, r)
-    series = polynomial(graph, z, [number(graph, value) for value in _SIN])
-    sine = graph.add("Mul", r, graph.add("Add", unit, graph.add("Mul", z, series)))
-    odd = graph.add("BitwiseAnd", graph.cast(half_turns, LONG), graph.constant(1, LONG))
-    result = graph.add("Mul", sine, graph.add("Gather", graph.constant([1.0, -1.0], DOUBLE), odd))
-    far = graph.add("GreaterOrEqual", graph.add("Abs", x), number(graph, _FAR))
-    return graph.add("Where", far, _by_kernel(graph, x, turns), result)
+    high = x - reduced * _PI[0]
+    step = reduced * _PI[1]
+    rest = high - step
+    lost = high - rest - step
+    r = rest - (reduced * _PI[2] - lost)
+    z = r * r
+    series = polynomial(z, list(map(graph.number, _SIN)))
+    sine = r * (one + z * series)
+    odd = graph.add("BitwiseAnd", half_turns.cast(LONG), 1)
+    result = sine * graph.add("Gather", graph.constant([1.0, -1.0], DOUBLE), odd)
+    far = abs(x) >= _FAR
+    return far.where(_by_kernel(x, turns), result)
 
 
-def _by_kernel(graph: Graph, x: str, turns: Sequence[int]) -> str:
+def _by_kernel(x: Tensor, turns: Sequence[int]) -> Tensor:
     """Return sine or cosine by the runtime's kernel, which uses another formula for the last few numbers of a tensor.
 
     Zeros are appended, so that these last numbers are padding.
     """
-    column = np.array(turns)[:, None]
+    graph, column = x.graph, np.array(turns)[:, None]
     padded = graph.add("Concat", x, graph.constant(np.zeros((len(turns), _PADDING)), DOUBLE), axis=1)
     kernels = [graph.add(kernel, padded) for turn, kernel in enumerate(("Sin", "Cos")) if turn in turns]
     if len(kernels) == 2:
-        kernels = [graph.add("Where", graph.constant(column, BOOLEAN), kernels[1], kernels[0])]
+        kernels = [graph.constant(column, BOOLEAN).where(kernels[1], kernels[0])]
     begin, end = (graph.constant(places, LONG) for places in ([0, 0], [len(turns), -_PADDING]))
     return graph.add("Slice", kernels[0], begin, end)
 
 
-def _tanh(graph: Graph, x: str) -> str:
+def _tanh(x: Tensor) -> Tensor:
     """Return e / (e + 2) with e = e^2x - 1; from 0.55 on, 1 - 2 / (e + 2), where an error of e matters less."""
-    size, two = graph.add("Abs", x), number(graph, 2.0)
-    e = _expm1(graph, graph.add("Mul", two, size))
-    under = graph.add("Add", e, two)
-    far = graph.add("Sub", number(graph, 1.0), graph.add("Div", two, under))
-    steep = graph.add("Less", size, number(graph, 0.55))
-    return _signed_like(graph, graph.add("Where", steep, graph.add("Div", e, under), far), x)
+    size, two = abs(x), x.graph.number(2.0)
+    e = _expm1(two * size)
+    under = e + two
+    far = x.graph.number(1.0) - two / under
+    steep = size < 0.55
+    return _signed_like(steep.where(e / under, far), x)
 
 
 _sin, _cos = _together(_circular, 0), _together(_circular, 1)
@@ -307,38 +296,33 @@ _real("atan", atan)
 _real("sinh", _sinh)
 _real("cosh", _cosh)
 _real("tanh", _tanh)
-_real("degrees", lambda graph, x: graph.add("Mul", x, number(graph, 180.0 / math.pi)))
-_real("radians", lambda graph, x: graph.add("Mul", x, number(graph, math.pi / 180.0)))
+_real("degrees", lambda x: x * (180.0 / math.pi))
+_real("radians", lambda x: x * (math.pi / 180.0))
 _real("rint", _kernel("Round"))
-_real(
-    "signum",
-    lambda graph, x: graph.add(
-        "Where", graph.add("Less", number(graph, 0.0), graph.add("Abs", x)), graph.add("Sign", x), x
-    ),
-)
+_real("signum", lambda x: (x.graph.number(0.0) < abs(x)).where(x.graph.add("Sign", x), x))
 
 
-def _pow(graph: Graph, x: str, y: str) -> str:
+def _pow(x: Tensor, y: Tensor) -> Tensor:
     """Java's power: NaN for an exponent of NaN, and for 1 or -1 to infinity."""
-    if graph.is_number(y) and math.isfinite(graph.number(y)):
+    graph = x.graph
+    if graph.is_number(y) and math.isfinite(graph.number_of(y)):
         # A kernel multiplies for a square or cube of many rows, but not for one row. Java multiplies for a square.
-        return graph.add("Mul", x, x) if graph.number(y) == 2 else graph.add("Pow", x, graph.row(y))
+        return x * x if graph.number_of(y) == 2 else graph.add("Pow", x, graph.row(y))
     y = graph.row(y)
-    unit = number(graph, 1.0)
-    edge = graph.add("And", graph.add("Equal", graph.add("Abs", x), unit), graph.add("IsInf", y))
-    nan = graph.add("Or", edge, graph.add("IsNaN", y))
-    return graph.add("Where", nan, number(graph, math.nan), graph.add("Pow", x, y))
+    one = graph.number(1.0)
+    nan = (abs(x).equals(one) & graph.add("IsInf", y)) | graph.add("IsNaN", y)
+    return nan.where(graph.number(math.nan), graph.add("Pow", x, y))
 
 
-def _hypot(graph: Graph, x: str, y: str) -> str:
+def _hypot(x: Tensor, y: Tensor) -> Tensor:
     """Scale by the greater side, so that it overflows only if the result does."""
-    x, y = graph.add("Abs", x), graph.add("Abs", y)
+    graph, x, y = x.graph, abs(x), abs(y)
     big, small = graph.add("Max", x, y), graph.add("Min", x, y)
-    zero, unit = number(graph, 0.0), number(graph, 1.0)
-    ratio = graph.add("Div", small, graph.add("Where", graph.add("Equal", big, zero), unit, big))
-    result = graph.add("Mul", big, graph.add("Sqrt", graph.add("Add", unit, graph.add("Mul", ratio, ratio))))
-    infinite = graph.add("Or", graph.add("IsInf", x), graph.add("IsInf", y))
-    return graph.add("Where", infinite, number(graph, math.inf), result)
+    zero, one = map(graph.number, (0.0, 1.0))
+    ratio = small / big.equals(zero).where(one, big)
+    result = big * graph.add("Sqrt", one + ratio * ratio)
+    infinite = graph.add("IsInf", x) | graph.add("IsInf", y)
+    return infinite.where(math.inf, result)
 
 
 _real("power", _pow, sides=2)
@@ -351,9 +335,9 @@ _real("pow", _pow, sides=2)
 def _logarithm(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     """Base e, or the base in the first argument."""
     sides = doubles(graph, node, values)
-    logs = [_log(graph, side.data) for side in sides]
-    null = graph.either(*(_not_above(0.0)(graph, side.data) for side in sides))
-    data = graph.add("Div", logs[1], logs[0]) if len(logs) == 2 else logs[0]
+    logs = [_log(side.data) for side in sides]
+    null = graph.either(*(side.data <= 0.0 for side in sides))
+    data = logs[1] / logs[0] if len(logs) == 2 else logs[0]
     return graph.result(DOUBLE, data, sides, null=null)
 
 

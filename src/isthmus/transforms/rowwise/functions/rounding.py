@@ -7,9 +7,9 @@ from isthmus.transforms.rowwise.core import casts
 from isthmus.transforms.rowwise.core.expressions import ExpressionNode, NotCompilableError
 from isthmus.transforms.rowwise.core.graph import Graph, Value
 from isthmus.transforms.rowwise.core.rules import rule
+from isthmus.transforms.rowwise.core.tensors import Tensor
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, FLOAT, LONG
 from isthmus.transforms.rowwise.functions.arithmetic import numbers
-from isthmus.transforms.rowwise.functions.exponentials import number
 
 
 @rule("floor", 1, operator="Floor")
@@ -22,14 +22,11 @@ def _to_whole(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, op
     value = casts.widened(graph, value, DOUBLE)
     # Java's conversion: NaN is 0, and numbers out of range become the nearest limit.
     down = graph.add(operator, value.data)
-    low, high = number(graph, float(LONG.low)), number(graph, float(LONG.high))
-    over, under = graph.add("GreaterOrEqual", down, high), graph.add("LessOrEqual", down, low)
-    odd = graph.either(over, under, graph.add("IsNaN", down))
-    assert odd is not None  # noqa: S101 - of three masks
-    inside = graph.cast(graph.add("Where", odd, number(graph, 0.0), down), LONG)
-    data = graph.add("Where", over, graph.constant(LONG.high, LONG), inside)
-    data = graph.add("Where", under, graph.constant(LONG.low, LONG), data)
-    return graph.result(LONG, data, [value])
+    low, high = graph.number(float(LONG.low)), graph.number(float(LONG.high))
+    over, under = down >= high, down <= low
+    odd = graph.add("IsNaN", down)
+    inside = (over | under | odd).where(0.0, down).cast(LONG)
+    return graph.result(LONG, under.where(LONG.low, over.where(LONG.high, inside)), [value])
 
 
 @rule("round", 1, 2, even=False)
@@ -47,7 +44,7 @@ def _rounded(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, eve
     wide = casts.widened(graph, value, DOUBLE)
     if value.kind == FLOAT and digits:
         raise NotCompilableError(node, "rounds a float to digits", "a cast to double first, or round without digits")
-    return graph.result(value.kind, _decimal(graph, wide.data, digits, value.kind == FLOAT, even=even), [value])
+    return graph.result(value.kind, _decimal(wide.data, digits, value.kind == FLOAT, even=even), [value])
 
 
 def _coarse_from(digits: int) -> float:
@@ -55,44 +52,41 @@ def _coarse_from(digits: int) -> float:
     return float(2.0 ** math.ceil(52 - digits * math.log2(10)))
 
 
-def _decimal(graph: Graph, x: str, digits: int, narrow: bool, *, even: bool) -> str:
+def _decimal(x: Tensor, digits: int, narrow: bool, *, even: bool) -> Tensor:
     """Round as Spark does: take the shortest decimal number that reads as x, and round it half up or half even.
 
     That decimal is the tie itself if x is the double nearest to the tie; otherwise it is on the same side of the tie as
     x. Where doubles are coarser than decimals with `digits` digits, x is already rounded. Where they are coarser than
     decimals with one more digit, Java uses the nearest of those to x, unless a shorter decimal reads as x.
     """
-    size = graph.add("Abs", x)
-    scale, half, unit = (number(graph, value) for value in (10.0**digits, 0.5, 1.0))
-    least = graph.add("Floor", graph.add("Mul", size, scale))
+    graph, size = x.graph, abs(x)
+    scale, half, one = map(graph.number, (10.0**digits, 0.5, 1.0))
+    least = graph.add("Floor", size * scale)
     # If the product was rounded up to a whole number, subtract 1.
-    rounded_up = graph.add("Greater", graph.add("Div", least, scale), size)
-    least = graph.add("Where", rounded_up, graph.add("Sub", least, unit), least)
-    tie = graph.add("Div", graph.add("Add", least, half), scale)
-    above, equal = graph.add("Greater", size, tie), graph.add("Equal", size, tie)
+    rounded_up = least / scale > size
+    least = rounded_up.where(least - one, least)
+    tie = (least + half) / scale
+    above, equal = size > tie, size.equals(tie)
     if digits:
-        place = graph.add("Mul", graph.add("Sub", size, graph.add("Floor", size)), scale)
-        rest = graph.add("Sub", place, graph.add("Floor", place))
-        last = graph.add("Round", graph.add("Mul", rest, number(graph, 10)))
-        low, high = (
-            graph.add("Equal", size, graph.add("Div", whole, scale)) for whole in (least, graph.add("Add", least, unit))
-        )
-        coarse = graph.add("GreaterOrEqual", size, number(graph, _coarse_from(digits + 1)))
-        unlike = graph.negated(low)
-        beyond = graph.add("Or", high, graph.add("And", unlike, graph.add("Greater", last, number(graph, 5.0))))
-        middle = graph.add("And", unlike, graph.add("Equal", last, number(graph, 5.0)))
+        place = (size - graph.add("Floor", size)) * scale
+        rest = place - graph.add("Floor", place)
+        last = graph.add("Round", rest * 10.0)
+        low, high = (size.equals(whole / scale) for whole in (least, least + one))
+        coarse = size >= _coarse_from(digits + 1)
+        unlike = ~low
+        beyond = high | (unlike & (last > 5.0))
+        middle = unlike & last.equals(5.0)
         above, equal = graph.where(coarse, beyond, above, BOOLEAN), graph.where(coarse, middle, equal, BOOLEAN)
     up = equal
     if even:
-        odd = graph.add("Equal", graph.add("Mod", least, number(graph, 2.0), fmod=1), unit)
-        up = graph.add("And", equal, odd)
-    up = graph.add("Or", above, up)
-    rounded = graph.add("Div", graph.add("Add", least, graph.add("Where", up, unit, number(graph, 0.0))), scale)
-    large = graph.add("GreaterOrEqual", size, number(graph, _coarse_from(digits)))
-    as_is = graph.add("Or", large, graph.add("Or", graph.add("IsNaN", x), graph.add("IsInf", x)))
-    signed = graph.add("Where", graph.add("Less", x, number(graph, 0.0)), graph.add("Neg", rounded), rounded)
+        odd = graph.add("Mod", least, 2.0, fmod=1).equals(one)
+        up = equal & odd
+    up = above | up
+    rounded = (least + up.where(one, 0.0)) / scale
+    large = size >= _coarse_from(digits)
+    as_is = large | (graph.add("IsNaN", x) | graph.add("IsInf", x))
+    signed = (x < 0.0).where(-rounded, rounded)
     # A decimal cannot be a negative zero.
-    zero = graph.add("Equal", signed, number(graph, 0.0))
-    signed = graph.add("Where", zero, number(graph, 0.0), signed)
-    result = graph.add("Where", as_is, x, signed)
-    return graph.cast(result, FLOAT) if narrow else result
+    signed = signed.equals(0.0).where(0.0, signed)
+    result = as_is.where(x, signed)
+    return result.cast(FLOAT) if narrow else result

@@ -33,7 +33,7 @@ def _case(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, action
     converted = graph.add("StringNormalizer", more, case_change_action=action, locale="C")
     data = graph.add("Slice", converted, graph.constant([0, 0], LONG), graph.shape)
     plain = graph.add("RegexFullMatch", value.data, pattern=_ASCII)
-    return graph.result(STRING, data, [value], wrong=graph.negated(plain))
+    return graph.result(STRING, data, [value], wrong=~plain)
 
 
 @rule("concat", 1, 100)

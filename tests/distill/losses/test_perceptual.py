@@ -1,90 +1,15 @@
-import math
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from isthmus.features.errors import ConfigurationError
-from isthmus.losses import FeatureMaps, Perceptual, attention_transfer
-from tests.distill.losses.support import EXTREME, Array, finite, gradient_is_right, numbers, seeded
+from isthmus.losses import Perceptual
+from tests.distill.losses.support import gradient_is_right, seeded
 
 
-@st.composite
-def maps(draw: st.DrawFn) -> tuple[Array, Array]:
-    batch, height, width = (draw(st.integers(1, 3)) for _ in range(3))
-    return draw(numbers(batch, 2, height, width)), draw(numbers(batch, 3, height, width))
-
-
-def attention(image: Array) -> list[float]:
-    channels, height, width = image.shape
-    sums = [sum(image[c, y, x] ** 2 for c in range(channels)) for y in range(height) for x in range(width)]
-    norm = max(math.sqrt(sum(value**2 for value in sums)), 1e-12)
-    return [value / norm for value in sums]
-
-
-@given(maps())
-def test_attention_transfer_is_the_formula(data: tuple[Array, Array]) -> None:
-    student, teacher = data
-    found = [
-        sum((x - y) ** 2 for x, y in zip(attention(a), attention(b), strict=True))
-        for a, b in zip(student, teacher, strict=True)
-    ]
-    loss = attention_transfer(torch.from_numpy(student), torch.from_numpy(teacher))
-    assert loss.item() == pytest.approx(sum(found) / len(found), rel=1e-9, abs=1e-12)
-
-
-@given(maps(), st.sampled_from([("l1", 1), ("l2", 2)]))
-def test_feature_maps_are_the_formula(data: tuple[Array, Array], norm: tuple[str, int]) -> None:
-    student, teacher = data
-    name, power = norm
-    loss = FeatureMaps(2, 3, norm=name).double()  # type: ignore[arg-type]
-    (weight,) = (parameter.detach().numpy()[:, :, 0, 0] for parameter in loss.parameters())
-    found = []
-    for image, wanted in zip(student, teacher, strict=True):
-        for (channel, y, x), value in [((c, y, x), wanted[c, y, x]) for c, y, x in _places(wanted)]:
-            mixed = sum(weight[channel, c] * image[c, y, x] for c in range(2))
-            found.append(abs(mixed - value) ** power)
-    value = loss(torch.from_numpy(student), torch.from_numpy(teacher))
-    assert value.item() == pytest.approx(sum(found) / len(found), rel=1e-9, abs=1e-12)
-
-
-def _places(image: Array) -> list[tuple[int, int, int]]:
-    channels, height, width = image.shape
-    return [(c, y, x) for c in range(channels) for y in range(height) for x in range(width)]
-
-
-def test_the_gradients_are_those_of_finite_differences() -> None:
-    loss = FeatureMaps(2, 3).double()
-    assert gradient_is_right(lambda x: loss(x, seeded(2, 3, 2, 2)), 2, 2, 2, 2)
-    assert gradient_is_right(lambda x: attention_transfer(x, seeded(2, 3, 2, 2)), 2, 2, 2, 2)
+def test_the_gradient_is_that_of_finite_differences() -> None:
     perceptual = Perceptual(network().double(), ["0", "2"])
     assert gradient_is_right(lambda x: perceptual(x, seeded(1, 2, 4, 4)), 1, 2, 4, 4)
-
-
-@pytest.mark.parametrize("size", [EXTREME, 0.0])
-def test_extreme_maps_and_zeros_stay_finite(size: float) -> None:
-    student, teacher = torch.full((1, 2, 2, 2), size), torch.full((1, 3, 2, 2), -size)
-    assert finite(lambda x: attention_transfer(x, teacher), student)
-    assert finite(lambda x: FeatureMaps(2, 3)(x, teacher), student)
-
-
-def test_channels_that_agree_need_no_convolution() -> None:
-    assert not list(FeatureMaps(3, 3).parameters())
-    same = seeded(1, 3, 2, 2)
-    assert FeatureMaps(3, 3)(same, same + 2).item() == pytest.approx(4)
-
-
-def test_maps_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="teacher: height 3; expected 2, as in student"):
-        attention_transfer(seeded(1, 2, 2, 2), seeded(1, 2, 3, 2))
-    with pytest.raises(
-        ConfigurationError, match=r"student: shape \(1, 2, 2, 2\); expected \(batch, 4, height, width\)"
-    ):
-        FeatureMaps(4, 2)(seeded(1, 2, 2, 2), seeded(1, 2, 2, 2))
-    with pytest.raises(ConfigurationError, match="norm: 'l3'"):
-        FeatureMaps(4, 2, norm="l3")  # type: ignore[arg-type]
 
 
 def network() -> nn.Sequential:

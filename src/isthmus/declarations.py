@@ -1,0 +1,45 @@
+"""The names of `isthmus`, which imports this module when the first of them is used."""
+
+# ruff: noqa: I001 - `X as X` re-exports a name for type checkers
+
+from dataclasses import is_dataclass
+
+# fmt: off
+from isthmus.distill.declaration import Distillation as Distillation, Search as Search, Tabular as Tabular
+from isthmus.distill.gates import Gate as Gate
+from isthmus.distill.labels import (
+    Binary as Binary, Classes as Classes, Isotonic as Isotonic, Monitor as Monitor, Number as Number, Rank as Rank,
+    Temperature as Temperature,
+)
+from isthmus.distill.language.causal import Causal as Causal
+from isthmus.distill.language.decoding import DecodingSettings as DecodingSettings
+from isthmus.distill.language.lora import Lora as Lora
+from isthmus.distill.settings import Settings as Settings
+from isthmus.features.definition.expectations import Expect as Expect
+from isthmus.features.definition.failure import declared
+from isthmus.features.definition.spec import (
+    Entity as Entity, FeatureService as FeatureService, FeatureView as FeatureView, Field as Field,
+    RequestSource as RequestSource, RequestTransform as RequestTransform, Snapshot as Snapshot, Source as Source,
+    Spine as Spine,
+)
+from isthmus.features.errors import (
+    ConfigurationError as ConfigurationError, ContractMismatch as ContractMismatch, DataError as DataError,
+    DependencyError as DependencyError, GateFailed as GateFailed, IsthmusError as IsthmusError,
+    PackageError as PackageError, RequestError as RequestError,
+)
+from isthmus.features.types import (
+    Array as Array, Bool as Bool, Bytes as Bytes, Float32 as Float32, Float64 as Float64, Int32 as Int32,
+    Int64 as Int64, String as String, UnixTimestamp as UnixTimestamp,
+)
+from isthmus.orchestration.server.push import push as push
+from isthmus.orchestration.training.notebook import training_data as training_data
+from isthmus.transforms.decorators import request_transform as request_transform, spine as spine, transform as transform
+from isthmus.transforms.preparation.steps import (
+    Clip as Clip, Embed as Embed, Hashed as Hashed, Impute as Impute, Log1p as Log1p, OneHot as OneHot,
+    Ordinal as Ordinal, Standardize as Standardize,
+)
+# fmt: on
+
+for _name, _kind in {**vars(Expect), **globals()}.items():
+    if isinstance(_kind, type) and is_dataclass(_kind):
+        _kind.__init__ = declared(_kind.__init__, _name)  # type: ignore[method-assign]

@@ -1,0 +1,226 @@
+"""A Delta table in a folder or in object storage: opened, read and written, with its errors explained.
+
+All tables of a project go through `StoredTable`. A new table needs a schema and its `TableErrors`: see `log`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from isthmus.features.errors import DataError, DependencyError, IsthmusError, first_line
+from isthmus.features.files import private_folder
+
+if TYPE_CHECKING:
+    import pyarrow.fs as fs
+
+Rows = pa.Table | pa.RecordBatchReader
+
+_OWN = "isthmus."
+"""Prefix of the metadata that Isthmus adds to commits."""
+
+_SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>", "Error performing ")
+"""Parts of deltalake's error messages when a storage refuses a request or does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableErrors:
+    """The words of a table's errors.
+
+    Attributes:
+        where: name of the table.
+        damaged: remedy if the table cannot be read.
+        conflict: problem and remedy if another process writes to the table at the same moment.
+        unwritten: remedy if the table cannot be written.
+    """
+
+    where: str
+    damaged: str
+    conflict: tuple[str, str]
+    unwritten: str
+
+
+class StoredTable:
+    """The table `name` under `root`, a folder or a URL that deltalake accesses with `storage_options`.
+
+    With `private`, only the owner of a local folder may enter it.
+    """
+
+    def __init__(
+        self, root: str | Path, name: str, storage_options: Mapping[str, str] | None, errors: TableErrors,
+        *, private: bool = False,
+    ) -> None:  # fmt: skip
+        self.path = f"{str(root).rstrip('/')}/{name}"
+        self.options = dict(storage_options or {}) if "://" in self.path else None
+        self._errors, self._private = errors, private
+
+    def open(self, version: int | None = None, *, check: bool = True) -> DeltaTable | None:
+        """Return the table, or None if it does not exist.
+
+        Raises:
+            DataError: the table is damaged; with `check`, also if a local file is missing or has another size.
+            DependencyError: the storage refuses the request or does not answer.
+        """
+        with self.reading():
+            try:
+                table = DeltaTable(self.path, version=version, storage_options=self.options)
+            except TableNotFoundError:
+                return None
+            if check and self.options is None:
+                _check_files(table, Path(self.path))
+            return table
+
+    def append(
+        self, rows: Rows, *, transactions: Sequence[Transaction] | None = None, retries: int | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """Append rows to the newest version in one commit, or create the table. `options` are deltalake's.
+
+        If another process commits at the same moment, try again `retries` times; None is deltalake's default.
+
+        Raises:
+            DataError: the table cannot be written. It is unchanged.
+            DependencyError: the storage refuses the request or does not answer.
+        """
+        properties = CommitProperties(app_transactions=transactions, max_commit_retries=retries)
+        with self.writing():
+            write_deltalake(
+                self.path, rows, mode="append", storage_options=self.options, commit_properties=properties, **options
+            )
+
+    def commit(
+        self, table: DeltaTable | None, rows: Rows, metadata: Mapping[str, str], *,
+        mode: Literal["error", "append", "overwrite"], transactions: Sequence[Transaction] | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """Write rows as the next version of `table`, or as the first version if it is None.
+
+        The names of `metadata`, all with the prefix "isthmus.", recognize a commit whose reply was lost. `options` are
+        deltalake's.
+
+        Raises:
+            DataError: another process has written to the table since it was opened, or it cannot be written.
+            DependencyError: the storage refuses the request or does not answer.
+        """
+        # No retries: the metadata is only right if this is the next commit of the table.
+        properties = CommitProperties(
+            custom_metadata=dict(metadata), app_transactions=transactions, max_commit_retries=0
+        )
+        target = self.path if table is None else table
+        with self.writing(-1 if table is None else table.version(), metadata):
+            write_deltalake(
+                target, rows, mode=mode, storage_options=self.options, commit_properties=properties, **options
+            )
+
+    def commits(self, table: DeltaTable, count: int) -> list[dict[str, Any]]:
+        """Return up to `count` commits of a table, the newest first."""
+        entries: list[dict[str, Any]] = table.history(count)
+        if not entries and self.options is None:
+            # deltalake lists no commits if the path contains "#" or "?".
+            last = range(table.version(), max(table.version() - count, -1), -1)
+            with suppress(FileNotFoundError):
+                for version in last:
+                    lines = (Path(self.path) / "_delta_log" / f"{version:020}.json").read_bytes().splitlines()
+                    entries += [action["commitInfo"] for action in map(json.loads, lines) if "commitInfo" in action]
+        return entries
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Convert errors of reading into a DataError, or into a DependencyError if the storage is not available."""
+        try:
+            yield
+        except (DeltaError, OSError, pa.ArrowException, _duckdb_error(), ValueError) as error:
+            errors = self._errors
+            raise unavailable(errors.where, self.path, error) or DataError(
+                errors.where, f"{self.path} cannot be read ({first_line(error)})", remedy=errors.damaged
+            ) from error
+
+    @contextmanager
+    def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Convert errors of writing, like `reading`. No error is raised if the commit was made after all.
+
+        Args:
+            before: version that the commit must follow, -1 for a new table; None if it may follow any version.
+            metadata: metadata of the commit.
+        """
+        try:
+            if self._private and self.options is None:
+                private_folder(Path(self.path))
+            yield
+        except (DeltaError, OSError, pa.ArrowException, ValueError, RuntimeError) as error:
+            if before is not None and metadata and self._has(before + 1, metadata):
+                return
+            errors = self._errors
+            if refusal := unavailable(errors.where, self.path, error):
+                raise refusal from error
+            new = before == -1 and DeltaTable.is_deltatable(self.path, self.options)
+            if isinstance(error, CommitFailedError) or new:
+                problem, remedy = errors.conflict
+                raise DataError(errors.where, problem, remedy=remedy) from error
+            raise DataError(
+                errors.where, f"{self.path} cannot be written ({first_line(error)})", remedy=errors.unwritten
+            ) from error
+
+    def _has(self, version: int, metadata: Mapping[str, str]) -> bool:
+        """Return whether a version of a table in a storage has exactly this metadata, whoever wrote it.
+
+        The storage may have made the commit although its reply was lost. deltalake's retry then collides with its own
+        first attempt, and reports another writer.
+        """
+        if self.options is None:
+            return False
+        with suppress(IsthmusError, DeltaError, OSError):
+            table = self.open()
+            if table is not None and table.version() >= version:
+                for entry in self.commits(table, table.version() - version + 1)[-1:]:
+                    own = {name: str(value) for name, value in entry.items() if name.startswith(_OWN)}
+                    return own == dict(metadata)
+        return False
+
+
+def unavailable(where: str, place: str, error: BaseException) -> DependencyError | None:
+    """Return a DependencyError if the storage refused a request or did not answer, or None for other errors."""
+    if "://" not in place or not any(sign in str(error) for sign in _SIGNS):
+        return None
+    return DependencyError(
+        where, f"{place} is not available ({first_line(error)})",
+        remedy="its rows are unchanged: check storage_options, the bucket, and the credentials in the environment "
+        "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), then try again",
+    )  # fmt: skip
+
+
+def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
+    """Return the file system of a table: Arrow's own, unless `place` is a URL.
+
+    With a Python file system, Arrow's threads release Python buffers and may outlive a scan. If the interpreter exits
+    at that moment, the process aborts (apache/arrow#36389).
+    """
+    import pyarrow.fs as fs
+    from deltalake.fs import DeltaStorageHandler
+
+    if "://" in place:
+        return fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
+    return fs.SubTreeFileSystem(place, fs.LocalFileSystem())
+
+
+def _check_files(table: DeltaTable, folder: Path) -> None:
+    """Raise an OSError if a file of a local table is missing, or has another size than in the Delta log."""
+    for file in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
+        path = folder / file["path"]
+        if not path.exists():
+            raise OSError(f"{path.name} is missing")
+        if path.stat().st_size != file["size_bytes"]:
+            raise OSError(f"{path.name} has {path.stat().st_size} bytes instead of {file['size_bytes']}")
+
+
+def _duckdb_error() -> type[Exception]:
+    # Imported only after a failure: many commands need a table but not DuckDB.
+    import duckdb
+
+    return duckdb.Error

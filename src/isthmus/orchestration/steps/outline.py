@@ -1,0 +1,116 @@
+"""Outline of a project as plain data, from which Dagster builds the graph without feast, pyspark and torch."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from isthmus.features.definition.spec import Source as DeclaredSource
+
+FORMAT = 7
+
+
+class CodeLocation(msgspec.Struct, frozen=True):
+    file: str
+    line: int
+
+
+class SourceOutline(msgspec.Struct, frozen=True):
+    """Raw data: name and declared location, without secrets."""
+
+    name: str
+    path: str = ""
+    delta: str = ""
+    iceberg: str = ""
+    sql: str = ""
+    connection: str = ""
+    version_sql: str = ""
+
+    @property
+    def declared(self) -> "DeclaredSource":
+        from isthmus.features.definition.spec import Source as DeclaredSource
+
+        return DeclaredSource(**msgspec.structs.asdict(self))
+
+
+class ViewOutline(msgspec.Struct, frozen=True):
+    """A feature view.
+
+    Attributes:
+        code: hash of the view's contract.
+        columns: (name, type, description) of keys and features.
+        table: folder or URL of the offline table.
+        ttl: seconds until a value expires, or None.
+    """
+
+    name: str
+    description: str
+    owner: str
+    code: str
+    columns: tuple[tuple[str, str, str], ...]
+    table: str
+    sources: tuple[str, ...]
+    ttl: float | None
+    place: CodeLocation | None
+
+
+class ModelOutline(msgspec.Struct, frozen=True):
+    """A distillation.
+
+    Attributes:
+        views: views that the teacher or the student reads.
+        sources: sources that the spine reads.
+        served: views that the student reads.
+        examples: code version of the training set.
+        teaching: code version of the teacher; leaves out code that only evaluates a student.
+        training: code version of the trained models and their evaluation.
+        export: code version of the package and its deployment.
+        bounded: bounds on attribution stages are declared, so the attribution check runs.
+        monitored: servers record answers and the label can be monitored, so the monitoring checks run.
+    """
+
+    name: str
+    description: str
+    owner: str
+    views: tuple[str, ...]
+    sources: tuple[str, ...]
+    served: tuple[str, ...]
+    examples: str
+    teaching: str
+    training: str
+    export: str
+    bounded: bool
+    monitored: bool
+
+
+class SnapshotOutline(msgspec.Struct, frozen=True):
+    name: str
+    views: tuple[str, ...]
+    cron: str | None
+    code: str
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """A project.
+
+    Attributes:
+        days: first day of the daily build partitions, and the day after the last (None unless the project's clock is
+            fixed); None if builds have no partitions.
+        retrain: cron schedule for training; None trains only after drift.
+        made_of: digest of the inputs of the outline.
+    """
+
+    project: str
+    root: str
+    contract: str
+    sources: tuple[SourceOutline, ...]
+    views: tuple[ViewOutline, ...]
+    models: tuple[ModelOutline, ...]
+    snapshots: tuple[SnapshotOutline, ...]
+    days: tuple[str, str | None] | None
+    automation: bool
+    retrain: str | None
+    made_of: str
+    storage_options: dict[str, str] = {}
+    records: bool = False
+    format: int = FORMAT

@@ -1,0 +1,280 @@
+"""Steps of a project: what each one makes or checks, and the events it reports, as plain data.
+
+Each room declares its steps in its module `steps`, and `graph.steps` lists them for Dagster, the demo and the processes
+that run steps. None of these modules imports Dagster. They import heavy libraries inside functions, because building
+Dagster's graph imports them.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from isthmus.features.document.blocks import Block, cell
+from isthmus.features.document.markdown import to_markdown
+from isthmus.features.progress import Progress
+from isthmus.orchestration.steps.outline import ModelOutline, Outline, SnapshotOutline, ViewOutline
+
+if TYPE_CHECKING:
+    from isthmus.orchestration.project import Project
+
+Part = TypeVar("Part", Outline, ViewOutline, SnapshotOutline, ModelOutline)
+Pool = Literal["engine", "train", "serve"]
+Kind = Literal[
+    "source", "contract", "build", "offline", "online", "training_set", "teacher", "teacher_outputs", "student",
+    "control", "package", "deployment", "snapshot", "recorded",
+]  # fmt: skip
+
+Metadata = dict[str, Any]
+"""Names mapped to numbers, texts, or {"type": ..., "raw_value": ...} in the format of Dagster Pipes."""
+REPORT = "report"  # the metadata entry that holds the complete report
+FAILED = "failed"  # name of the Pipes message that carries a StepFailure
+_HASH = re.compile("[0-9a-f]{64}")
+_PLOT_CHARACTERS = 50_000  # limit for the images of one event
+
+
+class StepRequest(msgspec.Struct, frozen=True):
+    """The selected part of a step.
+
+    Attributes:
+        nodes: ids of the nodes to materialize.
+        checks: (node id, check name) pairs to run.
+        days: first day, and the day after the last; None for all.
+        everything: `days` covers every day of the project.
+    """
+
+    step: str
+    nodes: tuple[str, ...] = ()
+    checks: tuple[tuple[str, str], ...] = ()
+    days: tuple[str, str] | None = None
+    everything: bool = False
+
+
+@dataclass(frozen=True)
+class NodeMaterialization:
+    node: str
+    version: str
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NodeCheck:
+    """Result of a check. `message` says why it failed; a failed `blocking` check stops everything downstream."""
+
+    node: str
+    check: str
+    passed: bool
+    message: str = ""
+    metadata: Metadata = field(default_factory=dict)
+    blocking: bool = True
+
+
+@dataclass(frozen=True)
+class AssetNode:
+    """A node of the asset graph.
+
+    Attributes:
+        kind: kind of asset, such as "offline" or "student".
+        name: name of the source, view, model or service; empty for the contract and for recorded answers.
+        outline: the project.
+        deps: nodes this node depends on.
+        view: view of a build, offline or online node.
+        model: model of a node from training set to deployment.
+        snapshot: snapshot of a snapshot node.
+    """
+
+    kind: Kind
+    name: str
+    outline: Outline
+    deps: Sequence["AssetNode"] = ()
+    view: ViewOutline | None = None
+    model: ModelOutline | None = None
+    snapshot: SnapshotOutline | None = None
+
+    @property
+    def id(self) -> str:
+        """Identifier in step requests: kind/name, or the kind if there is no name."""
+        return f"{self.kind}/{self.name}" if self.name else self.kind
+
+
+@dataclass(frozen=True)
+class Asset(Generic[Part]):
+    """A kind of asset. The project has one for each part of type `of`, such as each view.
+
+    Attributes:
+        describe: returns the description of a part's asset.
+        library: library that writes the asset; Dagster shows it as a badge. Several are separated by spaces.
+        version: returns the code version of a part's asset; a new one makes the asset stale.
+        deps: returns the ids of the nodes that a part's asset depends on. Nodes that the project lacks are left out.
+        follows: the asset is materialized automatically after its dependencies.
+    """
+
+    kind: Kind
+    of: type[Part]
+    describe: Callable[[Part], str]
+    library: str
+    version: Callable[[Part], str | None] = lambda _part: None
+    deps: Callable[[Part], Iterable[str]] = lambda _part: ()
+    follows: bool = True
+
+
+@dataclass(frozen=True)
+class Work:
+    """The nodes or checks that a step runs together.
+
+    Attributes:
+        nodes: ids of the nodes; with `checks`, of the one node to check.
+        checks: names of the checks to run.
+    """
+
+    project: "Project"
+    request: StepRequest
+    nodes: Sequence[str]
+    checks: Sequence[str]
+    progress: Progress
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def names(self) -> list[str]:
+        return [node.partition("/")[2] for node in self.nodes]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def metadata(self, report: Mapping[str, Any], series: Sequence[str] = ()) -> Metadata:
+        """Return the scalar entries of a report, followed by the whole report as JSON.
+
+        Dagster plots every number over time. Only the seconds and the entries named in `series` stay numbers; other
+        numbers become text. Hashes are shortened to 12 characters; the JSON has them in full.
+        """
+        plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
+        figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - self.began, 3)}
+        single = {name: _text(name, value) for name, value in plain.items() if isinstance(value, int | float | str)}
+        single = {name: text for name, text in single.items() if text != ""}
+        return {**figures, **(single | figures), REPORT: {"raw_value": plain, "type": "json"}}
+
+
+Results = Iterator[tuple[str, Metadata]]
+"""For each node, its data version and metadata. For each check, why it failed (empty if it passed) and metadata."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a project. It materializes `assets`, or runs `checks` on nodes of the kinds `checked`.
+
+    Attributes:
+        pool: concurrency pool; it limits how many steps run at once.
+        run: yields a result for each node or check of its work, in order.
+        checks: check descriptions by name.
+        op: name of the op; empty for the name of the step.
+        select: returns whether the project has the asset of a node, or checks it.
+        together: all nodes of a request are one work; by default each node is one.
+        divisible: a subset of the nodes can be selected.
+        daily: the assets have daily partitions.
+        without_days: name of the step that runs instead in a project without daily partitions.
+        waits_for: kinds of other nodes that the checks read.
+        blocking: a failed check stops everything downstream.
+        cron: schedule on which the checks run automatically.
+        applies: changed definitions are applied first, so that the step uses the ones that Dagster loaded.
+        changes_status: the status of the project is written after an asset or a failed check.
+    """
+
+    name: str
+    pool: Pool
+    run: Callable[[Work], Results]
+    assets: tuple[Asset[Any], ...] = ()
+    checked: tuple[Kind, ...] = ()
+    checks: Mapping[str, str] = field(default_factory=dict)
+    op: str = ""
+    select: Callable[[AssetNode], bool] = lambda _node: True
+    together: bool = False
+    divisible: bool = True
+    daily: bool = False
+    without_days: str = ""
+    waits_for: tuple[Kind, ...] = ()
+    blocking: bool = True
+    cron: str | None = None
+    applies: bool = False
+    changes_status: bool = False
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.checked or tuple(asset.kind for asset in self.assets)
+
+    def events(
+        self, project: "Project", request: StepRequest, progress: Progress
+    ) -> Iterator[NodeMaterialization | NodeCheck]:
+        """Run the step and yield its events.
+
+        Raises:
+            IsthmusError: the step failed.
+        """
+        nodes = list(dict.fromkeys([*request.nodes, *(node for node, _ in request.checks)]))
+        parts = [nodes] if self.together else [[node] for node in nodes]
+        for n, part in enumerate(parts):
+            checks = [check for node, check in request.checks if node in part]
+            results = self.run(Work(project, request, part, checks, _share(progress, n, len(parts))))
+            if self.checks:
+                for check, (message, metadata) in zip(checks, results, strict=True):
+                    yield NodeCheck(part[0], check, not message, message, metadata, self.blocking)
+            else:
+                for node, (version, metadata) in zip(part, results, strict=True):
+                    yield NodeMaterialization(node, version, metadata)
+
+
+def _share(progress: Progress, n: int, count: int) -> Progress:
+    """Return the progress of the n-th of several equal parts."""
+    return lambda text, done: progress(text, (n + done) / count)
+
+
+class StepFailure(msgspec.Struct, frozen=True):
+    """Failure of a step. `passes` means that a retry may succeed."""
+
+    sentence: str
+    passes: bool = False
+
+
+def _text(name: str, value: float | str) -> Any:
+    """Return a scalar in a form that Dagster does not plot: a timestamp, a path, a short hash, or text."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and (name == "at" or name.endswith("_at")):
+        return {"raw_value": value / 1e6, "type": "timestamp"}
+    if isinstance(value, str) and Path(value).is_absolute():
+        return {"raw_value": value, "type": "path"}
+    return value[:12] if isinstance(value, str) and _HASH.fullmatch(value) else cell(value)
+
+
+def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
+    """Return the metadata for Dagster, with floats rounded to four digits.
+
+    Numbers of a check become text: Dagster would plot each as a single point.
+    """
+    if isinstance(event, NodeMaterialization):
+        rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
+        return event.metadata | rounded
+    # Dagster ignores line breaks in text.
+    message = {"found": "; ".join(event.message.splitlines())} if event.message else {}
+    return message | {
+        name: cell(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        for name, value in event.metadata.items()
+    }
+
+
+def markdown(*blocks: Block) -> Metadata:
+    return {"raw_value": to_markdown(blocks), "type": "md"}
+
+
+def plots(images: Mapping[str, str]) -> Metadata:
+    """Format images as Markdown, up to a size limit: Dagster loads them with every list of events."""
+    shown, left = [], _PLOT_CHARACTERS
+    for name, address in images.items():
+        left -= len(address)
+        title = re.sub(r"([^\w\s.,]|_)", r"\\\1", name)
+        shown += [f"**{title}**", f"![{title}]({address})" if left >= 0 else "is on the page"]
+    return {"raw_value": "\n\n".join(shown), "type": "md"}
