@@ -4,11 +4,11 @@ All tables of a project go through `StoredTable`. A new table needs a schema and
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -19,8 +19,6 @@ from isthmus.features.files import private_folder
 
 if TYPE_CHECKING:
     import pyarrow.fs as fs
-
-Rows = pa.Table | pa.RecordBatchReader
 
 _OWN = "isthmus."
 """Prefix of the metadata that Isthmus adds to commits."""
@@ -77,7 +75,7 @@ class StoredTable:
             return table
 
     def append(
-        self, rows: Rows, *, transactions: Sequence[Transaction] | None = None, retries: int | None = None,
+        self, rows: pa.Table, *, transactions: list[Transaction] | None = None, retries: int | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
         """Append rows to the newest version in one commit, or create the table. `options` are deltalake's.
@@ -95,14 +93,13 @@ class StoredTable:
             )
 
     def commit(
-        self, table: DeltaTable | None, rows: Rows, metadata: Mapping[str, str], *,
-        mode: Literal["error", "append", "overwrite"], transactions: Sequence[Transaction] | None = None,
-        **options: Any,
+        self, table: DeltaTable | None, rows: pa.Table | pa.RecordBatchReader, metadata: Mapping[str, str], *,
+        transactions: list[Transaction] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         """Write rows as the next version of `table`, or as the first version if it is None.
 
         The names of `metadata`, all with the prefix "isthmus.", recognize a commit whose reply was lost. `options` are
-        deltalake's.
+        deltalake's: `mode`, and for a part of the table `predicate`.
 
         Raises:
             DataError: another process has written to the table since it was opened, or it cannot be written.
@@ -114,9 +111,7 @@ class StoredTable:
         )
         target = self.path if table is None else table
         with self.writing(-1 if table is None else table.version(), metadata):
-            write_deltalake(
-                target, rows, mode=mode, storage_options=self.options, commit_properties=properties, **options
-            )
+            write_deltalake(target, rows, storage_options=self.options, commit_properties=properties, **options)
 
     def commits(self, table: DeltaTable, count: int) -> list[dict[str, Any]]:
         """Return up to `count` commits of a table, the newest first."""
