@@ -292,7 +292,7 @@ def verdict_of(package: Path, contract: Contract = CONTRACT, differing: int = 0)
     views: dict[str, dict[str, FeatureVerdict]] = {}
     for view, feature in contract.service("late").features:
         views.setdefault(view, {})[feature] = compared
-    return Verdict(contract.hash, NOW, views, TABLES, {}, package_digest(package), compared)
+    return Verdict(contract.hash, NOW, dict(views), TABLES, {}, package_digest(package), compared)
 
 
 @dataclass(frozen=True)

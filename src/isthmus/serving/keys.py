@@ -51,11 +51,9 @@ class Grants(msgspec.Struct, frozen=True):
 
     def require(self, action: str, name: str) -> None:
         """Raise a ForbiddenError if the key lacks the scope `action:name`."""
-        if f"{action}:{name}" not in self.scopes and f"{action}:*" not in self.scopes:
-            raise ForbiddenError(
-                f"API key {self.name}", f"lacks the scope {action}:{name}", expected=f"{action}:{name} or {action}:*",
-                remedy=f"create a key with `isthmus keys create NAME --scope {action}:{name}`",
-            )  # fmt: skip
+        own = f"{action}:{name}"
+        if own not in self.scopes and f"{action}:*" not in self.scopes:
+            raise self._lacks(own, f"{own} or {action}:*")
 
     def require_status(self, model: str | None = None) -> None:
         """Raise a ForbiddenError if the key may not see the status of the server, or of `model`.
@@ -64,10 +62,7 @@ class Grants(msgspec.Struct, frozen=True):
         """
         open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
         if not self.scopes & open_to:
-            raise ForbiddenError(
-                f"API key {self.name}", "lacks the scope status:*", expected=" or ".join(sorted(open_to)),
-                remedy="create a key with `isthmus keys create NAME --scope 'status:*'`",
-            )  # fmt: skip
+            raise self._lacks("status:*", " or ".join(sorted(open_to)), shown="'status:*'")
 
     def require_owner(self, service: str, text: str) -> None:
         """Raise a ForbiddenError if the key may not read an owner's snapshot.
@@ -75,11 +70,8 @@ class Grants(msgspec.Struct, frozen=True):
         `text` is the owner's value as in the snapshot header.
         """
         own = f"snapshot:{service}/{quote(text, safe='')}"
-        if not self.scopes.intersection((own, f"snapshot:{service}", "snapshot:*")):
-            raise ForbiddenError(
-                f"API key {self.name}", f"lacks the scope {own}", expected=f"{own}, snapshot:{service} or snapshot:*",
-                remedy=f"create a key with `isthmus keys create NAME --scope {own}`",
-            )  # fmt: skip
+        if self.scopes.isdisjoint((own, f"snapshot:{service}", "snapshot:*")):
+            raise self._lacks(own, f"{own}, snapshot:{service} or snapshot:*")
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
         """Raise a ForbiddenError if the key may not do this lookup. A lookup by `features` needs `read:*`."""
@@ -90,6 +82,13 @@ class Grants(msgspec.Struct, frozen=True):
                 f"API key {self.name}", "lacks the scope read:*, which a lookup by `features` needs",
                 expected="read:*", remedy="use feature_service instead, or create a key with `--scope read:*`",
             )  # fmt: skip
+
+    def _lacks(self, scope: str, expected: str, shown: str = "") -> ForbiddenError:
+        """Return the error for a missing scope; `shown` quotes it for a shell."""
+        return ForbiddenError(
+            f"API key {self.name}", f"lacks the scope {scope}", expected=expected,
+            remedy=f"create a key with `isthmus keys create NAME --scope {shown or scope}`",
+        )  # fmt: skip
 
 
 EVERYTHING = Grants("", frozenset(f"{action}:*" for action in ACTIONS))

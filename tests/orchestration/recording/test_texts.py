@@ -72,7 +72,7 @@ def put(project: Project, package: Path) -> None:
         features.setdefault(view, {})[feature] = FeatureVerdict(10, 0, 0.0)
     tables = dict.fromkeys(features, "f00d")
     verdict = Verdict(
-        contract.hash, project.now(), features, tables, {}, package_digest(package), FeatureVerdict(10, 0, 0.0)
+        contract.hash, project.now(), dict(features), tables, {}, package_digest(package), FeatureVerdict(10, 0, 0.0)
     )
     profile = ServingProfile(precision="fp32", probation_seconds=0)
     deploy(package, verdict, contract, profile, project.deployment_file, tables=tables, at=project.now())

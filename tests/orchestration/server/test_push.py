@@ -110,5 +110,7 @@ def test_what_is_refused_is_refused_as_by_the_api(built: Shop, project: Open) ->
     with pytest.raises(RequestError, match="4 rows; expected 3 at most"):
         isthmus.push(project(built), VIEW, {name: values * 2 for name, values in good.items()})
     isthmus.push(project(built), VIEW, good)
-    with pytest.raises(DependencyError, match=r"2 pushed rows wait for it; 2 more exceed the limit. Run `isthmus col"):
+    with pytest.raises(
+        DependencyError, match=r"2 pushed rows wait for it; 2 more exceed the limit\. Run `isthmus push"
+    ):
         isthmus.push(project(built), VIEW, good)

@@ -11,8 +11,8 @@ from isthmus.features.online.record import NEVER, Published, records
 from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, ViewStatus
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
+from isthmus.serving.http.statuspage import page as status_page
 from isthmus.serving.metrics.counters import Tally
-from isthmus.serving.statuspage.page import page as status_page
 from isthmus.serving.wire.messages import StatusAnswer
 from tests.serving.support import CONTRACT, HOUR, NOW, PUNCTUALITY, Server, fill, make_package, serving, wait
 

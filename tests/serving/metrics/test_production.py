@@ -4,7 +4,7 @@ from pathlib import Path
 
 from isthmus.features.production import MeasuredValue, PackageQuality, Production, SliceQuality, production_file
 from isthmus.serving.deployment.record import Approval, Deployment
-from isthmus.serving.metrics.production import LONGEST, ProductionGauges
+from isthmus.serving.metrics.gauges import LONGEST, ProductionGauges
 
 DEPLOYED = Deployment(
     model="late", package="/nowhere", digest="a" * 64, contract="c", service="late", precision="fp32", threads=1,

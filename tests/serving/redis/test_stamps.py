@@ -20,8 +20,7 @@ from isthmus.features.values.entitykey import KeyValue, entity_key
 from isthmus.features.values.rows import RowCodec
 from isthmus.serving.limits import Limits
 from isthmus.serving.redis.node import RedisNode
-from isthmus.serving.redis.stamps import FRESH_SECONDS, Stamps
-from isthmus.serving.redis.store import Store
+from isthmus.serving.redis.store import FRESH_SECONDS, Stamps, Store
 from tests.serving.support import CARRIER, CONTRACT, FLIGHT, NOW, ROUTE
 
 KEY: list[tuple[Column, KeyValue]] = [(CARRIER, "UA"), (FLIGHT, 1 << 50)]

@@ -373,7 +373,8 @@ def test_a_canary_that_hangs_is_given_up_without_a_lost_request(packages: list[P
             body = json.dumps({"request": {"distance": [1.0], "carrier": [f"carrier {n}"]}}).encode()
             asked = msgspec.json.decode(body, type=PredictRequest)
             async with asyncio.timeout(limits.deadline_seconds):
-                found.append(json.loads((await predictions.answer(PredictCall(state, asked, body)))[0])["package"])
+                predictor, _ = await predictions.predict(PredictCall(state, asked, body))
+                found.append(predictor.model.deployment.digest)
         never.set()
         return found
 

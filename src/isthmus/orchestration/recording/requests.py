@@ -15,7 +15,6 @@ from isthmus.features.values.columns import Ints, Values, concatenated
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, resolve, service_features
 from isthmus.serving.lookup.prompt import Prompt
-from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import TensorPredictor
 from isthmus.serving.recorder.columns import hashes
@@ -157,7 +156,7 @@ def _decoder(
             inputs = reader.read(_GENERATE.decode(body), LIMITS)
         else:
             keys, fields = decode.entities(_LOOKUP.decode(body).entities, join_keys, reader.request, reader.optional)
-            inputs = LookupInputs.of(reader, keys, fields, LIMITS)
+            inputs = reader.inputs(keys, fields, LIMITS)
         return inputs.keys, inputs.request, inputs.rows
 
     return read

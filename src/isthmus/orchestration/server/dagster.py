@@ -67,7 +67,6 @@ class Webserver(DagsterWebserver[Any, Any]):
 
 
 def main() -> None:
-    """Run a Dagster command with the guarded webserver."""
     # Dagster has no parameter for its webserver class, so replace it. `isthmus dev` checks that the guard works.
     app: Any = dagster_webserver.app
     cli: Any = dagster_webserver.cli

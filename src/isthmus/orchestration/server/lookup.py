@@ -14,7 +14,6 @@ from isthmus.features.redis.connection import answering, connect
 from isthmus.features.types import Bytes, String
 from isthmus.orchestration.project import Project
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup.request import LookupInputs
 from isthmus.serving.state import State
 from isthmus.serving.wire import decode
 
@@ -43,7 +42,7 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
     columns = {**plan.request, **state.join_keys}
     raws = {key: msgspec.Raw(_json(values, columns.get(key))) for key, values in texts.items()}
     keys, fields = decode.entities(raws, state.join_keys, plan.request, plan.optional)
-    inputs = LookupInputs.of(plan, keys, fields, Limits())
+    inputs = plan.inputs(keys, fields, Limits())
     with project.redis() as url, answering(url):
         client = connect(url)
         answers = plan.plan.read(client, inputs.keys, project.now())

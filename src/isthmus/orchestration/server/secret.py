@@ -1,7 +1,6 @@
 """Secret key that hashes the join keys of private views in recorded answers."""
 
 import secrets
-from contextlib import suppress
 
 from isthmus.features.errors import DataError
 from isthmus.features.files import write_atomically
@@ -18,10 +17,14 @@ def known_secret(project: Project) -> bytes:
     """
     file = project.recorded / "key"
     try:
-        return _checked(file.read_bytes(), str(file))
+        content = file.read_bytes()
     except FileNotFoundError:
         remedy = "restore it: without it, hashes cannot be matched to keys"
         raise DataError(str(file), "does not exist", expected="the secret of recorded keys", remedy=remedy) from None
+    if len(content) != _BYTES:
+        remedy = "restore it; if you remove it, hashes of earlier answers cannot be matched to keys"
+        raise DataError(str(file), f"has {len(content)} bytes", expected=f"{_BYTES}", remedy=remedy)
+    return content
 
 
 def secret(project: Project) -> bytes:
@@ -31,18 +34,8 @@ def secret(project: Project) -> bytes:
         DataError: the file is damaged.
     """
     file = project.recorded / "key"
-    with suppress(FileNotFoundError):
-        return _checked(file.read_bytes(), str(file))
-    with project.locked("keys"):
-        with suppress(FileNotFoundError):
-            return _checked(file.read_bytes(), str(file))
-        created = secrets.token_bytes(_BYTES)
-        write_atomically(file, created, mode=0o600)
-    return created
-
-
-def _checked(content: bytes, where: str) -> bytes:
-    if len(content) != _BYTES:
-        remedy = "restore it; if you remove it, hashes of earlier answers cannot be matched to keys"
-        raise DataError(where, f"has {len(content)} bytes", expected=f"{_BYTES}", remedy=remedy)
-    return content
+    if not file.exists():
+        with project.locked("keys"):
+            if not file.exists():
+                write_atomically(file, secrets.token_bytes(_BYTES), mode=0o600)
+    return known_secret(project)

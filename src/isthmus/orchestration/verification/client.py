@@ -138,9 +138,8 @@ class Client:
         """Yield request bodies of at most `LOT` rows."""
         for start in range(0, rows, self._lot):
             lot = slice(start, start + self._lot)
-            yield msgspec.json.encode(
-                fixed | {part: {name: column[lot] for name, column in group.items()} for part, group in columns.items()}
-            )
+            parts = {part: {name: column[lot] for name, column in group.items()} for part, group in columns.items()}
+            yield msgspec.json.encode({**fixed, **parts})
 
     def _post(self, path: str, body: bytes, form: Format) -> bytes:
         return self._send("POST", path, body, {"content-type": "application/json", "accept": form.value})

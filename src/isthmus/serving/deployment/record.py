@@ -85,7 +85,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.digest, self.precision, self.threads
 
     def dumps(self, file: Path) -> bytes:
-        """Encode the deployment for this file."""
         return msgspec.json.format(msgspec.json.encode(self.relative(file)), indent=1) + b"\n"
 
     @classmethod

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 import orjson
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from isthmus.features import clock
 from isthmus.features.contract.schema import Column
@@ -30,14 +29,11 @@ from isthmus.serving.http.generate import TextGeneration
 from isthmus.serving.http.guard import Guarded, Limited, granted, refused
 from isthmus.serving.http.inference import Inference
 from isthmus.serving.http.middleware import Observed
-from isthmus.serving.http.predict import PredictCall, PredictionService, candidate_state, probation_state, recorded_by
-from isthmus.serving.lookup import compact
-from isthmus.serving.lookup.lookup import Lookup, TransformOutputs
-from isthmus.serving.lookup.request import LookupInputs
+from isthmus.serving.http.predict import PredictCall, PredictionService, recorded_by
+from isthmus.serving.http.statuspage import deployed_models, page, status
+from isthmus.serving.lookup.lookup import Lookup, LookupInputs, TransformOutputs
+from isthmus.serving.metrics.gauges import ProductionGauges, SpoolGauges
 from isthmus.serving.metrics.metrics import Metrics
-from isthmus.serving.metrics.production import ProductionGauges
-from isthmus.serving.metrics.spool import SpoolGauges
-from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.recorder.columns import RecordedAnswer, stored_of
 from isthmus.serving.recorder.options import MB
@@ -45,14 +41,11 @@ from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 from isthmus.serving.state import State
-from isthmus.serving.statuspage.page import page
-from isthmus.serving.statuspage.report import status
 from isthmus.serving.threads import BYTES, VALUES, offload
 from isthmus.serving.watch import Watch
 from isthmus.serving.wire import decode, errors, messages, openapi
 from isthmus.serving.wire.exchange import body_of, message_of, reply
 from isthmus.serving.wire.formats import Format, negotiate
-from isthmus.serving.wire.inference import DATATYPES
 
 _LOOKUP = msgspec.json.Decoder(messages.LookupRequest)
 _PREDICT = msgspec.json.Decoder(messages.PredictRequest)
@@ -70,8 +63,6 @@ LOOK_SECONDS = 1.0
 
 
 class Handlers:
-    """The handlers of a server process."""
-
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._now = settings.now
@@ -108,7 +99,7 @@ class Handlers:
         self._document = orjson.dumps(openapi.document())
 
     @asynccontextmanager
-    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, _app: object) -> AsyncIterator[None]:
         """Load the contract and the model, watch their files, and close all connections at the end."""
         self._watch.load()
         # Otherwise every full collection scans all loaded objects, which takes 30 ms.
@@ -120,7 +111,7 @@ class Handlers:
             for work in (
                 self._watch.run,
                 self.metrics.share,
-                self._predictions.shadow.run,
+                self._predictions.run_waiting,
                 self._write_latency,
                 self._follow_rows,
             )
@@ -162,7 +153,6 @@ class Handlers:
             await asyncio.sleep(WRITE_SECONDS)
 
     async def lookup(self, request: Request) -> Response:
-        """Handle Feast's online lookup."""
         answer_format = negotiate(request.headers.get("accept", ""))
         body = await body_of(request)
         message = message_of(body, _LOOKUP)
@@ -172,7 +162,7 @@ class Handlers:
         keys, fields = await offload(
             len(body) > BYTES, decode.entities, message.entities, state.join_keys, lookup.request, lookup.optional
         )
-        call = _LookupCall(lookup, LookupInputs.of(lookup, keys, fields, self._limits), state.join_keys, answer_format)
+        call = _LookupCall(lookup, lookup.inputs(keys, fields, self._limits), state.join_keys, answer_format)
         try:
             answer = await self._encoded(call)
         except DamagedRowError:
@@ -201,7 +191,7 @@ class Handlers:
             case Format.JSON:
                 return await offload(large, lookup.encode, keys, rows, answers, computed)
             case Format.VALUES:
-                return await offload(large, compact.values, lookup, keys, answers, computed)
+                return await offload(large, lookup.encode_values, keys, answers, computed)
             case Format.ARROW:
                 # Import pyarrow in a thread, so that only the first request for it waits.
                 waits = large or "pyarrow" not in sys.modules
@@ -222,18 +212,19 @@ class Handlers:
         return reply(answer, state.contract.hash)
 
     async def predict(self, request: Request) -> Response:
-        """Predict for rows of join keys and request fields."""
         body = await body_of(request)
         state = self._watch.state
         try:
             message = message_of(body, _PREDICT)
             granted(request).require("predict", state.deployed(message.model).deployment.model)
-            answer, predictor, predicted = await self._predictions.answer(PredictCall(state, message, body))
+            predictor, predicted = await self._predictions.predict(PredictCall(state, message, body))
+            assert isinstance(predictor, Predictor)  # noqa: S101 - other predictors refuse such a request
+            stored, outputs = predicted.stored, predicted.outputs
+            answer = await offload(len(outputs) > VALUES, predictor.encode, outputs, stored.answers)
             if (reader := recorded_by(self._predicted, "predict", predictor)) is not None:
-                stored = predicted.stored
                 request.scope[ANSWER] = RecordedAnswer(
                     reader, stored.at, body, stored.keys, stored_of(reader, stored.answers), stored.rows,
-                    predicted.outputs, predicted.inputs,
+                    outputs, predicted.inputs,
                 )  # fmt: skip
             return reply(answer, predictor.contract.hash)
         except RequestError as error:
@@ -245,19 +236,18 @@ class Handlers:
             raise
 
     async def snapshot(self, request: Request) -> Response:
-        """Return the snapshot of a service, or of one owner."""
         return await snapshots.answer(request, self._watch.state.contract.services, self._settings.snapshots)
 
     async def models(self, request: Request) -> Response:
         state = self._watch.state
         granted(request).require_status(state.model.deployment.model if state.model else None)
-        return reply(msgspec.json.encode(messages.Models(_models(state), state.refused)))
+        return reply(msgspec.json.encode(messages.Models(deployed_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
         """Return the status of the server and its project, as a page for browsers, else as JSON."""
         granted(request).require_status()
         state = self._watch.state
-        answer = await status(self._settings, state, self._store, self.metrics, _models(state), self._at())
+        answer = await status(self._settings, state, self._store, self.metrics, self._at())
         if "text/html" not in request.headers.get("accept", ""):
             return reply(msgspec.json.encode(answer), state.contract.hash)
         return Response(page(answer), headers={**_HTML, "isthmus-contract": state.contract.hash})
@@ -309,36 +299,30 @@ class Handlers:
 def create(settings: ServerSettings) -> ASGIApp:
     log.configure()
     handlers = Handlers(settings)
-    app = Starlette(
-        routes=[
-            Route("/get-online-features", handlers.lookup, methods=["POST"]),
-            Route("/push", handlers.push, methods=["POST"]),
-            Route("/write-to-online-store", handlers.write, methods=["POST"]),
-            Route("/predict", handlers.predict, methods=["POST"]),
-            Route("/generate", handlers.generations.answer, methods=["POST"]),
-            *handlers.inference.routes(),
-            Route("/snapshots/{service}", handlers.snapshot),
-            Route(f"/snapshots/{{service}}/{{value:{snapshots.OWNER}}}", handlers.snapshot),
-            Route("/models", handlers.models),
-            Route("/status", handlers.status),
-            Route("/healthz", handlers.health),
-            Route("/readyz", handlers.ready),
-            Route("/metrics", handlers.exposition),
-            Route("/openapi.json", handlers.openapi),
-            *openapi.docs_routes(),
-        ],
-        lifespan=handlers.lifespan,
-        exception_handlers={IsthmusError: _refuse, HTTPException: _no_route, Exception: _fail},
-    )
-    app.router.redirect_slashes = False
-    routes = [route for route in app.routes if isinstance(route, Route)]
-    busy = [route for route in routes if "POST" in (route.methods or ()) and not route.param_convertors]
-    limited = Limited(_Direct(app, busy), settings.limits)
+    routes = [
+        Route("/get-online-features", handlers.lookup, methods=["POST"]),
+        Route("/push", handlers.push, methods=["POST"]),
+        Route("/write-to-online-store", handlers.write, methods=["POST"]),
+        Route("/predict", handlers.predict, methods=["POST"]),
+        Route("/generate", handlers.generations.answer, methods=["POST"]),
+        *handlers.inference.routes(),
+        Route("/snapshots/{service}", handlers.snapshot),
+        Route(f"/snapshots/{{service}}/{{value:{snapshots.OWNER}}}", handlers.snapshot),
+        Route("/models", handlers.models),
+        Route("/status", handlers.status),
+        Route("/healthz", handlers.health),
+        Route("/readyz", handlers.ready),
+        Route("/metrics", handlers.exposition),
+        Route("/openapi.json", handlers.openapi),
+        *openapi.docs_routes(),
+    ]
+    limited = Limited(_Application(routes, handlers.lifespan), settings.limits)
     rate = settings.limits.requests_per_second
     keys = None if settings.keys is None else Path(settings.keys)
     unguarded = settings.loopback and not settings.require_keys
     guarded = Guarded(limited, keys, unguarded=unguarded, hosts=settings.hosts, rate=rate)
-    return Observed(guarded, handlers.metrics, routes, handlers.recorder)
+    named = [route for route in routes if isinstance(route, Route)]
+    return Observed(guarded, handlers.metrics, named, handlers.recorder)
 
 
 @dataclass(slots=True)
@@ -354,29 +338,41 @@ class _LookupCall:
     computed: TransformOutputs = field(default_factory=dict)
 
 
-class _Direct:
-    """Call busy routes directly, without Starlette's overhead. None has path parameters."""
+class _Application:
+    """Starlette's router, with our error responses. A busy path is called directly, without the overhead of routing."""
 
-    def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
-        self._app = app
-        self._routes = {route.path: route for route in routes}
+    def __init__(self, routes: Sequence[BaseRoute], lifespan: Lifespan[Any]) -> None:
+        self._router = Router(routes, redirect_slashes=False, lifespan=lifespan)
+        self._busy = {
+            route.path: route
+            for route in routes
+            if isinstance(route, Route) and "POST" in (route.methods or ()) and not route.param_convertors
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if route is None:
-            await self._app(scope, receive, send)
+        scope["app"] = self  # so that the router raises an HTTPException for an unknown path or method
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
             return
-        scope["route"] = route
+        route = self._busy.get(scope["path"]) if scope["method"] == "POST" else None
         request = Request(scope, receive)
         try:
+            if route is None:
+                await self._router(scope, receive, send)
+                return
+            scope["route"] = route
             response = await route.endpoint(request)
         except IsthmusError as error:
             response = refused(error, scope)
+        except HTTPException as error:
+            response = _no_route(request, error)
         except ClientDisconnect:
             raise
-        except Exception as error:
+        except Exception:
             # This is a bug: answer the caller, and let `Observed` log the place.
-            await (await _fail(request, error))(scope, receive, send)
+            defect = errors.DefectError("server", "unexpected error", remedy="see the server's log")
+            with suppress(RuntimeError):  # another response may have begun
+                await refused(defect, scope)(scope, receive, send)
             raise
         await response(scope, receive, send)
 
@@ -385,42 +381,6 @@ def _stream(*arguments: Any) -> bytes:
     from isthmus.serving.lookup.arrow import stream
 
     return stream(*arguments)
-
-
-def _models(state: State) -> list[messages.ModelState]:
-    model = state.model
-    if model is None:
-        return []
-    deployment, outdated, undone = model.deployment, state.outdated, model.deployment.undone
-    return [
-        messages.ModelState(
-            model=deployment.model,
-            package=deployment.digest,
-            contract=deployment.contract,
-            service=deployment.service,
-            precision=deployment.precision,
-            threads=deployment.threads,
-            deployed_at=deployment.deployed_at,
-            current=outdated is None,
-            # An input that both the model and a request transform read is listed once.
-            inputs=list(dict.fromkeys(messages.ModelInput(item.name, item.dtype.name) for item in model.inputs)),
-            outdated=None if outdated is None else str(outdated),
-            candidate=msgspec.UNSET if state.candidate_run is None else candidate_state(state.candidate_run),
-            probation=msgspec.UNSET if state.probation is None else probation_state(state.probation),
-            undone=msgspec.UNSET if undone is None else messages.UndoneState(undone.digest, undone.why),
-            **_tensors(model),
-        )
-    ]
-
-
-def _tensors(model: DeployedModel) -> dict[str, Any]:
-    """Return the fields of `/models` that only models of tensors have."""
-    if model.inputs:
-        return {}
-    return {
-        name: [messages.ModelTensor(item.name, DATATYPES[item.element], list(item.shape)) for item in tensors]
-        for name, tensors in (("tensors", model.manifest.tensors), ("outputs", model.manifest.outputs))
-    } | {"max_sizes": model.manifest.variant(model.deployment.precision).most}
 
 
 async def _restarted(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -442,17 +402,7 @@ def _compiled(state: State, message: messages.LookupRequest) -> Lookup:
     return state.lookup(tuple(message.features or ()), message.full_feature_names)
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, IsthmusError)  # noqa: S101 - Starlette passes what this handler is registered for
-    return refused(error, request.scope)
-
-
-async def _fail(request: Request, _error: Exception) -> Response:
-    return refused(errors.DefectError("server", "unexpected error", remedy="see the server's log"), request.scope)
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - Starlette passes what this handler is registered for
+def _no_route(request: Request, error: HTTPException) -> Response:
     path = request.url.path
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")

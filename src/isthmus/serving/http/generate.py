@@ -18,12 +18,13 @@ from isthmus.package.generation.prompt import Generation
 from isthmus.package.generation.tokenizer import LONG, GrowingText, Tokenizer
 from isthmus.serving.deadlines import DEADLINE, REFUSAL
 from isthmus.serving.http.guard import granted
-from isthmus.serving.http.predict import PredictionService
+from isthmus.serving.http.predict import PredictionService, recorded_by
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.generator import Generator
 from isthmus.serving.recorder.columns import RecordedAnswer, stored_of
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.state import State
+from isthmus.serving.threads import started
 from isthmus.serving.wire.errors import BusyError, DefectError
 from isthmus.serving.wire.exchange import body_of, message_of
 from isthmus.serving.wire.messages import EventEnd, EventText, GenerateRequest
@@ -34,8 +35,6 @@ T = TypeVar("T")
 
 
 class TextGeneration:
-    """The handler of `/generate` in a server process."""
-
     def __init__(
         self, state: Callable[[], State], predictions: PredictionService, limits: Limits, now: Callable[[], int],
         recorder: Recorder | None = None,
@@ -73,16 +72,14 @@ class TextGeneration:
     ) -> "_GenerateCall":
         """Start a text and generate its first token."""
         inputs, at = state.prompt.read(message, self._limits), self._now()
-        answers = await self._predictions.stored(state.prompt, inputs.keys, 1, at=at)
+        answers = await self._predictions.stored(state.prompt.plan, inputs.keys, 1, at, state.prompt.bits)
         features = state.prompt.features(inputs.request, answers)
         parts = generator.generation.parts(message.prompt, features)
         prompt = await tokens_of(generator.generation, generator.tokenizer, parts, self._tokenizing)
         room = generator.room(prompt, message.max_tokens, self._limits)
         tokens = generator.tokens(prompt, room)
         call = _GenerateCall(prompt, room, tokens, await anext(tokens))
-        deployment, recorder = generator.predictor.model.deployment, self._recorder
-        variant = f"{deployment.precision}/{deployment.threads}"
-        if recorder and (reader := recorder.reader("generate", state.prompt.plan, deployment.digest, variant)):
+        if reader := recorded_by(self._recorder, "generate", generator.predictor, state.prompt.plan):
             stored = stored_of(reader, answers)
             call.answer = RecordedAnswer(reader, at, body, inputs.keys, stored, 1, (prompt, call.generated))
         return call
@@ -105,10 +102,8 @@ async def tokens_of(
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)
     await turn.acquire()
-    reading = asyncio.ensure_future(asyncio.to_thread(tokenizer.encode, parts, generation.context))
+    reading = started(asyncio.to_thread(tokenizer.encode, parts, generation.context))
     reading.add_done_callback(lambda _: turn.release())
-    # Retrieve the error in case the caller has left.
-    reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
     return await asyncio.shield(reading)
 
 

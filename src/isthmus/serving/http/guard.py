@@ -63,7 +63,6 @@ class Guarded:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the key and its rate, then pass the request on."""
         if scope["type"] == "http":
             try:
                 if scope["path"] not in OPEN and not scope["path"].startswith(OPEN_FOLDER):

@@ -29,8 +29,6 @@ _BINARY = "application/octet-stream"
 
 
 class Inference:
-    """The handlers of the protocol."""
-
     def __init__(
         self, state: Callable[[], State], predictions: PredictionService, store: Store, limits: Limits,
         recorder: Recorder | None = None,
@@ -136,7 +134,6 @@ def _tensors_of(state: State, request: Request) -> TensorPredictor:
 
 
 def _json_length(headers: Sequence[str], length: int) -> int:
-    """Return the length of the JSON in a body of this length."""
     if not headers:
         return length
     header = ", ".join(headers)

@@ -1,51 +1,39 @@
 """Answer `/predict` and `/v2` with the deployed model or a model on trial."""
 
 import asyncio
-import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from isthmus.features.errors import DamagedRowError, DataError, DependencyError, IsthmusError, RequestError
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.serving import log
-from isthmus.serving.http.shadow import Shadow
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import damage
 from isthmus.serving.metrics.metrics import Metrics
-from isthmus.serving.predict.batches import QUICK_ROWS, Outputs
+from isthmus.serving.predict.batches import Outputs
 from isthmus.serving.predict.model import unanswered
-from isthmus.serving.predict.predictor import Predictor
 from isthmus.serving.predict.tensors import flat
 from isthmus.serving.recorder.columns import AnswerReader
 from isthmus.serving.recorder.recorder import Recorder
 from isthmus.serving.redis.store import Store
-from isthmus.serving.rollout.trial import CandidateRun, Counts, ProbationRun, Trial
+from isthmus.serving.rollout.trial import CandidateRun, ProbationRun, Trial
 from isthmus.serving.state import AnyPredictor, State
-from isthmus.serving.threads import BYTES, VALUES, offload
+from isthmus.serving.threads import BYTES, offload, started
 from isthmus.serving.wire.inference import TensorRequest
-from isthmus.serving.wire.messages import CandidateState, PredictRequest, ProbationState, RoleCounts
+from isthmus.serving.wire.messages import PredictRequest
 
 T = TypeVar("T")
 
+WAITING = 64
+"""Maximum number of waiting requests for models on trial; more are dropped and counted."""
+
 _Inputs = tuple[dict[str, list[Any]], Any, int]
 """Join keys, request fields or tensors, and the number of rows."""
-
-
-class ViewReader(Protocol):
-    """A model or lookup that reads views."""
-
-    @property
-    def plan(self) -> LookupPlan:
-        """Plan that reads the views."""
-
-    @property
-    def bits(self) -> Mapping[str, bytes]:
-        """Features read of each view, for the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +75,6 @@ class Predicted:
     seconds: float
 
     @property
-    def answers(self) -> Mapping[str, ViewAnswer]:
-        return self.stored.answers
-
-    @property
     def rows(self) -> int:
         return self.stored.rows
 
@@ -100,26 +84,40 @@ class Predicted:
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 
-def recorded_by(recorder: Recorder | None, route: str, predictor: AnyPredictor) -> AnswerReader | None:
-    """Return the reader to record an answer of this model for, or None."""
+def recorded_by(
+    recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
+) -> AnswerReader | None:
+    """Return the reader to record an answer of this model for, or None. `plan` defaults to the plan of the model."""
     if recorder is None:
         return None
     deployment = predictor.model.deployment
-    return recorder.reader(route, predictor.plan, deployment.digest, f"{deployment.precision}/{deployment.threads}")
+    variant = f"{deployment.precision}/{deployment.threads}"
+    return recorder.reader(route, predictor.plan if plan is None else plan, deployment.digest, variant)
 
 
 class PredictionService:
+    """Predictions of a server process. Models on trial run after the answer was sent, from a limited queue."""
+
     def __init__(self, store: Store, limits: Limits, metrics: Metrics, now: Callable[[], int]) -> None:
         self._store, self._limits, self._metrics, self._now = store, limits, metrics, now
-        self.shadow = Shadow(metrics)
+        self._waiting: asyncio.Queue[tuple[str, Callable[[], Awaitable[None]]]] = asyncio.Queue(WAITING)
 
-    async def answer(self, request: PredictCall) -> tuple[bytes, Predictor, Predicted]:
-        """Return the JSON answer to a request for rows, the predictor that gave it, and its inputs and outputs."""
-        predictor, predicted = await self.predict(request)
-        assert isinstance(predictor, Predictor)  # noqa: S101 - other predictors refuse such a request
-        outputs = predicted.outputs
-        body = await offload(len(outputs) > VALUES, predictor.encode, outputs, predicted.answers)
-        return body, predictor, predicted
+    async def run_waiting(self) -> None:
+        """Run the queued models on trial, one after the other, until canceled."""
+        while True:
+            role, work = await self._waiting.get()
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001 - no caller waits for this result
+                log.warning(f"{role} failed", exception=type(error).__name__, at=log.place(error))
+
+    def _enqueue(self, trial: Trial, role: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Queue a run of a model on trial; drop and count it if the queue is full."""
+        try:
+            self._waiting.put_nowait((role, work))
+        except asyncio.QueueFull:
+            trial.dropped += 1
+            self._metrics.count_trial(trial, role, "dropped")
 
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
         """Predict, and return the predictor that answered. A trial never makes a request fail."""
@@ -150,7 +148,7 @@ class PredictionService:
         run.standby.count(stored.rows, predicted.seconds)
         self._answered(run, "deployed", predicted.seconds)
         if candidate is not None and run.role == "shadow":
-            self.shadow.enqueue(run, "shadow", partial(self._shadowed, run, candidate, request, predicted))
+            self._enqueue(run, "shadow", partial(self._shadowed, run, candidate, request, predicted))
         return deployed, predicted
 
     async def _on_probation(
@@ -158,7 +156,7 @@ class PredictionService:
     ) -> tuple[AnyPredictor, Predicted]:
         answered, predicted = await self._tried(run, deployed, former, request)
         if answered is deployed and predicted.rows == 1 and run.begin():
-            self.shadow.enqueue(run, "former", partial(self._timed, run, deployed, former, request))
+            self._enqueue(run, "former", partial(self._timed, run, deployed, former, request))
         return answered, predicted
 
     async def _tried(
@@ -189,13 +187,10 @@ class PredictionService:
             stored = await self._stored(tried, inputs)
         except Exception:  # noqa: BLE001 - the standby may read other views, or succeed on a second try
             return standby, await self._predicted(standby, request)
-        work = self._run(tried, stored)
-        at_once = tried.batches.quick and stored.rows <= QUICK_ROWS
-        attempt = await _ended(work) if at_once else _started(work)
+        attempt = started(self._run(tried, stored))
         try:
-            if not attempt.done():
-                # Leave half of the time to the standby in case this model hangs.
-                await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
+            # Leave half of the time to the standby in case this model hangs.
+            await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
             outcome = _outcome(attempt)
             if outcome is None or unanswered(outcome.numbers).any():
                 instead = await self._instead(run, attempt, standby, request)
@@ -215,7 +210,7 @@ class PredictionService:
         self, run: Trial, attempt: asyncio.Future[Predicted], standby: AnyPredictor, request: PredictCall
     ) -> Predicted | None:
         """Return the standby's answer, or None if the attempt finishes with an answer that is as good."""
-        second = _started(self._predicted(standby, request))
+        second = started(self._predicted(standby, request))
         try:
             await asyncio.wait({attempt, second}, return_when=asyncio.FIRST_COMPLETED)
             late = _outcome(attempt)
@@ -243,19 +238,22 @@ class PredictionService:
         """
         keys, fields, rows = inputs
         at = self._now()
-        answers = await self.stored(predictor, keys, rows, counted=counted, at=at)
+        answers = await self.stored(predictor.plan, keys, rows, at, predictor.bits if counted else None)
         return _Stored(keys, fields, answers, rows, at)
 
     async def stored(
-        self, reader: ViewReader, keys: Mapping[str, Sequence[Any]], rows: int, *, counted: bool = True,
-        at: int | None = None,
-    ) -> Mapping[str, ViewAnswer]:  # fmt: skip
-        """Read the views of a model or a lookup; raise a DataError if a row is damaged."""
-        if not reader.plan.views:
+        self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, bits: Mapping[str, bytes] | None
+    ) -> Mapping[str, ViewAnswer]:
+        """Read the views of a plan, and count the features in `bits`, if any, in the metrics.
+
+        Raises:
+            DataError: a row is damaged.
+        """
+        if not plan.views:
             return {}
-        answers = await self._store.read(reader.plan, keys, rows, self._now() if at is None else at)
-        if counted:
-            self._metrics.read(answers, reader.bits)
+        answers = await self._store.read(plan, keys, rows, at)
+        if bits is not None:
+            self._metrics.read(answers, bits)
         if problems := damage(answers):
             # Do not predict from values that may be wrong.
             if any(answer.foreign for answer in answers.values()):
@@ -274,7 +272,10 @@ class PredictionService:
         return Predicted(outputs, stored, columns, seconds)
 
     async def _predicted(self, predictor: AnyPredictor, request: PredictCall) -> Predicted:
-        return await self._run(predictor, await self._stored(predictor, await self._read(predictor, request)))
+        return await self._run(predictor, await self._load(predictor, request))
+
+    async def _load(self, predictor: AnyPredictor, request: PredictCall, *, counted: bool = True) -> _Stored:
+        return await self._stored(predictor, await self._read(predictor, request), counted=counted)
 
     async def _shadowed(
         self, run: CandidateRun, candidate: AnyPredictor, request: PredictCall, answer: Predicted
@@ -282,7 +283,7 @@ class PredictionService:
         """Run a shadow in a thread and compare its outputs with the answer."""
         rows = answer.rows
         try:
-            stored = await self._stored(candidate, await self._read(candidate, request), counted=False)
+            stored = await self._load(candidate, request, counted=False)
             shadow = await self._beside(candidate, stored, in_thread=True)
         except (DataError, DependencyError):
             # The store failed, not the model.
@@ -303,8 +304,7 @@ class PredictionService:
         began, taken = time.monotonic(), {}
         try:
             pair = [
-                (predictor, await self._stored(predictor, await self._read(predictor, request), counted=False))
-                for predictor in (deployed, former)
+                (predictor, await self._load(predictor, request, counted=False)) for predictor in (deployed, former)
             ]
             # Alternate the order, because the first run may be slower.
             for predictor, stored in pair if run.standby.requests % 2 else reversed(pair):
@@ -346,59 +346,6 @@ class PredictionService:
         fields = {} if error is None else {"exception": type(error).__name__, "at": log.place(error)}
         log.warning(f"{run.role} model failed", **fields)
         run.judge()
-
-
-def candidate_state(run: CandidateRun) -> CandidateState:
-    deployment = run.candidate.deployment
-    return CandidateState(
-        package=deployment.digest,
-        contract=deployment.contract,
-        precision=deployment.precision,
-        role=run.role,
-        share=run.candidate.share,
-        deployed_at=deployment.deployed_at,
-        deployed=_role_counts(run.standby),
-        tried=_role_counts(run.counts),
-        compared=run.compared,
-        differing=run.differing,
-        worst=run.worst if math.isfinite(run.worst) else "Infinity",
-        tolerance=run.tolerance,
-        dropped=run.dropped,
-        refused=run.refused,
-    )
-
-
-def probation_state(run: ProbationRun) -> ProbationState:
-    return ProbationState(
-        before=run.probation.before.digest,
-        until=run.probation.until,
-        deployed=_role_counts(run.counts),
-        former=_role_counts(run.standby),
-        refused=run.refused,
-        problem=run.problem,
-    )
-
-
-def _role_counts(counts: Counts) -> RoleCounts:
-    return RoleCounts(counts.requests, counts.failures, counts.p99_ms)
-
-
-def _started(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    task = asyncio.ensure_future(work)
-    # Retrieve the exception: if the caller has left, asyncio would log it with a full traceback.
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return task
-
-
-async def _ended(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """Await work that finishes at once on the event loop: a task would take longer than the work itself."""
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    try:
-        future.set_result(await work)
-    except Exception as error:  # noqa: BLE001 - raised when the result is used
-        future.set_exception(error)
-        future.exception()
-    return future
 
 
 def _outcome(attempt: asyncio.Future[Predicted]) -> Predicted | None:

@@ -39,14 +39,10 @@ LEAVING_SECONDS = 0.25
 
 
 class Configuration(uvicorn.Config):
-    """Uvicorn's configuration with our limits."""
-
     limits = Limits()
 
 
 class Connection(HttpToolsProtocol):
-    """One connection of a client."""
-
     _late: asyncio.TimerHandle | None = None
     _in_head = False
     _leaving = False

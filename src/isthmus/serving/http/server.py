@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import uvicorn
@@ -55,7 +55,7 @@ def run(settings: ServerSettings) -> None:
     host, port = listener.getsockname()[:2]
     log.info("listening", host=host, port=port, workers=settings.workers)
     config = Configuration(
-        _Application(settings, os.getpid()),
+        partial(_application, settings, os.getpid()),
         factory=True,
         workers=settings.workers,
         log_config=None,
@@ -78,20 +78,14 @@ def run(settings: ServerSettings) -> None:
             _Workers(config, [listener], folder).run()
 
 
-@dataclass(frozen=True)
-class _Application:
-    """Create the application in the server itself, or in a worker, which receives this object through a pipe."""
+def _application(settings: ServerSettings, server: int) -> ASGIApp:
+    """Create the application in the process `server` itself, or in a worker, which ends with it."""
+    if os.getpid() != server:
+        end_with(server)
+    # Import here because the parent of workers does not need it.
+    from isthmus.serving.http.app import create
 
-    settings: ServerSettings
-    server: int
-
-    def __call__(self) -> ASGIApp:
-        if os.getpid() != self.server:
-            end_with(self.server)
-        # Import here because the parent of workers does not need it.
-        from isthmus.serving.http.app import create
-
-        return create(self.settings)
+    return create(settings)
 
 
 class _Server(uvicorn.Server):

@@ -76,14 +76,11 @@ def _read(
         # Hide the path of the file from the caller.
         raise NotReadyError(f"snapshot of {service}", error.found, remedy=error.remedy) from error
     # A delta consists mostly of changed numbers, which hardly compress.
-    packed = accepted and bool(data) and not data.startswith(delta.MAGIC)
-    return digest, _packed(data) if packed else data, packed
+    if not accepted or not data or data.startswith(delta.MAGIC):
+        return digest, data, False
+    import pyarrow as pa  # only the first request for a whole file pays for it
 
-
-def _packed(data: bytes) -> bytes:
-    import pyarrow as pa
-
-    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+    return digest, bytes(pa.compress(data, codec="zstd", asbytes=True)), True
 
 
 def _files(shelf: Shelf | None, service: str, value: str | None, since: str | None) -> tuple[str, bytes]:

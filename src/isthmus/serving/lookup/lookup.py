@@ -1,6 +1,7 @@
 """A compiled lookup: the columns of an answer, and their encoding as Feast's JSON."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,8 @@ from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import Bytes, DataType
 from isthmus.features.values.columns import Values
+from isthmus.serving.limits import Limits
+from isthmus.serving.wire import decode
 from isthmus.serving.wire.encode import (
     CALENDAR,
     EPOCH,
@@ -21,6 +24,7 @@ from isthmus.serving.wire.encode import (
     Nulls,
     base64_texts,
     json_columns,
+    labels,
     repeated,
     status_words,
 )
@@ -36,6 +40,21 @@ _PLACES = 10
 
 _ORDERS = 16
 """Number of join key orders whose metadata are cached."""
+
+
+@dataclass(slots=True)
+class LookupInputs:
+    """The rows of a lookup request.
+
+    Attributes:
+        keys: values of each join key, one per row.
+        request: values of each request field, one per row.
+        rows: number of rows.
+    """
+
+    keys: Mapping[str, Sequence[Any]]
+    request: Mapping[str, Values]
+    rows: int
 
 
 class Lookup:
@@ -119,6 +138,28 @@ class Lookup:
         )
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
+    def inputs(self, keys: Mapping[str, list[Any]], fields: Mapping[str, list[Any]], limits: Limits) -> LookupInputs:
+        """Check the decoded columns of a request and convert them.
+
+        Raises:
+            RequestError: a join key is missing, columns differ in length, or a join key has the name of a feature.
+            TooLargeError: the request has too many rows or values.
+        """
+        decode.require_keys(self.plan.keys, keys)
+        for name in keys:
+            if name in self._columns:
+                raise RequestError(
+                    f"entities.{name}", "is also the name of a feature in the answer",
+                    remedy="omit it, or set full_feature_names to true",
+                )  # fmt: skip
+        rows = decode.rows("entities", {**fields, **keys}, limits.rows)
+        limits.require_values("entities and features", rows, len(self.names))
+        absent = [None] * rows if self.computes else []
+        request = {
+            name: decode.values(fields.get(name, absent), column, "entities") for name, column in self.request.items()
+        }
+        return LookupInputs(keys, request, rows)
+
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
         """Compute the outputs of the request transforms, by their names."""
         computed = {}
@@ -158,14 +199,27 @@ class Lookup:
             metadata = metadata[:-1] + b',"problems":' + orjson.dumps(problems) + b"}"
         return b'{"metadata":' + metadata + b',"results":[{"values":[' + listed + b"]}"
 
-    def require_no_clash(self, keys: Mapping[str, Sequence[Any]]) -> None:
-        """Raise a RequestError if an unneeded join key has the same name as a feature."""
-        for name in keys:
-            if name in self._columns:
-                raise RequestError(
-                    f"entities.{name}", "is also the name of a feature in the answer",
-                    remedy="omit it, or set full_feature_names to true",
-                )  # fmt: skip
+    def encode_values(
+        self, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], computed: TransformOutputs
+    ) -> bytes:
+        """Encode an answer in the compact format: one list of values per column, in the order of `lookup.arrow`."""
+        columns: list[Any] = [None] * len(self.names)
+        for _, places, dtype, data, null in self.parts(answers):
+            for place, column in zip(places, json_columns(dtype, data, null), strict=True):
+                columns[place] = column
+        for place, _, dtype, data, null in self.computed(computed):
+            (columns[place],) = json_columns(dtype, data, null)
+        metadata: dict[str, Any] = {"feature_names": [*keys, *self.names], "contract": self.contract.hash}
+        if problems := damage(answers):
+            metadata["problems"] = problems
+        return orjson.dumps(
+            {
+                "metadata": metadata,
+                "values": self.encode_keys(keys) + columns,
+                "statuses": {view: labels(answer.status) for view, answer in answers.items()},
+            },
+            option=OPTIONS,
+        )
 
     def encode_keys(self, keys: Mapping[str, Sequence[Any]]) -> list[Any]:
         return [base64_texts(column) if name in self._coded else column for name, column in keys.items()]

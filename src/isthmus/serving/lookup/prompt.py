@@ -11,8 +11,7 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Values
 from isthmus.package.generation.prompt import Generation, prompt_features, shown
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup.lookup import Lookup
-from isthmus.serving.lookup.request import LookupInputs
+from isthmus.serving.lookup.lookup import Lookup, LookupInputs
 from isthmus.serving.wire import decode
 from isthmus.serving.wire.encode import OPTIONS, json_columns
 from isthmus.serving.wire.errors import TooLargeError
@@ -64,7 +63,7 @@ class Prompt:
             return LookupInputs({}, {}, 1)
         join_keys = {column.name: column for view in lookup.contract.views.values() for column in view.keys}
         keys, fields = decode.entities(message.entities, join_keys, lookup.request, lookup.optional)
-        inputs = LookupInputs.of(lookup, keys, fields, limits)
+        inputs = lookup.inputs(keys, fields, limits)
         if inputs.rows != 1:
             raise TooLargeError("entities", f"{inputs.rows:,} rows", expected="one row for a text")
         return inputs

@@ -9,10 +9,12 @@ no counter goes back, whichever worker answers.
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
@@ -21,8 +23,23 @@ from prometheus_client.utils import floatToGoString
 
 from isthmus.features.latency import quantile
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 """Upper bounds in seconds, from a lookup of a single key to the longest wait for Redis."""
+
+
+class Memo(dict[K, V]):
+    """A dictionary that makes a missing value from its key."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: K) -> V:
+        value = self[key] = self._make(key)
+        return value
 
 
 @dataclass(slots=True, eq=False)
@@ -66,21 +83,14 @@ class Family:
         self.bounds, self._shown = bounds, [*map(floatToGoString, bounds), "+Inf"]
         self.file = f"{kind}_{merge}" if merge else kind
         self.numbers: list[CounterValue] = []
-        self._numbers: dict[tuple[str, ...], CounterValue] = {}
-        self._seconds: dict[tuple[str, ...], Seconds] = {}
+        self._numbers = Memo(partial(self._new, "_total" if kind == "counter" else ""))
+        self._seconds = Memo(self._new_seconds)
 
     def number(self, *values: str) -> CounterValue:
-        number = self._numbers.get(values)
-        if number is None:
-            number = self._numbers[values] = self._new("_total" if self.kind == "counter" else "", values)
-        return number
+        return self._numbers[values]
 
     def seconds(self, *values: str) -> Seconds:
-        seconds = self._seconds.get(values)
-        if seconds is None:
-            counts = [self._new("_bucket", values, bound) for bound in self._shown]
-            seconds = self._seconds[values] = Seconds(self.bounds, counts, self._new("_sum", values))
-        return seconds
+        return self._seconds[values]
 
     def counts(self, *values: str) -> list[int]:
         """Return the number of observations in each bucket, not cumulative; zeros if there were no observations."""
@@ -99,6 +109,10 @@ class Family:
         for values, number in self._numbers.items():
             metric.add_sample(self.name + suffix, dict(zip(self.labels, values, strict=True)), number.value)
         return metric
+
+    def _new_seconds(self, values: tuple[str, ...]) -> Seconds:
+        counts = [self._new("_bucket", values, bound) for bound in self._shown]
+        return Seconds(self.bounds, counts, self._new("_sum", values))
 
     def _new(self, suffix: str, values: tuple[str, ...], bound: str | None = None) -> CounterValue:
         labels = [*self.labels] if bound is None else [*self.labels, "le"]

@@ -1,7 +1,10 @@
 """The metrics a server exposes: its counters, and gauges that are computed when they are read."""
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
@@ -9,11 +12,13 @@ from prometheus_client.registry import Collector
 
 from isthmus.features import clock
 from isthmus.features.contract.schema import Contract, ViewContract
+from isthmus.features.production import PackageQuality, Production, Quality, production_file
+from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.metrics.counters import Tally
-from isthmus.serving.metrics.production import ProductionGauges
-from isthmus.serving.metrics.spool import SpoolGauges
+from isthmus.serving.recorder.spool import SpoolBacklog, waiting
 from isthmus.serving.redis.store import ViewRows
 from isthmus.serving.state import DEPLOYMENT_STATES, State
+from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire.errors import NotReadyError
 
 NEWEST = "isthmus_view_newest_known_microseconds"
@@ -22,6 +27,80 @@ NEWEST = "isthmus_view_newest_known_microseconds"
 HISTORY_SECONDS = 60.0
 
 NO_OBJECTIVES: Mapping[str, float] = MappingProxyType({})
+
+
+LONGEST = 120
+"""Maximum characters in the name of a slice."""
+
+
+class SpoolGauges:
+    """Gauges of the spool folder, as last read. All workers of a server report the same values."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder, self._most = folder, most
+        self._backlog = SpoolBacklog(0, None)
+
+    def look(self) -> None:
+        """Read the folder; keep the last values if that fails, since dropped answers are counted elsewhere."""
+        with suppress(OSError):
+            self._backlog = waiting(self._folder)
+
+    def collect(self) -> Iterator[Metric]:
+        since = self._backlog.since
+        yield GaugeMetricFamily(
+            "isthmus_spool_bytes", "Size of recorded answers in the spool.", value=self._backlog.size
+        )
+        yield GaugeMetricFamily(
+            "isthmus_spool_limit_bytes", "Size of the spool above which recorded answers are dropped.", value=self._most
+        )
+        yield GaugeMetricFamily(
+            "isthmus_spool_waiting_seconds",
+            "Time that recorded answers have been waiting to be collected, exact to a minute; 0 without any.",
+            value=0.0 if since is None else max(time.time() - since, 0.0),
+        )
+
+
+class ProductionGauges:
+    """Gauges of the deployed package's quality; none until the model has a quality file next to the deployment."""
+
+    def __init__(self, deployment: Path) -> None:
+        self._state = deployment.parent
+        self._file: WatchedFile[Production] | None = None
+
+    def look(self, model: str) -> None:
+        """Read the file of a model if it has changed."""
+        path = production_file(self._state, model)
+        if self._file is None or self._file.path != path:
+            self._file = WatchedFile(path, Production.loads)
+        if self._file.changed():
+            self._file.load()
+
+    def collect(self, deployment: Deployment) -> Iterator[Metric]:
+        file, model = self._file, deployment.model
+        if file is None or not isinstance(file.content, Production) or file.content.model != model:
+            return
+        production = file.content
+        age = GaugeMetricFamily(
+            "isthmus_production_age_seconds", "Time since production quality was last measured.", labels=["model"]
+        )
+        if (written := file.written) is not None:
+            age.add_metric([model], max(time.time() - written, 0.0))
+        yield age
+        package = production.of(deployment.digest, deployment.precision) or production.of(deployment.digest)
+        if package is None:
+            return
+        yield from _quality(model, package)
+        yield from _slices(model, package)
+        yield from _drift(model, package)
+        broken = GaugeMetricFamily(
+            "isthmus_production_bound_broken", "1 if a bound on production quality is broken.",
+            labels=["model", "metric"],
+        )  # fmt: skip
+        # The bounds apply to the package that was deployed at the time of the measurement.
+        if production.packages[0] == package:
+            for bound in production.bounds:
+                broken.add_metric([model, bound.measure], bound.broken)
+        yield broken
 
 
 @dataclass(eq=False)
@@ -186,3 +265,61 @@ class Gauges(Collector):
             return self._state().contract
         except NotReadyError:
             return None
+
+
+def _quality(model: str, package: PackageQuality) -> Iterator[Metric]:
+    periods: dict[str, Quality] = {"all": package}
+    if week := next((week for week in reversed(package.weeks) if week.rows), None):
+        periods["week"] = week
+    yield from _measured(
+        model, "isthmus_production", "period", periods,
+        "A quality metric of the deployed package, from labeled answers: all, or the newest week with any.",
+    )  # fmt: skip
+
+
+def _slices(model: str, package: PackageQuality) -> Iterator[Metric]:
+    # Slice names contain text from requests, so limit their length.
+    parts = {
+        (name if len(name := part.name) <= LONGEST else f"{name[: LONGEST - 1]}…"): part
+        for part in package.slices[::-1]
+    }
+    yield from _measured(
+        model, "isthmus_production_slice", "slice", parts,
+        "A quality metric of one of the worst slices of the deployed package's labeled answers.",
+    )  # fmt: skip
+
+
+def _measured(model: str, prefix: str, label: str, parts: Mapping[str, Quality], text: str) -> Iterator[Metric]:
+    labels = ["model", "metric", label]
+    value = GaugeMetricFamily(f"{prefix}_quality", text, labels=labels)
+    low = GaugeMetricFamily(f"{prefix}_quality_low", "Lower end of its 95 % interval.", labels=labels)
+    high = GaugeMetricFamily(f"{prefix}_quality_high", "Upper end of its 95 % interval.", labels=labels)
+    answers = GaugeMetricFamily(f"{prefix}_answers", "Rows that were answered.", labels=["model", label])
+    rows = GaugeMetricFamily(
+        f"{prefix}_rows", "Answered rows with known labels, each label once.", labels=["model", label]
+    )
+    for name, part in parts.items():
+        answers.add_metric([model, name], part.answers)
+        rows.add_metric([model, name], part.rows)
+        for metric, measure in part.measures.items():
+            value.add_metric([model, metric, name], measure.value)
+            if measure.low is not None and measure.high is not None:
+                low.add_metric([model, metric, name], measure.low)
+                high.add_metric([model, metric, name], measure.high)
+    yield from (value, low, high, answers, rows)
+
+
+def _drift(model: str, package: PackageQuality) -> Iterator[Metric]:
+    index = GaugeMetricFamily(
+        "isthmus_production_drift",
+        "Population stability index of the served values of an input, or of the scores, against the training set.",
+        labels=["model", "input"],
+    )
+    drifted = GaugeMetricFamily(
+        "isthmus_production_drifted", "1 if the drift exceeds threshold, chance and usual variation.",
+        labels=["model", "input"],
+    )  # fmt: skip
+    for drift in package.drift:
+        index.add_metric([model, drift.name], drift.psi)
+        drifted.add_metric([model, drift.name], bool(drift.exceeded))
+    yield from (index, drifted)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,7 +22,7 @@ from isthmus.features.errors import RequestError
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.profiles import OBJECTIVE_MS
 from isthmus.serving.deadlines import REFUSAL, waits
-from isthmus.serving.metrics.counters import BUCKETS, Tally
+from isthmus.serving.metrics.counters import BUCKETS, Memo, Tally
 from isthmus.serving.metrics.gauges import HISTORY_SECONDS, NEWEST, NO_OBJECTIVES, Gauges
 from isthmus.serving.rollout.trial import Trial
 from isthmus.serving.state import State
@@ -60,9 +61,9 @@ class Metrics:
         self.gauges = Gauges(self._tally, state, now, objective_ms / 1000, freshness_objectives, history_objective)
         self._exposed = CollectorRegistry()
         self._exposed.register(self.gauges)
-        self._outcomes: dict[tuple[str, str, int], _Outcome] = {}
-        self._views: dict[str, _View] = {}
-        self._models: dict[str, _Runs] = {}
+        self._outcomes = Memo(partial(_Outcome, self._series))
+        self._views = Memo(partial(_View, self._series))
+        self._models = Memo(partial(_Runs, self._series))
         # Start counters at 0: Prometheus does not see the first event of a counter that starts with it.
         for number in (self._series.recorded.number(), *map(self._series.unrecorded.number, _WHERE)):
             number.value = 0.0
@@ -90,12 +91,7 @@ class Metrics:
         `path` is the route or a placeholder; `status` is 0 if the client disconnected.
         """
         self._in_flight.value -= 1
-        key = (path, scope["method"], status)
-        outcome = self._outcomes.get(key)
-        if outcome is None:
-            method = key[1] if key[1] in _METHODS else "other"
-            outcome = self._outcomes[key] = _Outcome(self._series, path, method, status)
-        outcome.count(seconds, waits.get())
+        self._outcomes[path, scope["method"], status].count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:
             self._series.errors.number(path, refusal).value += 1
         if not self._first_answer.value and 200 <= status < 300:
@@ -103,20 +99,12 @@ class Metrics:
 
     def read(self, answers: Mapping[str, ViewAnswer], bits: Mapping[str, bytes]) -> None:
         for name, answer in answers.items():
-            self._view(name).count(answer, bits[name])
-
-    def _view(self, name: str) -> "_View":
-        view = self._views.get(name)
-        if view is None:
-            view = self._views[name] = _View(self._series, name)
-        return view
+            self._views[name].count(answer, bits[name])
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
         """Time a run of a deployed model, and count its rows and failures."""
-        runs = self._models.get(model)
-        if runs is None:
-            runs = self._models[model] = _Runs(self._series, model)
+        runs = self._models[model]
         start = time.perf_counter()
         try:
             yield
@@ -161,7 +149,7 @@ class Metrics:
         self._in_flight.value -= 1
         for name in self.gauges.views():
             # Start counters at 0: Prometheus does not see the first event of a counter that starts with it.
-            self._view(name)
+            self._views[name]
         try:
             if "application/openmetrics-text" in accept:
                 body: bytes = openmetrics.generate_latest(self._exposed)  # type: ignore[no-untyped-call]
@@ -224,7 +212,9 @@ class _Series:
 
 
 class _Outcome:
-    def __init__(self, series: _Series, route: str, method: str, status: int) -> None:
+    def __init__(self, series: _Series, key: tuple[str, str, int]) -> None:
+        route, sent, status = key
+        method = sent if sent in _METHODS else "other"
         self._requests = series.requests.number(route, method, str(status) if status else "none")
         self._duration = series.request_seconds.seconds(route, f"{status // 100}xx" if status else "none")
         self._serving = series.serving_seconds.seconds(route)

@@ -28,8 +28,6 @@ Outputs = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A prediction in the queue."""
-
     columns: Columns
     rows: int
     outputs: asyncio.Future[Outputs]

@@ -6,8 +6,7 @@ from isthmus.package.generation.decoder import Read
 from isthmus.package.generation.prompt import LOGITS, NEW
 from isthmus.package.prompts import generation_of
 from isthmus.serving.limits import Limits
-from isthmus.serving.predict.inference_queue import TensorInputs
-from isthmus.serving.predict.tensors import TensorPredictor
+from isthmus.serving.predict.tensors import TensorInputs, TensorPredictor
 from isthmus.serving.wire.errors import TooLargeError
 
 

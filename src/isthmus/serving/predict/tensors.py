@@ -1,9 +1,11 @@
 """Predict from tensors: from the inputs of a request to the outputs of the model's graph."""
 
+import asyncio
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -16,15 +18,81 @@ from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import TensorInfo
 from isthmus.serving.limits import Limits
-from isthmus.serving.predict.inference_queue import TensorInputs, TensorOutputs, Turns
 from isthmus.serving.predict.model import DeployedModel
+from isthmus.serving.threads import started
 from isthmus.serving.wire import tensors
 from isthmus.serving.wire.encode import OPTIONS
 from isthmus.serving.wire.errors import TooLargeError
 from isthmus.serving.wire.inference import DATATYPES, InferRequest, RequestInput, TensorRequest
 from isthmus.serving.wire.messages import PredictRequest
 
+if TYPE_CHECKING:
+    import onnxruntime
+
 _SPLIT = "split it into several requests, or raise [server.limits]"
+
+
+TensorOutputs = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInputs:
+    """Input tensors by name, and the outputs to compute. `again` is True if a similar run follows."""
+
+    feeds: Feeds
+    outputs: tuple[str, ...]
+    again: bool = False
+
+
+class Turns:
+    """The run queue of a model of tensors: one run at a time, in a thread, in order of arrival. None is `quick`.
+
+    A run over an image takes milliseconds of a processor. Running all requests at once would leave no processor for
+    lookups and would need memory for all of them.
+    """
+
+    quick = False
+
+    def __init__(self, model: DeployedModel) -> None:
+        self._model = model
+        self._lock = asyncio.Lock()
+
+    async def predict(self, inputs: TensorInputs, _rows: int) -> TensorOutputs:
+        """Run the model when its turn comes.
+
+        Canceling the caller stops the run, and the next run starts once it has stopped.
+        """
+        options = self._options(inputs)
+        await self._lock.acquire()
+        run = started(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
+        run.add_done_callback(lambda _: self._lock.release())
+        return await _ended(run, options)
+
+    async def beside(self, inputs: TensorInputs, *, in_thread: bool) -> TensorOutputs:  # noqa: ARG002 - always in one
+        """Run outside the queue. Canceling the caller stops the run."""
+        options = self._options(inputs)
+        run = started(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
+        return await _ended(run, options)
+
+    def _options(self, inputs: TensorInputs) -> "onnxruntime.RunOptions":
+        import onnxruntime  # a server without a model does not need it
+
+        options = onnxruntime.RunOptions()
+        if not inputs.again and sum(array.size for array in inputs.feeds.values()) > self._model.elements:
+            # Otherwise ONNX Runtime keeps the memory. Releasing it takes half as long as a run, so do it for large
+            # inputs only.
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        return options
+
+
+async def _ended(
+    run: asyncio.Future[dict[str, np.ndarray[Any, Any]]], options: "onnxruntime.RunOptions"
+) -> TensorOutputs:
+    try:
+        return await asyncio.shield(run)
+    except asyncio.CancelledError:
+        options.terminate = True
+        raise
 
 
 class TensorPredictor:

@@ -36,7 +36,6 @@ class Cluster:
         return await self._ask(commands, 1)
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """Run a script over a piece; return the replies of its calls."""
         calls = script.calls(arguments, piece, cluster=True)
         replies = await self._ask(calls, FIRST_KEY, divided=True)
         again = [

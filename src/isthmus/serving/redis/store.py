@@ -1,7 +1,8 @@
 """The connection to the online store: one pipelined round trip per request, with a timeout."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -14,7 +15,7 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.online import loss, pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.pushes import APPEND, Backlog
-from isthmus.features.online.record import NEVER, Published
+from isthmus.features.online.record import NEVER, Published, Stamp
 from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import answering
@@ -26,10 +27,18 @@ from isthmus.serving.deadlines import Deadline, Deadlines, StoreWait
 from isthmus.serving.limits import Limits
 from isthmus.serving.redis.cluster import Cluster
 from isthmus.serving.redis.node import KEYS, RedisNode
-from isthmus.serving.redis.stamps import Stamps
 from isthmus.serving.threads import VALUES, offload
 
 TIMEOUT_SECONDS = 2.0
+
+FRESH_SECONDS = 0.5
+"""Seconds for which a cached stamp is used."""
+
+CONTRACTS = 4
+"""Number of contracts whose stamps are cached: for lookups, and for deployed and tried models."""
+
+PATIENCE_SECONDS = 0.25
+"""Seconds to wait for newer stamps before using the old ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +212,50 @@ class Store:
         # `read` does not use this generator because it is the hot path.
         with StoreWait(), answering(self._url), Deadline(self._deadlines):
             yield
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Records of a contract's views as read from Redis, and their stamps."""
+
+    time: float
+    reply: list[bytes | None]
+    stamps: Mapping[str, Stamp]
+
+
+class Stamps:
+    """The stamps of all views of a project: never newer than the rows read next, and at most slightly older.
+
+    All stamps are read together. In a cluster they are on one node; a server that has read them works without that
+    node.
+    """
+
+    def __init__(self, node: Cluster | RedisNode) -> None:
+        self._redis = node
+        self._latest: dict[str, _Reading] = {}
+
+    async def of(self, contract: Contract) -> Mapping[str, Stamp]:
+        """Return the stamp of each view that has one."""
+        latest = self._latest.get(contract.hash)
+        now = asyncio.get_running_loop().time()
+        if latest is None:
+            reply = await self._read(contract)
+            stamps = record.stamps(contract.views.values(), reply)
+            while len(self._latest) >= CONTRACTS:
+                del self._latest[next(iter(self._latest))]
+            self._latest[contract.hash] = _Reading(now, reply, stamps)
+            return stamps
+        if now - latest.time > FRESH_SECONDS:
+            # Other requests use the old stamps meanwhile, as does this one if Redis does not answer.
+            latest.time = now
+            with suppress(redis.RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    reply = await self._read(contract)
+                if reply != latest.reply:
+                    latest.reply, latest.stamps = reply, record.stamps(contract.views.values(), reply)
+        return latest.stamps
+
+    async def _read(self, contract: Contract) -> list[bytes | None]:
+        reply: list[bytes | None]
+        (reply,) = await self._redis.ask([record.query(contract.project, contract.views.values())])
+        return reply

@@ -4,7 +4,7 @@ All files of the page are in `serving/web`, so a browser loads nothing from othe
 """
 
 import gzip
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from os import stat_result
 from pathlib import Path
@@ -224,10 +224,9 @@ def _operation(  # noqa: PLR0913 - the parts of an operation, by name
         headers["Isthmus-Contract"] = {"description": "Hash of the contract.", "schema": {"type": "string"}}
     content = {**_json(answer), **{form: {"schema": schema} for form, schema in (forms or {}).items()}}
     responses = {"200": {"description": (answer.__doc__ or "").split("\n")[0], "headers": headers, "content": content}}
-    for status in errors:
-        content = _json(messages.ErrorAnswer)
-        responses[str(status)] = {"description": _ERRORS[status], "headers": _error_headers(status), "content": content}
-    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    operation: dict[str, Any] = {
+        "operationId": name, "summary": summary, "responses": {**responses, **_error_responses(errors)}
+    }  # fmt: skip
     if not key:
         operation["security"] = []
     if body is not None:
@@ -312,12 +311,7 @@ def _snapshot(name: str, summary: str, *statuses: int, value: str = "") -> dict[
     }
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     success = {"description": "A snapshot or a delta: see docs/snapshots.md.", "headers": headers, "content": content}
-    errors = {
-        str(status): {
-            "description": _ERRORS[status], "headers": _error_headers(status), "content": _json(messages.ErrorAnswer)
-        }
-        for status in statuses
-    }  # fmt: skip
+    unchanged = {"description": "The device has the newest snapshot."}
     return {
         "operationId": name,
         "summary": f"Reads the stored features of a service {summary}",
@@ -326,7 +320,15 @@ def _snapshot(name: str, summary: str, *statuses: int, value: str = "") -> dict[
             *([_parameter("value", value)] if value else []),
             {"name": "since", "in": "query", "description": since, "schema": {"type": "string"}},
         ],
-        "responses": {"200": success, "304": {"description": "The device has the newest snapshot."}, **errors},
+        "responses": {"200": success, "304": unchanged, **_error_responses(statuses)},
+    }
+
+
+def _error_responses(statuses: Iterable[int]) -> dict[str, Any]:
+    content = _json(messages.ErrorAnswer)
+    return {
+        str(status): {"description": _ERRORS[status], "headers": _error_headers(status), "content": content}
+        for status in statuses
     }
 
 

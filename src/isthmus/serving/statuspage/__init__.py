@@ -1,1 +1,0 @@
-"""The status of the server, as JSON and as a page."""
