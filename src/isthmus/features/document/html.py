@@ -21,7 +21,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; p
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 h3 { font-size: 1rem; margin: 1rem 0 0 } .card h3 { margin: 0 } p, ul { margin: .3rem 0; color: var(--soft) }
 ul { padding-left: 1.2rem }
-h1, h3, p, li, code, td:first-child { overflow-wrap: anywhere } td:first-child { min-width: 5.8rem }
+h1, h3, p, li, code, td:first-child { overflow-wrap: anywhere } td:first-child { min-width: 5rem }
 .bad { color: var(--bad); font-weight: 600 } .good { color: var(--good) }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; margin: .8rem 0 }
 .wide, pre { overflow-x: auto } .wide { margin-bottom: .8rem }
