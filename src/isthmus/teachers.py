@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from isthmus.distill.outputs.cache import TeacherOutputs
     from isthmus.distill.outputs.form import OutputFormat
     from isthmus.distill.outputs.identity import identities
-    from isthmus.distill.teachers.compatibility import agreed, compatible
+    from isthmus.distill.teachers.compatibility import compatible
     from isthmus.distill.teachers.estimator import EstimatorTeacher
     from isthmus.distill.teachers.fingerprint import fingerprint
     from isthmus.distill.teachers.function import FunctionTeacher
@@ -24,7 +24,6 @@ __all__ = [
     "PretrainedTeacher",
     "Teacher",
     "TeacherOutputs",
-    "agreed",
     "compatible",
     "fingerprint",
     "identities",
@@ -37,7 +36,7 @@ __getattr__, __dir__ = lazily(
         "isthmus.distill.outputs.cache": "TeacherOutputs",
         "isthmus.distill.outputs.form": "OutputFormat",
         "isthmus.distill.outputs.identity": "identities",
-        "isthmus.distill.teachers.compatibility": "agreed compatible",
+        "isthmus.distill.teachers.compatibility": "compatible",
         "isthmus.distill.teachers.estimator": "EstimatorTeacher",
         "isthmus.distill.teachers.fingerprint": "fingerprint",
         "isthmus.distill.teachers.function": "FunctionTeacher",

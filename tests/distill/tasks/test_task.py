@@ -20,7 +20,6 @@ from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.gates import Gate
 from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task
-from isthmus.distill.tasks.task import Task
 from isthmus.distill.throttle import policy
 from isthmus.distill.training import loop
 from isthmus.distill.training.checkpoint import Checkpoints
@@ -324,10 +323,3 @@ def test_a_device_or_a_precision_that_is_missing_is_said(table: pa.Table, tmp_pa
     else:
         with pytest.raises(DependencyError, match='Set precision = "fp32"'):
             trained(tmp_path, table, profile=profile)
-
-
-def test_the_names_of_version_0_1_still_count() -> None:
-    body = {"told": lambda _self: ["it says the label"], "most": {"P": 3}}
-    with pytest.warns(DeprecationWarning, match=r"Old\.(told was renamed to leaks|most was renamed to max_sizes)"):
-        old: Any = type("Old", (Task,), body)
-    assert (old.leaks(None), old.max_sizes) == (["it says the label"], {"P": 3})

@@ -40,9 +40,7 @@ from tests.orchestration.shop import HOUR, NOW, Open, Shop
 
 
 def test_verify_passes_on_every_key(built: Shop, project: Open) -> None:
-    with pytest.warns(DeprecationWarning, match="all_keys"):
-        verdict = verify(project(built), every=True)
-    assert verdict.compared == verify(project(built), all_keys=True).compared
+    verdict = verify(project(built), all_keys=True)
     assert (verdict.passed, verdict.differing) == (True, 0)
     singly = sum(part.compared for part in verdict.singly.values())
     assert singly == 60 * 5 + 60 * 4 + 50 * 9  # without known times and content hashes, which no lookup shows

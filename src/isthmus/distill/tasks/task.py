@@ -5,7 +5,6 @@ Shared code handles the split, the cache of teacher outputs, seeds, control, tra
 
 import copy
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -204,14 +203,6 @@ class Task(ABC):
     shape: Mapping[str, Any] = MappingProxyType({})
     max_sizes: Mapping[str, int] = {}
     padded: Sequence[str] = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        # Names of version 0.1, until 0.3: without them, a user's check for leaks would silently not run.
-        for old, new in (("told", "leaks"), ("most", "max_sizes")):
-            if old in vars(cls):
-                warnings.warn(f"{cls.__name__}.{old} was renamed to {new}", DeprecationWarning, stacklevel=3)
-                setattr(cls, new, vars(cls)[old])
 
     def __init__(self, material: Material) -> None:
         self.material = material

@@ -130,6 +130,3 @@ def _shared(teacher: Teacher, student: nn.Module) -> list[Problem]:
     both = [name for name, parameter in student.named_parameters() if id(parameter) in own]
     found = f"belongs to the teacher ({len(both)} shared in total)"
     return [Problem(f"parameter {name} of the student", found, "its own copy") for name in both[:1]]
-
-
-agreed = compatible  # its name in version 0.1

@@ -1,6 +1,5 @@
 """Compare training with serving value by value, and the package with its student (`isthmus verify`)."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -47,7 +46,6 @@ DEVICE_SAMPLE = 100
 
 def verify(
     project: Project, name: str | None = None, *, all_keys: bool = False, progress: Progress = silent,
-    every: bool | None = None,
 ) -> Verdict:  # fmt: skip
     """Compare everything that must agree, and write the verdict and its page.
 
@@ -64,14 +62,10 @@ def verify(
         name: distillation; optional if the project has at most one.
         all_keys: compare all keys, all rows of the training set and all content hashes instead of a sample.
         progress: called with a message and a fraction.
-        every: name of `all_keys` in version 0.1; deprecated.
 
     Raises:
         DependencyError: Redis does not answer, or the server cannot start.
     """
-    if every is not None:
-        warnings.warn("verify(every=...) is verify(all_keys=...)", DeprecationWarning, stacklevel=2)
-        all_keys = every
     declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()
     offline = project.offline_store()
