@@ -61,7 +61,7 @@ class Sizes:
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
-        """Input and output width of each product in a layer."""
+        """Input and output width of each weight matrix in a layer; fused matrices count as one."""
         queries, width = self.queries, self.width
         return (width, queries + 2 * self.keys), (queries, width), (width, 2 * self.inner), (self.inner, width)
 
@@ -93,7 +93,7 @@ class Sizes:
         return self.layer_bytes(precision) + self.head_bytes(precision) + self.cache_bytes(past)
 
     def numbers(self, tokens: int, past: int) -> int:
-        """Return the floats that the operators of a call write, including copies of the cache."""
+        """Return how many floats the operators of a call write, including copies of the cache of `past` tokens."""
         width, queries, keys, every = self.width, self.queries, self.keys, past + tokens
         residuals = 6 * width  # two norms, two products, two sums
         turns = (queries + 2 * keys) * 2 + (queries + keys) * 13 // 2  # the product; split, turned, split again

@@ -1,4 +1,4 @@
-"""Calibration of a student's probabilities after training, in torch and in its graph.
+"""Calibration of a student's probabilities after training, in PyTorch and in the exported ONNX graph.
 
 Parameters are buffers and are saved with the weights. Before `learn` a calibrator changes nothing.
 """

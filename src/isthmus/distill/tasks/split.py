@@ -99,9 +99,10 @@ def _filled(parts: Split, reason: Callable[[], str], expected: str, remedy: str)
 def split_table(
     table: pa.Table, shares: tuple[float, float, float], by: str | None = None, within: str | None = None
 ) -> Split:
-    """Split a training set by the column `by`, or by time with the columns `event_timestamp` and `known_at`.
+    """Split a training set by a hash of the column `by`, or by time with the columns `event_timestamp` and `known_at`.
 
-    Rows with the same value in the column `within` stay together: in a split by time, all are as late as the latest.
+    A split by time leaves out rows whose label became known after their part ended. It keeps rows with the same value
+    in the column `within` together and gives them the time of the latest. A split by column ignores `within`.
 
     Raises a DataError if a column is missing or has nulls, or a part is empty.
     """

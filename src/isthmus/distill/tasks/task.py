@@ -351,7 +351,7 @@ class Task(ABC):
         return ()
 
     def cases(self, student: nn.Module) -> list[Case]:
-        """Return the golden cases of a package: test rows and edges."""
+        """Return the golden cases of a package: `golden` test rows (none if 0), and the edge cases of `edges`."""
         test = self.material.parts.test
         usual = [self.numbered_case(student, test[spread(len(test), self.golden)])] if self.golden else []
         return [*usual, *self.edges(student)]

@@ -101,9 +101,9 @@ class IsthmusOfflineStore(OfflineStore):
         """Return the features of each entity row as of its own time.
 
         `entity_df` is a table with the join keys and a time; or a DuckDB SQL query for such a table, with paths
-        relative to the repository; or None for the keys and times between `start_date` and `end_date` that
-        `without_entities` selects. `filter_by_created_timestamp` hides rows until they were created, regardless of
-        `known_at`.
+        relative to the repository; or None, which takes keys and times between `start_date` and `end_date` from the
+        views, as set by `without_entities`. With `filter_by_created_timestamp`, a row is visible only from its created
+        time, even if the `known_at` setting is `event`.
 
         Raises:
             EntityTimestampInferenceException: `entity_df` has neither `event_timestamp` nor exactly one time column.

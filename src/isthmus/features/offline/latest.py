@@ -57,9 +57,9 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Return a mask of the rows in `later`, shape (m,), whose content equals the row at `places` in this state.
+        """Compare each row in `later` with the row at the same position of `places` in this state; return a mask, (m,).
 
-        With `times`, their times must be equal as well. The place -1 means no row.
+        True means that the content is equal and, with `times`, the event and known times too. The place -1 gives False.
         """
         same: Mask = places >= 0
         old = np.maximum(places, 0)

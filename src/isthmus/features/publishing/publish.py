@@ -89,12 +89,14 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
         offline: the store of the history.
         history: the history of the view.
         now: returns the present in microseconds since 1970 UTC.
-        full: compare every row with Redis, replace every different row and remove unknown keys, even if newer.
+        full: compare every row with Redis, replace rows that differ and remove keys that the view lacks, even if the
+            rows in Redis are newer.
         send: writes rows instead of this process.
         waiting: called once if another run is in progress.
 
     Raises:
-        DependencyError: Redis does not answer, rejects a command, or has lost confirmed rows.
+        DependencyError: Redis does not answer, rejects a command, or has lost confirmed rows; or another run does not
+            end within `WAIT_SECONDS`, or may have taken over.
         DataError: the table is damaged.
     """
     started = time.perf_counter()

@@ -19,9 +19,9 @@ def is_published(store: OnlineStore, view: ViewContract) -> bool:
 
 
 def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> None:
-    """Compare every published row of a view with its table: times, and content by its hash.
+    """Compare every row of a published view in Redis with its table: times, and content by its hash.
 
-    Rows that were pushed since may be newer.
+    Accepts rows that were pushed after the view was published. The view must have been published.
 
     Raises:
         DataError: rows are missing or damaged, or differ from the table.

@@ -83,13 +83,14 @@ def attribute(  # noqa: PLR0913 - the options of the command
     test part of the student's training set, or the rows of the latest training set within `days`. `fed` is a file with
     the inputs that the model was fed, by keys and event time; without it, they are assumed to be the served ones.
 
-    With `recorded`, the rows are the recorded predictions of `days`, or all of them, from the package that answered
-    last, and answers are the recorded ones.
+    With `recorded`, the rows are the recorded predictions in `days` (default: all) of the package that answered last,
+    and the recorded answers are used. It cannot be combined with `fed`, `precision` or `runtime`.
 
     Writes a page, and a table of all rows, beside the project's state.
 
     Raises:
-        RequestError: scores are not numbers, no row is in the range, or the file or runtime does not exist.
+        RequestError: scores are not numbers, no row is in the range, the file or runtime does not exist, or options
+            cannot be combined.
         DataError: nothing was exported, or a student, a table or the file is gone or invalid.
         ContractMismatch: the package cannot run under the current contract.
     """

@@ -146,7 +146,9 @@ def _count(answers: pa.Table) -> int:
 
 
 def recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
-    """Return the rows of recorded predictions, with what was known, served and fed.
+    """Return recorded predictions with three versions of their features: ideal, returned by Redis, and fed to a model.
+
+    Rows that cannot be used are skipped, and counted by reason in `left_out`.
 
     Raises:
         DataError: no row is left.

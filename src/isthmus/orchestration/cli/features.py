@@ -263,7 +263,7 @@ def training_set(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Join features point in time to the spine of a distillation, or to your own rows."""
+    """Add point-in-time features to the spine of a distillation, or to your own rows."""
     from isthmus.orchestration.cli.screens.report import training_set_blocks
     from isthmus.orchestration.training.set import write_training_set
 

@@ -51,7 +51,7 @@ def fleet(project: Project, out: Path) -> list[str]:
 
 
 def files(project: Project) -> dict[str, bytes]:
-    """Render the templates. Return contents by file name.
+    """Render the Kubernetes and Docker files of a project. Return contents by file name; nothing is written.
 
     YAML is parsed and dumped again, which drops the comments and layout of the template. Empty results are left out.
 

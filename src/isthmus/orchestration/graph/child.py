@@ -1,7 +1,7 @@
 """Run one step in a process started by Dagster Pipes: `python -m isthmus.orchestration.graph.child`.
 
 The process can be a subprocess of Dagster or a pod with the same image. It exits when the process that started it
-exits: a killed run frees its slot in the pool, and the next run must not overlap with a leftover process.
+exits. Otherwise a killed run could free its slot in the pool and leave a process that overlaps with the next run.
 """
 
 import os

@@ -36,10 +36,11 @@ SCORE = "score"
 def served_drift(
     project: Project, declared: Distillation, folder: Path, answered: PackageAnswers
 ) -> tuple[int, tuple[InputDrift, ...]]:
-    """Return the start of the compared answers, and the drift of each raw input and of the scores.
+    """Return the start of the compared period (microseconds), and the drift of each raw input and of the scores.
 
-    Stored inputs come from the rows that Redis returned. Answers are compared with the whole training set and with
-    windows of it as long as the answers span.
+    The period is the `WINDOW` before the latest answer; only answers under its contract count. Stored inputs come from
+    the rows that Redis returned. The answers are compared with the whole training set, and with windows of it that
+    cover as much time as the answers do.
 
     Raises:
         DataError: the training set, the contract or a table is gone, or the history has none of the rows that Redis

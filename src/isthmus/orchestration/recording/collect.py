@@ -83,7 +83,8 @@ class _Problems:
 def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> CollectedAnswers:
     """Append every answer in the spool to the table, exactly once.
 
-    Deletes collected segments, moves damaged ones to `damaged_folder`, and drops answers older than `keep_days`.
+    Deletes collected segments, moves damaged ones to `damaged_folder`, and drops answers older than `keep_days`. Each
+    commit has about `lot` answers.
 
     Raises:
         DataError: the table cannot be read or written. The spool still has the answers.

@@ -62,9 +62,10 @@ def from_history(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints, *,
     times: tuple[Column, Column] = (_EVENT, _KNOWN),
 ) -> StoredRows:  # fmt: skip
-    """Return the rows that the history has for these keys and moments, by the time rules of the view.
+    """Look up the row of each key at its moment in the history, by the time rules of the view.
 
-    `times` names the columns to report as event and known times, if they differ from the ones that order the rows.
+    If the row is missing or expired, the features are null and the status says why. `times` names the columns to return
+    as event and known times. It does not affect which row is found.
     """
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)

@@ -37,7 +37,9 @@ def serving(
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Run the API as a child process during the block. It logs to `log`, by default to stderr.
 
-    With `private`, it listens on loopback without keys, for this process only.
+    The block starts before the API answers. Starts the embedded Redis too, unless another one is configured. Writes
+    the API's address to the project's Feast files, except with `private`: then the API listens on loopback, needs no
+    keys and records nothing.
     """
     if not private:
         _name_to_feast(project, port)

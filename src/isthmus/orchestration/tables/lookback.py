@@ -25,7 +25,11 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
 def widest(reach: int) -> int:
-    """Return the farthest distance from a range that its build reads, including the lookback check (microseconds)."""
+    """Return how far before and after a range its build reads the sources, in microseconds.
+
+    `reach` is the lookback of the view. The result includes the lookback check, which reads twice as far, or at least a
+    day farther.
+    """
     return reach + max(reach, DAY)
 
 

@@ -1,4 +1,4 @@
-"""Stored views in the verdict: what training sees of each key against what a server answers."""
+"""Verification of stored views: compare, for each key, the values in training with the answer of a server."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

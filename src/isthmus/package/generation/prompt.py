@@ -58,7 +58,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return template_features(self.template)
 
     def too_long(self, tokens: str) -> RequestError:
-        """Return the error that refuses a prompt of `tokens`, a count in words."""
+        """Return the error for a prompt that is too long. `tokens` is its length as text, such as "5,000 tokens"."""
         return RequestError("prompt", f"has {tokens}, and the context of the model {self.context:,}",
                             expected=f"{self.context - 1:,} tokens at most", remedy="shorten it")  # fmt: skip
 

@@ -23,8 +23,11 @@ def fetch(
     """Copy a package into the cache unless it is there, and return its path and the number of bytes copied.
 
     The copy appears in the cache only after its digest and its signature by the owner of `public_key` (PEM) were
-    checked. A damaged copy, or a copy with a different signature, is replaced. `done` is called with "fetch" or
-    "verify" when a part of that stage has ended.
+    checked; without a key, only the digest is checked. A damaged copy, or a copy with a different signature, is
+    replaced. `done` is called with "fetch" after copying and after moving the copy into place, and with "verify" after
+    the checks.
+
+    Raises a PackageError if a check fails, or a DependencyError if the extra `signing` is needed and missing.
     """
     target = folder / digest
     with suppress(PackageError):

@@ -188,7 +188,10 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 
 
 def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
-    """Return a deployment with a verdict that compared nothing."""
+    """Return a deployment of a package that has not been verified: its verdict has 0 comparisons.
+
+    Raises a PackageError if the package has no model in the precision of the profile.
+    """
     manifest = package.manifest
     manifest.variant(profile.precision)
     return Deployment(

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2: health, metadata and inference for models of tensors."""
+"""The Open Inference Protocol, version 2: health, metadata, and inference for models that take tensors."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version

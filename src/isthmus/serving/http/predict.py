@@ -244,7 +244,9 @@ class PredictionService:
     async def stored(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, bits: Mapping[str, bytes] | None
     ) -> Mapping[str, ViewAnswer]:
-        """Read the views of a plan, and count the features in `bits`, if any, in the metrics.
+        """Read the views of a plan from the online store.
+
+        `bits` selects the features to count in the metrics, as a bit mask per view; with None, nothing is counted.
 
         Raises:
             DataError: a row is damaged.

@@ -92,7 +92,7 @@ class DeployedModel:
         return threads
 
     def again(self, deployment: Deployment) -> "DeployedModel":
-        """Return the same loaded model for another deployment of the same package."""
+        """Return a copy that shares the loaded model, for another deployment of the same package."""
         model = copy(self)
         model.deployment = deployment
         return model

@@ -87,13 +87,14 @@ def change(  # noqa: PLR0913 - the options of the command
 
     The rows come from the latest training set, with the features that could be known, and are scored by the last
     package, or by `package` in the earlier period. With `recorded`, they are the recorded predictions, as fed to the
-    model, scored by the package that answered last in each period. Segments use the columns `by`, or the leading join
-    keys of the spine: as many as leave 95 % of the rows in segments that both periods have.
+    model, scored by the package that answered last in each period; `package` is then refused. Segments use the columns
+    `by`. By default they use the leading join keys of the spine: as many as possible while at least 95 % of the rows
+    are in segments that occur in both periods, and at least one.
 
     Writes an HTML page beside the project's state.
 
     Raises:
-        RequestError: a period or a column is missing, or scores are not numbers.
+        RequestError: a period or a column is missing, scores are not numbers, or options cannot be combined.
         DataError: a package, a table or a history is gone, or a request transform refuses every row of a period.
     """
     artifacts = Artifacts.of(project, name)

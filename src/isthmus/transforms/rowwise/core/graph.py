@@ -272,7 +272,7 @@ class Graph:
     # --- values
 
     def literal(self, value: Any, kind: SqlType) -> Value:
-        """Return the same value in every row; None is null."""
+        """Return a constant value of type `kind`, the same for every row; None gives null."""
         if value is None:
             zero: Any = "" if kind.tensor == TensorProto.STRING else 0
             return Value(kind, self.constant(zero, kind), self.number(False))

@@ -1,4 +1,7 @@
-"""Comparisons, three-valued logic and conditionals. NaN equals NaN and is greater than any number."""
+"""Comparisons, three-valued logic and conditionals. NaN equals NaN and is greater than any number.
+
+`alike` casts values to their common type.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
