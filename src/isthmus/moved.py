@@ -1,4 +1,4 @@
-"""Errors that name the public module for private modules that programs once imported."""
+"""Import errors for former private modules. They name the public module to import instead."""
 
 import sys
 

@@ -65,9 +65,10 @@ def distill(
 ) -> DistillationReport:
     """Train students and controls, measure all models, and write the best student to `folder/<id>`.
 
-    A student of the same training set, settings, task, teacher and code is not trained again, unless `again`. If only
-    reporting code changed, the weights are reused and only the report is computed. `runs` receives TensorBoard event
-    files in `<training_identity>/<model>-<seed>`, and checkpoints; the weights of the last training stay there.
+    If a student of the same training set, settings, task, teacher and code exists, it is returned and nothing is
+    trained; pass `again` to train it anyway. If only reporting code changed, the weights are reused and only the report
+    is computed. `runs` receives TensorBoard event files in `<training_identity>/<model>-<seed>`, and checkpoints; the
+    weights of the last training stay there.
 
     Raises:
         ConfigurationError: the declaration is invalid, or the models do not fit each other.
@@ -217,7 +218,10 @@ class _Trainings:
 
     @property
     def only_reporting_changed(self) -> bool:
-        """Return whether the reporting code has changed since the weights were selected."""
+        """Return True if the weights were selected for another student, which differs in reporting code alone.
+
+        Call `begin` first: it writes the file that this reads.
+        """
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:

@@ -149,7 +149,11 @@ def limited(gates: Iterable[Gate]) -> bool:
 
 
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    """Return a problem for each bound on an unknown measure, and for each bound on a loss that is no loss."""
+    """List a problem for each bound on a measure that the label lacks, and for each wrong limit of a `lost` bound.
+
+    A `lost` bound limits how much worse a deployment may get, so it has no `at_least`, and its `at_most` is 0 or more.
+    Without a label, every bound is a problem.
+    """
     measures = {} if label is None else BOUNDED.get(type(label), {})
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
     parts = (f"{' or '.join(_PREFIXES[kind])}, a dot, and {one_of(names)}" for kind, names in measures.items())

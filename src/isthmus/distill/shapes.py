@@ -86,9 +86,10 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:
-    """Return the positions of the mask, (..., n) to (positions, n), at least in float32.
+    """Select the elements at which the mask is True, (..., n) to (positions, n), at least in float32.
 
-    Other positions are dropped before anything is computed, so that NaN there reaches neither loss nor gradient.
+    Without a mask, the whole tensor is returned in its own shape. The other elements are dropped before anything is
+    computed, so that NaN there reaches neither loss nor gradient.
     """
     return precise(tensor if where is None else tensor[where])
 

@@ -323,7 +323,10 @@ class Project:
             yield
 
     def adding_to(self, table: str, *, wait: bool = True) -> AbstractContextManager[None]:
-        """Lock an offline table to add pushed rows; waits for blocks of `building`. See `locked`."""
+        """Lock an offline table while pushed rows are added: no other process adds to it or builds from it.
+
+        Waits for the lock, or raises a BlockingIOError if `wait` is False. Builds hold it by `building`.
+        """
         return self.locked(_lock_of(table), wait=wait)
 
     def freshness_objectives(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The input tensors of a model of rows.
+"""Input tensors of a model that takes rows of features.
 
 Training, export, verification and serving all build them with `feeds`, so values are cast in one place.
 """

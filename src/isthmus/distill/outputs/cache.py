@@ -146,9 +146,9 @@ class TeacherOutputs:
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
-        """Return how many teacher calls compute the missing outputs.
+        """Return the number of teacher calls, a batch each, that it takes to compute all missing outputs.
 
-        The rows `first` have their own batches; all others follow.
+        The rows `first` are computed before the others, and share no batch with them.
         """
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())

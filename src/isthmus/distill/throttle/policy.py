@@ -121,7 +121,10 @@ class Throttle:
         return self.pausing
 
     def pause(self, ended: Sequence[int]) -> float:
-        """Sleep until the degree falls or `ended` is not empty; return the seconds slept."""
+        """Sleep until the policy no longer asks for a pause, or `ended` has an entry; return the seconds slept.
+
+        `ended` is a list that a signal handler appends to. Long pauses are reported now and then.
+        """
         before, reported = self.paused, time.monotonic()
         self._looked = reported  # time since the decision to pause was work
         while self.look() and not ended:

@@ -102,10 +102,10 @@ class Training:
         """Train to the end.
 
         Returns:
-            An entry per evaluation: step, mean loss and terms since the evaluation before, and metrics.
+            An entry per evaluation: step, means of loss and terms since the previous evaluation, and metrics.
 
         Raises:
-            ConfigurationError: settings are invalid, or `evaluate` does not return the gate.
+            ConfigurationError: settings are invalid, or `evaluate` does not return the metric that is their `gate`.
             DependencyError: memory or disk is full.
             GateFailed: a loss, a gradient or a metric is not finite.
             Stopped: SIGINT or SIGTERM arrived; the current step was finished and a checkpoint written. Signals are only

@@ -189,7 +189,10 @@ def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
 
 
 def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
-    """Return the join keys of the view with the most keys; without an entity dataframe, they define the rows."""
+    """Return the join keys that identify a row of a retrieval without an entity dataframe: those of the widest view.
+
+    Raises a RequestError if another view has a key that this view lacks.
+    """
     names = max((view.keys for view in views), key=len, default=())
     extra = {key for view in views for key in view.keys} - {*names}
     if extra:

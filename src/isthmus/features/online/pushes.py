@@ -213,9 +213,10 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 
 
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
-    """Make a lost stream continue after `place`, by adding an entry without a row, so that later ids are greater.
+    """Restart a lost stream with an empty entry at `place`, so that Redis gives all later entries greater ids.
 
-    Do nothing if entries arrived after `seen`, the last place read (-1 if none): those must be collected first.
+    `seen` is the last place that the caller has read in the stream, or -1. Does nothing if newer entries have arrived,
+    which must be collected first, or if the stream's ids are at `place` or beyond.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.

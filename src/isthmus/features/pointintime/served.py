@@ -99,7 +99,9 @@ class ServedJoin:
             self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join batches of any sizes.
+        """Join a spine to the values that serving had at each row's time. Its batches may have any sizes.
+
+        Rows that have been read from the iterator count in `report`.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type.

@@ -81,17 +81,19 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Publication:
-    """Publish the latest rows of a history to Redis, after any other run for the view.
+    """Publish the latest rows of a history to Redis, and log the run if it changed anything.
+
+    Only one run per view writes at a time: waits up to ten minutes for another one.
 
     Args:
         store: the rows in Redis.
         url: address of Redis.
         offline: the store of the history.
         history: the history of the view.
-        now: returns the present in microseconds since 1970 UTC.
+        now: returns the current time in microseconds since 1970 UTC.
         full: compare every row with Redis, replace rows that differ and remove keys that the view lacks, even if the
             rows in Redis are newer.
-        send: writes rows instead of this process.
+        send: called to write rows, in place of writing them in this process.
         waiting: called once if another run is in progress.
 
     Raises:

@@ -134,7 +134,10 @@ def attribute(  # noqa: PLR0913 - the options of the command
 
 
 def write(result: Attribution) -> None:
-    """Write the page and the table of all rows."""
+    """Write the HTML page and the Parquet table of all rows to `result.folder`, readable by their owner only.
+
+    Files of an earlier attribution are replaced.
+    """
     buffer = io.BytesIO()
     pq.write_table(result.table, buffer)
     write_atomically(rows_file(result.folder), buffer.getvalue(), mode=0o600)

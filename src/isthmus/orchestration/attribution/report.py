@@ -81,7 +81,7 @@ class Attribution:
         return all(bound.holds for bound in self.bounds)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data; the table of rows is left out, since a file has it."""
+        """Return plain data, with the paths of the page and of the table of rows, but without the table itself."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _OMITTED}
         built: dict[str, Any] = msgspec.to_builtins(plain, enc_hook=str)
         for name, measure in self.measures.items():

@@ -117,5 +117,8 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
 
 
 def nearest_answers(matches: LabelMatches, at: Ints) -> Mask:
-    """Mark the answer nearest to each label's moment; ties go to the earliest, then to the first."""
+    """Mark one answer per matched label: the nearest in time, or in a tie the earliest, then the first in order.
+
+    `at` has the answers' times.
+    """
     return first_of_each(np.where(matches.why < 0, matches.row, -1), matches.distance, at)

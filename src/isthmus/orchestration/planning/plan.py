@@ -59,13 +59,14 @@ def plan(
 ) -> dict[str, Any]:
     """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
-    `rate` is the number of requests per second to serve, by default the capacity of one device. `speed` measures this
-    host with a number of threads, and `decoding` measures it for language models.
+    Without a `name`, all distillations of the project are planned. `rate` is the number of requests per second to
+    serve, by default the capacity of one device. `speed` takes a number of threads and measures this host with that
+    many; `decoding` measures this host for language models.
 
     Raises:
         ConfigurationError: devices.toml or the prices have errors. All of them are listed.
         DataError: a student or a package is missing.
-        GateFailed: the cost of a package was not measured, or was measured with other settings than the profile's.
+        GateFailed: the cost of a package was not measured, or its settings then differ from the profile's now.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalogue(project.root, prices.hour)

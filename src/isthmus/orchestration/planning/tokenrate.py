@@ -67,7 +67,11 @@ class TextModel:
         )
 
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
-        """Return tokens per second of each precision on each CPU as plain data, see docs/plan.md."""
+        """Estimate the tokens per second on each CPU in each precision, as plain data described in docs/plan.md.
+
+        Runs `measure` on this host once per precision, a few seconds each. Other devices and runtimes are listed under
+        "left_out".
+        """
         left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")
         cpus = {name: device.part(threads) for name, device in devices.items() if name not in left_out}

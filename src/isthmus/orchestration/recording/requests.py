@@ -176,7 +176,10 @@ def read_tensors(body: bytes) -> TensorRequest:
 
 
 def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:
-    """Return the values of a join key that the model does not use, one per row; None where the request has none."""
+    """Return the values of a join key that clients sent although the model ignores it, one value per row.
+
+    `rows` is the number of rows of each body. The value is None for a body that lacks the key or is a LookupError.
+    """
     values: list[Any] = []
     for body, count in zip(bodies, rows.tolist(), strict=True):
         raws = _PREDICT.decode(body).entities if count and isinstance(body, bytes) else {}

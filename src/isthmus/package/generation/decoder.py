@@ -127,7 +127,11 @@ class Decoder:
         return Read(logits, token, lead)
 
     def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> Read:
-        """Read tokens in parts; return the output after the last one."""
+        """Run the model on tokens, part by part; append them to the cache and return the output after the last token.
+
+        `tokens` must not be empty. Raises a RequestError if they do not fit into the cache, and a PackageError if the
+        cache belongs to another model or the logits are not finite.
+        """
         for part in self.parts(tokens):
             output = self.take(run(self.feeds(part, cache)), cache)
         return output

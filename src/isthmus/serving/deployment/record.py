@@ -89,7 +89,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def loads(cls, text: bytes, where: str = "deployment.json") -> "Deployment":
-        """Parse a deployment file located at `where`."""
+        """Parse the text of a deployment file, and make its package paths absolute.
+
+        `where` is the path of the file: relative package paths start at its folder, and messages name it.
+        Raises a PackageError if the text is not a deployment.
+        """
         try:
             deployment = msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -98,7 +102,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return deployment.beside(Path(where))
 
     def relative(self, file: Path) -> "Deployment":
-        """Make package paths in the cache next to `file` relative."""
+        """Return a copy for writing to `file`: packages in the cache in the same folder have relative paths.
+
+        Other paths stay as they are. `beside` is the inverse.
+        """
         folder = file.parent.resolve()
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 

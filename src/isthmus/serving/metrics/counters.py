@@ -158,7 +158,7 @@ class Tally:
         return quantiles
 
     def write(self) -> None:
-        """Write the numbers to the shared folder, if any."""
+        """Write this process's metric values to its files in the shared folder. Without a folder, do nothing."""
         if self._folder is None:
             return
         for family in self._families:

@@ -1,4 +1,4 @@
-"""A deployed model: an ONNX Runtime session of the package's ORT file that has reproduced its golden rows."""
+"""A deployed model: the ORT file of a package in ONNX Runtime, checked against the package's golden rows."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -237,7 +237,10 @@ class Lookups:
         self._place = 0
 
     def add(self, answers: Sequence[RecordedAnswer], callers: dict[str, int]) -> int:
-        """Add answers and return the bytes this takes. Adds new names to `callers`."""
+        """Add answers to the batch, and return by how many bytes it grew.
+
+        A caller that is not in `callers` yet gets the next number there.
+        """
         # Do everything that can fail first: columns of different lengths would make the batch invalid.
         views = enumerate(self.reader.views)
         stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]

@@ -195,7 +195,7 @@ class Recorder:
         self._wake.set()
 
     def close(self) -> None:
-        """Write waiting batches, for up to `_LATE` seconds."""
+        """Let the thread write all waiting batches and end. Waits a few seconds at most; late batches may be lost."""
         self._hand_over()
         self._ending = True
         self._wake.set()

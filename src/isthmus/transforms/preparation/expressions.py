@@ -45,7 +45,10 @@ def _within(value: Column, low: Column, high: Column) -> Column:
 
 
 def aggregates(step: Step, value: Column) -> list[Column]:
-    """Return the aggregates of the finite values from which a step's parameters are computed."""
+    """List the Spark aggregates that `parameters` needs for a step. They ignore values that are not finite.
+
+    The list is empty for a step that learns nothing from the data.
+    """
     wide = value.cast("double")
     finite = functions.when(functions.abs(wide) < math.inf, wide)
     match step:

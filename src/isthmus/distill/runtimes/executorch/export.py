@@ -35,10 +35,10 @@ def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable, calibration: Index | None = None) -> Converted:
-    """Convert a student for one row at a time; the same student gives the same bytes.
+    """Convert the student `of` to a program that runs one row at a time; the same student gives the same bytes.
 
-    XNNPACK computes what it supports, ExecuTorch's portable operators everything else. With calibration rows the
-    program is static INT8, like the ONNX graph: weights and inputs of the operators that XNNPACK's quantizer supports.
+    XNNPACK computes what it supports, ExecuTorch's portable operators everything else. With calibration rows, the
+    operators that XNNPACK's quantizer supports get static INT8 weights and inputs, as in the ONNX graph.
     Raises a GateFailed if ExecuTorch does not support the student.
     """
     file = f"{of.part}.{'fp32' if calibration is None else 'int8'}.pte"

@@ -295,10 +295,11 @@ def _period(side: Side, rows: int) -> Period:
 
 
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
-    """Choose segment columns, and split the rows by them: by `by`, or by leading join keys of the spine.
+    """Choose segment columns, and split the rows by them; the first `count` rows are those of the first period.
 
-    The number of keys is the largest that leaves nearly all rows in segments of both periods; nothing is known about
-    the features of other segments in the other period.
+    The columns are `by`, or else as many leading join keys of the spine as leave nearly all rows in segments that both
+    periods have (at least one key), since a segment in one period alone has nothing to be compared with.
+    Raises a RequestError or DataError if a column is missing or cannot be split.
     """
     keys = [key for key in spine if key in rows.column_names]
     while True:

@@ -1,6 +1,6 @@
 """Comparisons, three-valued logic and conditionals. NaN equals NaN and is greater than any number.
 
-`alike` casts values to their common type.
+`alike` casts values to their common type; `joined` is AND or OR of any number of booleans.
 """
 
 from collections.abc import Sequence
