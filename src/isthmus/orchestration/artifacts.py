@@ -228,7 +228,7 @@ class Artifacts:
         return read_report(self.last_model())
 
     def last_package(self) -> Path:
-        return self._last(self.package_pointer, "package", "export")
+        return self._last(self.package_pointer, "package", "model export")
 
     def packaged_report(self) -> dict[str, Any]:
         package = self.last_package()
@@ -259,7 +259,7 @@ class Artifacts:
         try:
             return read_pointer(pointer)
         except FileNotFoundError as error:
-            if verb == "export" and (blocked := self.blocked()):
+            if verb == "model export" and (blocked := self.blocked()):
                 remedy = "train longer or on more data, or change the gates in the definitions"
                 raise DataError(where, blocked, remedy=remedy) from error
             raise DataError(where, f"not found in {pointer.parent}", remedy=remedy) from error
@@ -278,7 +278,7 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
     """
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
-    report["serving"] = read_json(measured, "export") if measured and measured.exists() else None
+    report["serving"] = read_json(measured, "model export") if measured and measured.exists() else None
     return report
 
 
@@ -303,7 +303,7 @@ def serving_profile(project: Project, package: Path) -> ServingProfile:
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
         return profile
-    return replace(profile, precision=read_json(serving_file(package), "export")["precision"])
+    return replace(profile, precision=read_json(serving_file(package), "model export")["precision"])
 
 
 def serving_file(package: Path) -> Path:

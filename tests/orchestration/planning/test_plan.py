@@ -539,10 +539,10 @@ def test_the_command_line(shop: Shop) -> None:
 
 
 def test_the_command_line_refuses(shop: Shop) -> None:
-    assert "student of late_order: not found" in refused(shop, "plan", code=1)
-    assert "'early' is not declared" in refused(shop, "plan", "early", code=2)
+    assert "student of late_order: not found" in refused(shop, "infra", "plan", code=1)
+    assert "'early' is not declared" in refused(shop, "infra", "plan", "early", code=2)
     shop.append("\n[prices]\nhour = { l40 = 1 }\n", "isthmus.toml")
-    assert "prices.hour.l40: is not a device" in refused(shop, "plan", code=2)
+    assert "prices.hour.l40: is not a device" in refused(shop, "infra", "plan", code=2)
 
 
 @pytest.mark.timeout(900)

@@ -560,7 +560,8 @@ def test_the_folder_of_a_killed_join_is_removed_by_the_next_one(built: Shop, pro
     """And that of a join that is under way is not."""
     offline = Path(project(built).offline)
     _written(_spine(), tmp_path / "spine.parquet")
-    command = [sys.executable, "-c", "from isthmus.orchestration.cli.cli import main; main()", "training-set"]
+    command = [sys.executable, "-c", "from isthmus.orchestration.cli.cli import main; main()"]
+    command += ["features", "training-set"]
     command += ["--project", str(built.root)]
     command += ["--spine", str(tmp_path / "spine.parquet"), "--features", FEATURES, "--join", "engine"]
     killed = subprocess.Popen([*command, "--out", str(tmp_path / "killed")])

@@ -30,7 +30,7 @@ def write_serving(exported: "ExportReport") -> None:
 
 def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
     try:
-        return read_json(read_pointer(artifacts.searches / "latest") / "search.json", "search")
+        return read_json(read_pointer(artifacts.searches / "latest") / "search.json", "model search")
     except (FileNotFoundError, ValueError):
         return None
 
