@@ -125,13 +125,14 @@ class PushLog:
 
     def _write(self, table: DeltaTable | None, rows: pa.Table, last: int) -> None:
         options: dict[str, Any] = {"mode": "append"} if table else {"mode": "append", "partition_by": [DAY_COLUMN.name]}
-        days, files = _days(rows), files_by_day(table) if table else {}
-        if table and any(files.get(day, 0) >= FILES for day in days):
-            # In one commit with the new rows: the transaction counts for both.
-            with self._stored.reading():
+        days = _days(rows)
+        with self._stored.reading():
+            files = files_by_day(table) if table else {}
+            if table and any(files.get(day, 0) >= FILES for day in days):
+                # In one commit with the new rows: the transaction counts for both.
                 before = with_day(self._read(table, days))
-            rows = pa.concat_tables([before, rows], promote_options="default")
-            options = {"mode": "overwrite", "predicate": on(days)}
+                rows = pa.concat_tables([before, rows], promote_options="default")
+                options = {"mode": "overwrite", "predicate": on(days)}
         noted = [Transaction(APPLICATION, last)]
         self._stored.commit(table, rows, {_MARK: uuid4().hex}, transactions=noted, schema_mode="merge", **options)
 

@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from isthmus.features import clock
 from isthmus.features.contract.diff import require_service
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import DataError, DependencyError, IsthmusError, PackageError
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.request.graph import RowGraph
-from isthmus.features.values.arrow import micros
+from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints, Mask, Values
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import absence, contract_of
@@ -170,9 +171,9 @@ class ServedAnswers:
         if route is not None:
             condition &= ds.field("route") == route
         if first is not None:
-            condition &= ds.field("at") >= first
+            condition &= ds.field("at") >= _instant(first)
         if end is not None:
-            condition &= ds.field("at") < end
+            condition &= ds.field("at") < _instant(end)
         if callers is not None:
             condition &= ds.field("caller").isin([*callers])
         return self.table.read(condition, columns)
@@ -204,34 +205,41 @@ class ServedAnswers:
             raise UnreadableError(cause, str(error)) from error
         except msgspec.MsgspecError as error:
             raise UnreadableError(Cause.KEY, unreadable(error)) from error
+        reads = {view.name for view in reader.plan.views}
         if model is not None:
-            reads, read = {view.name for view in reader.plan.views}, {*first["views"]}
+            read = {*first["views"]}
             # The request may lack the keys that another package needs.
             if reads - read or (other is None and reads != read):
                 wanted, recorded = (", ".join(sorted(names)) or "nothing" for names in (reads, read))
                 why = f"package {model.deployment.digest[:12]} reads {wanted}, not {recorded}"
                 raise UnreadableError(Cause.PACKAGE, why)
         try:
-            histories = {name: self.history(contract.views[name]) for name in first["views"]}
+            # Another model may lack the join keys of views that only the model that answered read.
+            histories = {name: self.history(contract.views[name]) for name in first["views"] if name in reads}
         except IsthmusError as error:
             raise UnreadableError(Cause.HISTORY, str(error)) from error
-        for (name, history), view_hash in zip(histories.items(), first["hashes"], strict=True):
-            if history.view.hash != view_hash:
+        for name, view_hash in zip(first["views"], first["hashes"], strict=True):
+            if name in histories and histories[name].view.hash != view_hash:
                 raise UnreadableError(Cause.HISTORY, f"view {name} has another definition now")
-        bodies = self._bodies(answers, contract, first["hashed"])
+        # Requests of tensors have no keys, although their server may hash those of lookups.
+        hashed = () if isinstance(reader, TensorPredictor) else first["hashed"]
+        bodies = self._bodies(answers, contract, hashed)
         requests = read_requests(reader, bodies, answers["rows"].to_pylist())
         rows = requests.rows
         answer = np.repeat(np.arange(len(answers)), rows)
         at = micros(answers["at"])[answer]
         whole = answers.filter(pa.array(rows > 0))
         event, known, content, status = (
-            by_view(_flat(whole[name]).astype(np.int64), rows[rows > 0], len(histories))
+            by_view(_flat(whole[name]).astype(np.int64), rows[rows > 0], len(first["views"]))
             for name in ("event", "known", "content", "status")
         )
         return Group(
             answers, contract, model, reader, bodies, requests, answer, np.cumsum(rows) - rows, at,
             _flat(whole["outputs"]), _flat(whole["digest"]).view(np.uint64), histories,
-            {name: StoredRows(event[n], known[n], content[n], status[n], {}) for n, name in enumerate(histories)},
+            {
+                name: StoredRows(event[n], known[n], content[n], status[n], {})
+                for n, name in enumerate(first["views"]) if name in histories
+            },
             {name: from_history(own, contract.views[name], requests.keys, at) for name, own in histories.items()},
         )  # fmt: skip
 
@@ -379,6 +387,11 @@ def predict_all(model: DeployedModel, inputs: Mapping[str, Values]) -> np.ndarra
         for start in range(0, max(rows, 1), _ROWS)
     ]
     return np.concatenate(parts)
+
+
+def _instant(moment: datetime) -> pa.Scalar:
+    # In UTC: Arrow has no zones with seconds, which Python has.
+    return pa.scalar(clock.micros(moment), pa.int64()).cast(ARROW["UnixTimestamp"])
 
 
 def _flat(lists: pa.ChunkedArray) -> np.ndarray[Any, Any]:
