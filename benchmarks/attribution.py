@@ -65,8 +65,9 @@ def measure_rows(folder: Path, scratch: Path, count: int) -> list[Comparison]:
     pq.write_table(_fed(table, keys, [item.name for item in manifest.model_inputs]), fed)
     began, spent = time.perf_counter(), _spent()
     result = _isthmus(
-        folder, "attribute", "--from", first[0], "--to", first[1], "--fed", str(fed), "--precision", "int8", "--json"
-    )
+        folder, "model", "attribute", "--from", first[0], "--to", first[1], "--fed", str(fed), "--precision", "int8",
+        "--json",
+    )  # fmt: skip
     seconds, work = time.perf_counter() - began, _spent() - spent
     rows = pq.read_table(result["table"])
     sums = np.sum([rows[stage].to_numpy() for stage in _STAGES], axis=0)
@@ -97,9 +98,9 @@ def measure_recorded(folder: Path, scratch: Path, count: int) -> list[Comparison
         wait(lambda: answers(url, _question(table[:1], keys, fields)), server, log)
         for first in range(0, count, _BATCH):
             client.post(url, json=_question(table[first : first + _BATCH], keys, fields)).raise_for_status()
-    _isthmus(folder, "recorded", "--json")
+    _isthmus(folder, "answers", "collect", "--json")
     began = time.perf_counter()
-    result = _isthmus(folder, "attribute", "--recorded", "--json")
+    result = _isthmus(folder, "model", "attribute", "--recorded", "--json")
     seconds = time.perf_counter() - began
     return [
         at_least("recorded rows", "rows", result["rows"], count),

@@ -72,4 +72,5 @@ __all__ = [
     "training_data",
     "transform",
 ]
-__getattr__, __dir__ = lazily(__name__, {"isthmus.declarations": " ".join(__all__)})
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(__name__, {"isthmus.declarations": " ".join(__all__)})

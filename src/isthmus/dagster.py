@@ -18,13 +18,14 @@ __all__ = [
     "IsthmusTranslator",
     "build_definitions",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.orchestration.graph.assets": "build_definitions",
-        "isthmus.orchestration.graph.component": "IsthmusProjectComponent",
-        "isthmus.orchestration.graph.resource": "IsthmusResource",
-        "isthmus.orchestration.graph.translator": "IsthmusTranslator",
-        "isthmus.orchestration.steps.step": "AssetNode",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.orchestration.graph.assets": "build_definitions",
+            "isthmus.orchestration.graph.component": "IsthmusProjectComponent",
+            "isthmus.orchestration.graph.resource": "IsthmusResource",
+            "isthmus.orchestration.graph.translator": "IsthmusTranslator",
+            "isthmus.orchestration.steps.step": "AssetNode",
+        },
+    )

@@ -19,11 +19,12 @@ __all__ = [
     "sigmoid",
     "worst_slices",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.distill.evaluation.interval": "interval",
-        "isthmus.distill.evaluation.metrics": "agreement auc cosine interleaved metrics sigmoid",
-        "isthmus.distill.evaluation.slices": "worst_slices",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.distill.evaluation.interval": "interval",
+            "isthmus.distill.evaluation.metrics": "agreement auc cosine interleaved metrics sigmoid",
+            "isthmus.distill.evaluation.slices": "worst_slices",
+        },
+    )

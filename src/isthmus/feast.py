@@ -17,11 +17,12 @@ __all__ = [
     "IsthmusOnlineStore",
     "IsthmusOnlineStoreConfig",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.features.feast.compute": "IsthmusComputeEngine IsthmusComputeEngineConfig",
-        "isthmus.features.feast.offline": "IsthmusOfflineStore IsthmusOfflineStoreConfig",
-        "isthmus.features.feast.online": "IsthmusOnlineStore IsthmusOnlineStoreConfig",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.features.feast.compute": "IsthmusComputeEngine IsthmusComputeEngineConfig",
+            "isthmus.features.feast.offline": "IsthmusOfflineStore IsthmusOfflineStoreConfig",
+            "isthmus.features.feast.online": "IsthmusOnlineStore IsthmusOnlineStoreConfig",
+        },
+    )

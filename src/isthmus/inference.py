@@ -18,12 +18,13 @@ __all__ = [
     "predict",
     "session",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.distill.export.causal": "ModelOrigin export",
-        "isthmus.distill.onnx.runtime": "predict session",
-        "isthmus.features.values.columns": "from_python",
-        "isthmus.package.featurizer.interpreter": "Head",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.distill.export.causal": "ModelOrigin export",
+            "isthmus.distill.onnx.runtime": "predict session",
+            "isthmus.features.values.columns": "from_python",
+            "isthmus.package.featurizer.interpreter": "Head",
+        },
+    )

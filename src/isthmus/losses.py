@@ -61,19 +61,22 @@ __all__ = [
     "top_k_tail",
     "top_k_targets",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.distill.losses.adversarial": ("Adversarial PatchDiscriminator hinge_discriminator hinge_generator"),
-        "isthmus.distill.losses.embeddings": "cosine similarities",
-        "isthmus.distill.losses.hidden": "HiddenStates",
-        "isthmus.distill.losses.logits": (
-            "binary_hard_targets binary_soft_targets generalized hard_targets soft_targets top_k_tail top_k_targets"
-        ),
-        "isthmus.distill.losses.perceptual": "Perceptual",
-        "isthmus.distill.losses.objective": "Objective Outputs Schedule Term",
-        "isthmus.distill.losses.ranking": "graded_lists grouped_lists lists",
-        "isthmus.distill.losses.regression": "absolute_errors squared_errors",
-        "isthmus.distill.teachers.taps": "tapped",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.distill.losses.adversarial": (
+                "Adversarial PatchDiscriminator hinge_discriminator hinge_generator"
+            ),
+            "isthmus.distill.losses.embeddings": "cosine similarities",
+            "isthmus.distill.losses.hidden": "HiddenStates",
+            "isthmus.distill.losses.logits": (
+                "binary_hard_targets binary_soft_targets generalized hard_targets soft_targets top_k_tail top_k_targets"
+            ),
+            "isthmus.distill.losses.perceptual": "Perceptual",
+            "isthmus.distill.losses.objective": "Objective Outputs Schedule Term",
+            "isthmus.distill.losses.ranking": "graded_lists grouped_lists lists",
+            "isthmus.distill.losses.regression": "absolute_errors squared_errors",
+            "isthmus.distill.teachers.taps": "tapped",
+        },
+    )

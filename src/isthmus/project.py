@@ -20,14 +20,15 @@ __all__ = [
     "session",
     "verify",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.orchestration.apply.apply": "apply",
-        "isthmus.orchestration.project": "Project",
-        "isthmus.orchestration.tables.build": "build",
-        "isthmus.orchestration.tables.materialize": "materialize",
-        "isthmus.orchestration.verification.verify": "verify",
-        "isthmus.transforms.engine": "session",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.orchestration.apply.apply": "apply",
+            "isthmus.orchestration.project": "Project",
+            "isthmus.orchestration.tables.build": "build",
+            "isthmus.orchestration.tables.materialize": "materialize",
+            "isthmus.orchestration.verification.verify": "verify",
+            "isthmus.transforms.engine": "session",
+        },
+    )

@@ -22,12 +22,13 @@ __all__ = [
     "Task",
     "split_by_value",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.distill.tasks.split": "Split split_by_value",
-        "isthmus.distill.tasks.task": "Batch Case Material Task",
-        "isthmus.distill.types": "Answers Array Index",
-        "isthmus.package.inputs": "Feeds",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.distill.tasks.split": "Split split_by_value",
+            "isthmus.distill.tasks.task": "Batch Case Material Task",
+            "isthmus.distill.types": "Answers Array Index",
+            "isthmus.package.inputs": "Feeds",
+        },
+    )

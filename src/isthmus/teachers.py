@@ -30,18 +30,19 @@ __all__ = [
     "pooled",
     "pretrained",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.distill.outputs.cache": "TeacherOutputs",
-        "isthmus.distill.outputs.form": "OutputFormat",
-        "isthmus.distill.outputs.identity": "identities",
-        "isthmus.distill.teachers.compatibility": "compatible",
-        "isthmus.distill.teachers.estimator": "EstimatorTeacher",
-        "isthmus.distill.teachers.fingerprint": "fingerprint",
-        "isthmus.distill.teachers.function": "FunctionTeacher",
-        "isthmus.distill.teachers.network": "NetworkTeacher",
-        "isthmus.distill.teachers.pretrained": "PretrainedTeacher pooled pretrained",
-        "isthmus.distill.teachers.teacher": "Teacher",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.distill.outputs.cache": "TeacherOutputs",
+            "isthmus.distill.outputs.form": "OutputFormat",
+            "isthmus.distill.outputs.identity": "identities",
+            "isthmus.distill.teachers.compatibility": "compatible",
+            "isthmus.distill.teachers.estimator": "EstimatorTeacher",
+            "isthmus.distill.teachers.fingerprint": "fingerprint",
+            "isthmus.distill.teachers.function": "FunctionTeacher",
+            "isthmus.distill.teachers.network": "NetworkTeacher",
+            "isthmus.distill.teachers.pretrained": "PretrainedTeacher pooled pretrained",
+            "isthmus.distill.teachers.teacher": "Teacher",
+        },
+    )

@@ -25,16 +25,17 @@ __all__ = [
     "sha256",
     "threads",
 ]
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "isthmus.distill.accelerator": "accelerator threads",
-        "isthmus.distill.settings": "TrainingSettings",
-        "isthmus.distill.training.checkpoint": "discard",
-        "isthmus.distill.training.loop": "Training",
-        "isthmus.features.contract.schema": "sha256",
-        "isthmus.features.errors": "Stopped",
-        "isthmus.features.profiles": "TrainingProfile",
-        "isthmus.features.progress": "Progress",
-    },
-)
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept misspelled names
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "isthmus.distill.accelerator": "accelerator threads",
+            "isthmus.distill.settings": "TrainingSettings",
+            "isthmus.distill.training.checkpoint": "discard",
+            "isthmus.distill.training.loop": "Training",
+            "isthmus.features.contract.schema": "sha256",
+            "isthmus.features.errors": "Stopped",
+            "isthmus.features.profiles": "TrainingProfile",
+            "isthmus.features.progress": "Progress",
+        },
+    )

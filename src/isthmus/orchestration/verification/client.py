@@ -135,11 +135,23 @@ class Client:
     def _bodies(
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int
     ) -> Iterator[bytes]:
-        """Yield request bodies of at most `LOT` rows."""
+        """Yield request bodies of at most `LOT` rows, and within the server's limit for a body."""
         for start in range(0, rows, self._lot):
-            lot = slice(start, start + self._lot)
-            parts = {part: {name: column[lot] for name, column in group.items()} for part, group in columns.items()}
-            yield msgspec.json.encode({**fixed, **parts})
+            yield from self._split(fixed, columns, start, min(start + self._lot, rows))
+
+    def _split(
+        self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], start: int, end: int
+    ) -> Iterator[bytes]:
+        """Yield a request body for the rows from `start` until before `end`, or several if it would be too long."""
+        lot = slice(start, end)
+        parts = {part: {name: column[lot] for name, column in group.items()} for part, group in columns.items()}
+        body = msgspec.json.encode({**fixed, **parts})
+        if len(body) <= LIMITS.body_bytes or end - start < 2:
+            yield body
+            return
+        middle = (start + end) // 2
+        yield from self._split(fixed, columns, start, middle)
+        yield from self._split(fixed, columns, middle, end)
 
     def _post(self, path: str, body: bytes, form: Format) -> bytes:
         return self._send("POST", path, body, {"content-type": "application/json", "accept": form.value})

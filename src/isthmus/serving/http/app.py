@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from isthmus.features import clock
 from isthmus.features.contract.schema import Column
@@ -355,25 +355,33 @@ class _Application:
             await self._router(scope, receive, send)
             return
         route = self._busy.get(scope["path"]) if scope["method"] == "POST" else None
-        request = Request(scope, receive)
+        request, begun = Request(scope, receive), False
+
+        async def begin(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
             if route is None:
-                await self._router(scope, receive, send)
+                await self._router(scope, receive, begin)
                 return
             scope["route"] = route
             response = await route.endpoint(request)
-        except IsthmusError as error:
-            response = refused(error, scope)
-        except HTTPException as error:
-            response = _no_route(request, error)
         except ClientDisconnect:
             raise
-        except Exception:
-            # This is a bug: answer the caller, and let `Observed` log the place.
-            defect = errors.DefectError("server", "unexpected error", remedy="see the server's log")
-            with suppress(RuntimeError):  # another response may have begun
-                await refused(defect, scope)(scope, receive, send)
-            raise
+        except Exception as error:
+            if not begun and isinstance(error, IsthmusError):
+                response = refused(error, scope)
+            elif not begun and isinstance(error, HTTPException):
+                response = _no_route(request, error)
+            else:
+                # This is a bug: answer the caller unless an answer has begun, and let `Observed` log the place.
+                defect = errors.DefectError("server", "unexpected error", remedy="see the server's log")
+                answer = refused(defect, scope)
+                if not begun:
+                    await answer(scope, receive, send)
+                raise
         await response(scope, receive, send)
 
 
