@@ -1,6 +1,6 @@
-"""Check of declared lookbacks. A lookback is how far before a day its rows read the sources.
+"""Check of declared lookbacks: how far before and after a row's event time its view reads the sources.
 
-If it is too short, a build of a range reads too few source rows, and its features are wrong.
+If a lookback is too short, a build of a range reads too few source rows, and its features are wrong.
 """
 
 from typing import Any, TypeAlias

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from isthmus.orchestration.tensors import Tensors
 
-# Places for a join: in this process, or in the project's engine.
+# Values of `join`: join in this process, or in the project's engine.
 JOINS = ("embedded", "engine")
 
 
@@ -69,7 +69,10 @@ class TrainingOrigin:
     computed: RequestColumns | None
 
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
-        """Return everything that determines the content, as in the record and the id."""
+        """Return everything that determines the content of the training set. The record has it, and the id hashes it.
+
+        `spine_sha256` is the hash of the spine's rows. `served` is None without a join as served: see `TrainingSet`.
+        """
         # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
         return {
@@ -87,9 +90,11 @@ class TrainingOrigin:
 
 
 class TrainingData:
-    """A spine and the table versions to join to it. Rows are joined when they are read.
+    """A spine and the table versions to join to it. Rows are joined when they are read, again on each read.
 
-    `schema` has the columns. The folder `records` maps ids to the folders of written training sets.
+    A spine that is SQL or a stream can be read only once.
+
+    `schema` has the columns. In the folder `records`, `write` notes the folder of each training set under its id.
     """
 
     def __init__(
@@ -115,15 +120,18 @@ class TrainingData:
         return self._joined(self._spine.batches())
 
     def reader(self) -> pa.RecordBatchReader:
-        """Return the rows as an Arrow stream, which Polars and DuckDB can read."""
+        """Return the rows as an Arrow stream, which Polars and DuckDB can read. Rows are joined as they are read."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def table(self) -> pa.Table:
-        """Join all rows, again on each call, and return them in memory. Raises what `batches` raises."""
+        """Join all rows, again on each call, and return them in memory. Raises the errors of `batches`."""
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def pandas(self) -> "pd.DataFrame":
-        """Return all rows as a DataFrame; integers and booleans keep their type beside nulls."""
+        """Join all rows, again on each call, and return a DataFrame.
+
+        Integers and booleans keep their type even in columns with nulls.
+        """
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
@@ -206,7 +214,7 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """Join features to a spine: see `notebook.training_data`.
+    """Prepare a join of features to a spine; rows are joined when they are read. See `notebook.training_data`.
 
     Raises:
         RequestError: a feature is not in the contract, the SQL is not a single SELECT, or options cannot be combined.
@@ -230,9 +238,14 @@ def training_data(
 def data_of(
     project: Project, spine: SpineRows, origin: TrainingOrigin, *, join: str, served: bool | Mapping[str, int]
 ) -> TrainingData:
-    """Return the training data of a spine.
+    """Prepare the join of the views in `origin` to a spine. Nothing is joined until the rows are read.
 
-    If `served` is not False, the join returns what was served; a mapping has the moment at which each view's log ends.
+    If `served` is False, join the values that could be known. If it is True, join the values that were readable online,
+    by the complete log of materializations. A mapping replays the log only as far as an earlier training set did: pass
+    its `TrainingSet.served`.
+
+    Raises:
+        RequestError: `join` is unknown, or the engine cannot do this join.
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
@@ -259,7 +272,7 @@ def data_of(
 
 
 def require_join(join: str, *, as_served: bool) -> None:
-    """Raise RequestError if `join` is unknown, or cannot join as served."""
+    """Raise RequestError if `join` is not in `JOINS`, or is "engine" although the join should be as served."""
     if join not in JOINS:
         raise RequestError("join", f"{join!r} is not known", expected=one_of(JOINS))
     if join == "engine" and as_served:
@@ -275,10 +288,13 @@ class FeatureSelection(NamedTuple):
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """Return the features of a service, or of a list or comma-separated text, in its order.
+    """Resolve the name of a service, or names as `view:feature` in a list or comma-separated text, in its order.
+
+    The name of a view or request transform selects all its features. Stored inputs of selected request transforms are
+    added.
 
     Raises:
-        RequestError: a name is not in the contract, or is repeated.
+        RequestError: a name is not in the contract or is repeated, or the list is empty.
     """
     if isinstance(features, str) and features in contract.services:
         service = contract.service(features)

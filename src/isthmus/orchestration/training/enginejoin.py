@@ -55,7 +55,10 @@ class EngineJoin:
         self._status, self._threads, self._name = status, threads, name
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the same batches as `Join.batches`, once the engine is done.
+        """Yield the same batches as `Join.batches`. The first batch comes when the engine has joined all rows.
+
+        Reads the whole spine first, opens a session of the engine for the join, and uses a temporary folder in the
+        offline store.
 
         Raises:
             DataError: the engine fails.

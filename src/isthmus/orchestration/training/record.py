@@ -24,11 +24,12 @@ from isthmus.orchestration.training.requestcolumns import RequestColumns, reques
 def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
     """Write a training set again from the same table versions: the bytes are the same, even if tables changed.
 
-    `record` is a folder, a record or an id. The training set is replaced unless `out` names another folder.
+    `record` is the folder of the training set, its record file or its id. Replaces the files in the folder of the
+    training set, unless `out` names another folder. `join` is as in `training_data`.
 
     Raises:
-        RequestError: the training set does not exist, or is as served and the engine should join it.
-        DataError: a table version, the spine or a request transform is gone or has changed.
+        RequestError: the training set does not exist, or it was joined as served and `join` is "engine".
+        DataError: a table version, the spine or a request transform is gone or has changed; nothing was written.
     """
     past = _find(project, record)
     where = f"training set {past.id}"
@@ -90,10 +91,10 @@ def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) ->
 
 
 def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
-    """Return the history of a view at the version that the training set was joined from.
+    """Return the history of the view `name` at the table version that the training set `past` was joined from.
 
     Raises:
-        DataError: the version is gone, or the table was rebuilt.
+        DataError: the version is gone, or the table was removed and rebuilt, so that the version has other rows.
     """
     view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
     where, remedy = f"training set {past.id}", "make a new training set: this one cannot be reproduced"

@@ -41,6 +41,8 @@ class RequestColumns:
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order with the computed columns added.
 
+        Reads the first batch of `joined`, then keeps a session of the project's engine open until the last one.
+
         Raises:
             DataError: the engine or a graph refuses a row.
         """
@@ -53,7 +55,7 @@ class RequestColumns:
 
 
 def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:
-    """Return the columns for the requested fields by transform, or None if there are no fields."""
+    """Return the request columns for the field names in `fields`, by request transform; None if it is empty."""
     if not fields:
         return None
     transforms = []

@@ -33,7 +33,11 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """Write a training set: for a distillation, for a spine with features, or an earlier one again.
+    """Write the training set that the command line options ask for.
+
+    With `like`, write an earlier training set again (see `repeat`). With `spine`, `features` and `out`, join features
+    to any spine and write the result to `out`. Otherwise, write the training set of the distillation `name` (see
+    `training_set`).
 
     Raises:
         RequestError: the options cannot be combined.
@@ -61,10 +65,17 @@ def training_set(
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """Join the views of a distillation to its spine by the time rules, and make the result its latest training set.
+    """Join the views of a distillation to its spine point in time, and make the result its latest training set.
 
-    Nothing is joined if the same training set exists. With `as_served`, it has what was readable online at each moment,
-    by the log of materializations. The rows do not depend on `join`.
+    Computes the spine with the project's engine. If the same training set exists, nothing is joined, and the existing
+    one becomes the latest. Also writes the statistics of the training set if it has none. With `as_served`, the result
+    has the values that were readable online at each row's time, by the log of materializations. The rows do not depend
+    on `join`.
+
+    Raises:
+        ContractMismatch: the definitions have not been applied, or a table was built under another contract.
+        DataError: a source, a table or the spine cannot be read.
+        RequestError: the distillation is unknown, or `join` is unknown or "engine" with `as_served`.
     """
     contract = project.applied()
     require_join(join, as_served=as_served)

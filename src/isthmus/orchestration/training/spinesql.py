@@ -24,7 +24,10 @@ def is_sql(text: str) -> bool:
 
 
 def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
-    """Run a single SELECT over the tables. It cannot access files, the network or variables of this process.
+    """Run a single SELECT over the tables, and return its rows, which can be read only once.
+
+    The query can only read `tables`: it cannot access files, the network or variables of this process. Times are in
+    UTC. An error of the query may also be raised while the rows are read.
 
     Raises:
         RequestError: the query is not a single SELECT.

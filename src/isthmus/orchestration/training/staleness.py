@@ -1,4 +1,4 @@
-"""A training set as a device sees it: the student's inputs come from a snapshot of some age."""
+"""A training set as a device sees it: the student's inputs come from a snapshot that is some time old."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,9 +21,10 @@ _FOLDER, _FILE = "device", "rows.parquet"
 
 
 def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str:
-    """Return the file with a training set's rows as devices see them, at random ages; writes it if missing.
+    """Return the path of a Parquet file with a training set's rows as devices see them. Writes it if missing.
 
-    The student must declare a `device`. Inputs that only the teacher reads are left out.
+    Each row gets the student's inputs from a snapshot of random age, which `device` limits. Random ages are the same in
+    each call. The student must declare a `device`. Inputs that only the teacher reads are left out.
 
     Raises:
         DataError: a table no longer has what the training set was joined from.
@@ -33,7 +34,11 @@ def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str
 
 
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
-    """Return the file for these rows beside the training set; writes it if missing."""
+    """Return the path of a Parquet file in the folder of a training set. If missing, call `rows` and write its result.
+
+    The file is found again by the settings of `device` and by `identity`, which must have everything else that
+    determines the rows.
+    """
     folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity(), **identity})[:12]}"
     if not (folder / _FILE).exists():
         publish(folder, lambda fresh: pq.write_table(rows(), fresh / _FILE))
@@ -49,10 +54,11 @@ def aged(
     *,
     computed: bool = True,
 ) -> pa.Table:
-    """Return rows of a training set with the student's inputs as in snapshots of these ages.
+    """Return `rows` of the training set `examples` with the student's inputs replaced by values from older snapshots.
 
-    Inputs that only the teacher reads are left out. Without `computed`, inputs from request transforms are left out as
-    well: the engine takes seconds for a few rows, which the graphs compute faster.
+    `ages` returns the age of the snapshot for each row. Inputs that only the teacher reads are left out. Without
+    `computed`, inputs from request transforms are left out as well; with it, the project's engine computes them, which
+    takes seconds even for a few rows.
 
     Raises:
         DataError: a table no longer has what the training set was joined from.
