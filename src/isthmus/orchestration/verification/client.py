@@ -42,7 +42,10 @@ TypedValues = tuple[DataType, Values]
 
 
 class Client:
-    """Client of a private server under one contract. Errors include the last line of the server's log."""
+    """Client of a private server under one contract. The first request waits up to 20 seconds until it is ready.
+
+    If the server has ended, errors include the last problem in its log.
+    """
 
     def __init__(self, contract: Contract, server: "subprocess.Popen[bytes]", log: Path) -> None:
         self._contract, self._server, self._log = contract, server, log
@@ -50,7 +53,7 @@ class Client:
         self._lot = LOT
 
     def singly(self) -> "Client":
-        """Return a client over the same connection that sends one row per request."""
+        """Return a client over the same connection that sends one row per request. Connects if there is none yet."""
         self._connection = self._connection or self._connect()
         single = copy.copy(self)
         single._lot = 1
@@ -98,7 +101,7 @@ class Client:
         return answer
 
     def refused(self) -> str | None:
-        """Return why the server does not serve the deployed package, or None if it does."""
+        """Return the reason why the server does not serve the deployed package, or None if it serves it."""
         report = json.loads(self._send("GET", "/models"))
         outdated = next((model["outdated"] for model in report["models"]), None)
         reason: str | None = report["refused"] or outdated
@@ -244,8 +247,10 @@ def private_api(
 ) -> Iterator[Client]:
     """Run a server of the project on a free local port until the block ends; its clock is frozen at `at`.
 
-    The server starts in the background: the first request waits until it is ready. It always uses `contract`, and
-    serves the project's deployment unless `deployment` names another. Its log remains after an error.
+    `url` is the Redis of the server, and `at` a time in microseconds since 1970 UTC. The server starts in the
+    background: the first request waits until it is ready. It always uses `contract`, and serves the project's
+    deployment unless `deployment` is the file of another one. It writes a log to the project's state folder, which is
+    deleted at the end of the block, but kept after an error.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

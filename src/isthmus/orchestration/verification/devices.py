@@ -1,4 +1,4 @@
-"""Devices in the verdict: the rows of the newest snapshot, and questions to a device that has it."""
+"""Devices in the verdict: check the rows of the newest snapshot, and prepare questions to a device that has it."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,10 +58,10 @@ class ComparedSnapshot:
 
     Attributes:
         views: comparisons by view, then by feature.
-        skipped: reason why no snapshot was compared; empty if one was, or if devices keep nothing.
-        file: the snapshot, with the rows of all owners if each owner has a file.
+        skipped: reason why no snapshot was compared; empty if one was compared, or if the student has no `device`.
+        file: the snapshot, with the rows of all owners if each owner has a file; None if its rows were not compared.
         owners: path of the combined owners' files; None if all devices share one file.
-        key: public key in PEM that signed the snapshot.
+        key: PEM public key that verifies the snapshot's signature; empty if its rows were not compared.
     """
 
     views: Mapping[str, Mapping[str, FeatureVerdict]] = field(default_factory=dict)
@@ -77,10 +77,10 @@ class DeviceRows:
 
     Attributes:
         questions: join keys and request fields, with the snapshot.
-        rows: names of the rows.
-        of: number of questions from which these are a sample.
-        offline: package inputs by name, from the tables at the moment of the snapshot.
-        stored: package inputs by name, with stored features from the snapshot.
+        rows: names and times of the questions in a verdict.
+        of: number of questions without sampling.
+        offline: package inputs by name, from the tables as of the time of the snapshot.
+        stored: package inputs by name, as in `offline`, but with the stored features in the snapshot.
     """
 
     questions: DeviceQuestions
@@ -93,11 +93,12 @@ class DeviceRows:
 def compare_snapshot(
     project: Project, contract: Contract, declared: Distillation, histories: Sequence[ViewHistory], at: int
 ) -> ComparedSnapshot:
-    """Compare each row of the newest snapshot of the student's service with the tables at its moment.
+    """Compare each row of the newest snapshot with the tables as of the time of the snapshot.
 
-    A snapshot that is too old for devices at `at` is skipped. A snapshot that devices would reject, because it is not
-    what was signed, counts as different, and the example has the reason. If each owner has a file, every file is
-    checked.
+    The snapshot belongs to the service of the student. It is skipped if the tables or the declaration have changed
+    since it was written, or if it is too old for devices at the time `at` (microseconds since 1970 UTC). A snapshot
+    that devices would reject, because it was altered or its signature is invalid, counts as a difference, and the
+    example has the reason. If each owner has a file, every file is checked. Without a signing key, creates one.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -182,10 +183,10 @@ def device_rows(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
     snapshot: ComparedSnapshot, count: int | None,
 ) -> DeviceRows | None:  # fmt: skip
-    """Turn rows of the training set into questions to a device: a sample of `count`, or all if it is None.
+    """Turn rows of the package's training set into questions to a device: at most `ROWS`, and at most `count` if set.
 
-    Rows whose keys the device does not keep are skipped. Returns None if no row is left, or without a snapshot or
-    device.
+    Rows whose keys the device does not keep are skipped. If each owner has a file, only rows of at most ten owners are
+    asked. Return None if no row is left, no snapshot was compared, or the package is not for devices.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file
     if device is None or file is None or manifest.device is None:

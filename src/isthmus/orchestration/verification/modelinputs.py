@@ -1,4 +1,4 @@
-"""The package in the verdict: its inputs from offline and from served values, and the API's predictions."""
+"""Verification of a package's inputs, from offline and from served values, and of the API's predictions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -44,10 +44,11 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int, verdict: Verdict,
 ) -> None:  # fmt: skip
-    """Compare each input of a package, and its predictions through the API, and add the results to the verdict.
+    """Compare each input of a package, and its predictions through the API, and add the results to `verdict`.
 
-    Keys and request fields come from `count` rows of the training set, stored features from the present. The online
-    side must have the package deployed.
+    Keys and request fields come from `count` rows of the package's training set, stored features from the time of
+    `online`. Rows with keys that were pushed after all rows of a table are skipped. The server of `online` must serve
+    the package; if it rejects the package, every prediction counts as different.
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
@@ -122,7 +123,10 @@ def _compare_predictions(
 
 
 def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return for each row the pair of numbers that differs most, (n,) per side; NaN if the shapes differ."""
+    """Return for each row the pair of numbers that differs most: an array of shape (n,) per side.
+
+    If the shapes of the sides differ, all answers count as NaN.
+    """
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]
@@ -135,7 +139,10 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 
 
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
-    """Return the values of each input as the graph is fed with them, in the type of the tensor."""
+    """Return the type and values of each model input, by name, read from the tensors that are fed to the graph.
+
+    An input that a request transform in the graph reads keeps its own type. Other inputs are Float32 or String.
+    """
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, placed(inputs), strict=True):

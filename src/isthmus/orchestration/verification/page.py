@@ -67,7 +67,7 @@ def page(verdict: Verdict, project: str) -> str:
 
 
 def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
-    """Return what the terminal shows: a row per view, the first differing values, and the path of the page."""
+    """Yield the blocks for the terminal: a row per view, the first differing values, and the path of the page."""
     yield _overview(verdict)
     if verdict.runtimes:
         yield runtimes(verdict)
@@ -115,7 +115,7 @@ def _overview(verdict: Verdict) -> TableBlock:
 
 
 def runtimes(verdict: Verdict) -> TableBlock:
-    """Return a table with a line per runtime: its rows, and how they differ from the student's."""
+    """Return a table with a line per runtime: the rows it computed, and how they differ from the student's."""
     rows: list[list[Text]] = []
     for name, runtime in verdict.runtimes.items():
         total = merged([verdict.files[file] for file in runtime.files])

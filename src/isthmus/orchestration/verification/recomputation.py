@@ -1,7 +1,8 @@
-"""Request transforms in the verdict: what the engine computed for a training set against what the graphs compute.
+"""Verification of request transforms: compare the engine's results in a training set with the results of the graphs.
 
 The graphs run twice: here on the engine's inputs, and in a server that gets the training set's requests. Both also
-compute some rows alone. Such rows must have the same bits as in a batch; tolerances apply only to the engine.
+compute some rows one at a time. Such rows must have the same bits as in a batch; tolerances apply only to comparisons
+with the engine.
 """
 
 from collections.abc import Mapping
@@ -37,8 +38,9 @@ def recompute(
 ) -> None:  # fmt: skip
     """Compare request transforms over all rows of the latest training set with `all_keys`, else over a sample.
 
-    Adds comparisons by transform and field to the verdict, with the server's answers under `API …`; the same for rows
-    computed one at a time; the reason for each skipped transform; and the size of the sample.
+    Adds to `verdict`: comparisons by transform and field, with the server's answers under `API NAME`; such comparisons
+    of rows computed one at a time; the reason for each skipped transform; and the size of the sample. A transform is
+    skipped if the training set lacks its values, or has values of an older definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}

@@ -37,16 +37,16 @@ from isthmus.package.verdict import (
 
 
 class ClientRun(NamedTuple):
-    """Answers of the reference client or the reason why it failed, and the time it took."""
+    """Answers of the reference client, or the error with which it failed, and its duration."""
 
     answers: DeviceReport | NodeFailed | DependencyError
     milliseconds: float
 
 
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
-    """Run the reference client in its own process, and wait for it.
+    """Run the reference client in a Node process, and wait up to two minutes for it.
 
-    A NodeFailed or DependencyError is returned as the answers, not raised.
+    A NodeFailed or DependencyError is returned as the answers, not raised. Does not install onnxruntime-web.
     """
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
@@ -66,13 +66,13 @@ def compare_runtimes(
     verdict: Verdict,
     all_keys: bool,
 ) -> None:
-    """Run each of the package's files in every runtime available here, and compare the answers with the student's.
+    """Run each file of the package in every runtime available here, and compare the answers with the student's.
 
-    Adds the results to the verdict.
+    Adds the results to `verdict`, with the reason for each runtime that is not installed under `skipped`.
 
-    ONNX Runtime gets all rows of a full verdict; each other runtime, in its own process, get a sample unless
-    `all_keys`. `device` has rows with stored features from a snapshot: onnxruntime-web then gets only these, through
-    the reference client, whose answers `client` returns.
+    ONNX Runtime gets all rows of a full verdict. Each other runtime runs in its own process, and gets a sample unless
+    `all_keys` is set. If `device` is set, its rows, with stored features from a snapshot, are run too. onnxruntime-web
+    then gets only these rows through the reference client, and `client` waits for its answers.
     """
     all_rows = parity.sample(parity.rows)
     few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
@@ -150,7 +150,10 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare each tensor of a numeric core on both sides, bit by bit, for rows with these keys."""
+    """Compare each input tensor of a numeric core bit by bit: `expected` from Python, `found` from the client.
+
+    Two NaNs count as equal. `keys` are the names of the rows in examples.
+    """
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():

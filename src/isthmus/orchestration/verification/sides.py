@@ -1,4 +1,4 @@
-"""Shared by the parts of a verdict: the compared rows, and the online side at the project's present."""
+"""Shared parts of a verdict: names of the compared rows, samples, and access to the online side."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,12 @@ CHECKED_ROWS = 2000
 
 @dataclass(frozen=True)
 class ComparedRows:
-    """Rows whose two sides are compared, (n,): their names in examples, and their event times or None."""
+    """Names of n compared rows.
+
+    Attributes:
+        keys: name of each row in the examples of a verdict, shape (n,).
+        times: event time of each row in microseconds since 1970 UTC, or None, shape (n,).
+    """
 
     keys: np.ndarray[Any, Any]
     times: np.ndarray[Any, Any]
@@ -56,7 +61,14 @@ class ComparedRows:
 
 @dataclass(frozen=True)
 class OnlineSide:
-    """The answers of serving at the project's present, in microseconds: the rows in Redis, and a server over them."""
+    """Online side of a verdict: the rows in Redis, and a private server that answers from them.
+
+    Attributes:
+        store: rows in Redis.
+        url: address of Redis.
+        api: client of the server.
+        at: time of all questions, microseconds since 1970 UTC.
+    """
 
     store: OnlineStore
     url: str
@@ -64,16 +76,22 @@ class OnlineSide:
     at: int
 
     def keys(self, view: ViewContract) -> Mapping[str, Sequence[KeyValue]]:
-        """Return the keys of a view that have a row."""
+        """Return the values of each join key over all keys that have a row of the view in Redis."""
         with answering(self.url):
             return self.store.keys(view)
 
     def ahead(self, history: ViewHistory, keys: pa.Table) -> Mask:
-        """Mark the keys whose row was pushed after everything that the table holds."""
+        """Return a mask of the keys whose row in Redis became known after all rows of the table, shape (n,).
+
+        Such rows were pushed and not collected yet, so the table cannot have them.
+        """
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask `ahead`, and known times and content hashes of the rows, null without a valid row."""
+        """Return the mask of `ahead`, and the known times and content hashes of the keys' rows in Redis.
+
+        Times and hashes are null if the row is missing, expired or damaged.
+        """
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.
@@ -87,19 +105,19 @@ class OnlineSide:
 
 
 def questions_at(keys: pa.Table, at: int) -> pa.Table:
-    """Build a spine that asks about every key at one moment, in microseconds."""
+    """Return a spine with a row for each key, all with the event time `at`, microseconds since 1970 UTC."""
     moments = pa.array(np.full(len(keys), at), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     return keys.append_column("event_timestamp", moments)
 
 
 def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Table:
-    """Return up to `count` rows spread over the table, without null keys, which the API rejects."""
+    """Return up to `count` rows spread over the table. Rows with a null key are left out: the API rejects them."""
     rows = _with_keys(table, keys)
     return table.take(pa.array(rows[spread(len(rows), count)] if len(rows) else rows))
 
 
 def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:
-    """Return how many rows `compared` has, out of the rows that a full verdict would compare."""
+    """Return the number of rows of `compared`, and the number of rows of `table` that a full verdict compares."""
     return Sample(len(compared), min(len(_with_keys(table, keys)), CHECKED_ROWS))
 
 

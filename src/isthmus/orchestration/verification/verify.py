@@ -47,15 +47,16 @@ DEVICE_SAMPLE = 100
 def verify(
     project: Project, name: str | None = None, *, all_keys: bool = False, progress: Progress = silent,
 ) -> Verdict:  # fmt: skip
-    """Compare everything that must agree, and write the verdict and its page.
+    """Compare training with serving and the package with its student, and write the verdict and its HTML page.
 
-    The offline side is the point-in-time join at the project's present. The online side is what a private server of the
-    project answers. Values of request transforms in the latest training set are compared with their graphs, run here
-    and in that server. If the distillation has an exported package, the verdict also compares its model files in every
-    available runtime with the student, its inputs from offline values with those from served values and from a device's
-    snapshot, and the server's predictions.
+    The offline side is the point-in-time join at the current time of the project's clock. The online side has the
+    answers of a private server. Values of request transforms in the latest training set are compared with their graphs,
+    run here and in that server. If the distillation has an exported package, the verdict also compares its model files
+    in every available runtime with the student, its inputs from offline values with its inputs from served values and
+    from a device's snapshot, and the server's predictions.
 
-    Collects pushed rows first, and starts a server for the duration of the call.
+    Collects pushed rows into the offline tables first. Starts Redis if it is embedded, and a server for the duration of
+    the call. Differences are reported, not raised: see `require_passed`.
 
     Args:
         project: project to verify.
@@ -64,7 +65,11 @@ def verify(
         progress: called with a message and a fraction.
 
     Raises:
+        ContractMismatch: the definitions have not been applied, or a table was built under another contract.
+        DataError: a table is missing or damaged.
         DependencyError: Redis does not answer, or the server cannot start.
+        PackageError: the package is damaged, or lacks the signature that the project requires.
+        RequestError: the distillation is unknown.
     """
     declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()

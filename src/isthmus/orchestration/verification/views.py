@@ -32,11 +32,12 @@ EVENT, KNOWN, CONTENT = RESERVED
 def compare_view(
     offline: OfflineStore, history: ViewHistory, online: OnlineSide, verdict: Verdict, *, all_keys: bool
 ) -> None:
-    """Compare what training sees of a view's keys with what serving answers, and add the result to the verdict.
+    """Compare the offline rows of a view with the answers of a server, key by key, and add the result to `verdict`.
 
-    The comparison has features, status, times and content hash. Keys whose row was pushed later are skipped. Of keys
-    requested one at a time, it has what a lookup returns. With `all_keys`, compares every key that either side has, and
-    checks the table's rows against their content hashes.
+    Compares features, status, event time, known time and content hash for a sample of keys. Some keys are also looked
+    up one at a time, without known time and content hash. Keys whose row was pushed after all rows of the table are
+    skipped and counted in `verdict.ahead`. With `all_keys`, compares every key that either side has, and first checks
+    the table's rows against their content hashes.
     """
     view = history.view
     served_keys = online.keys(view) if all_keys else None
@@ -88,9 +89,11 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
 
 
 def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """Return what training sees of keys: features and status; times and content hash of rows that have not expired.
+    """Return the values that a point-in-time join gives for keys, by name, one value per row of `keys`.
 
-    `keys` are questions about the keys of a view; the view of `history` may be limited to some features.
+    The names are the features, the status, and the event time, known time and content hash, which are null for a
+    missing or expired row. `keys` is a spine, see `questions_at`. The view of `history` may be limited to some
+    features.
     """
     view = history.view
     # Joined like features; these columns show which answers are null.
