@@ -156,7 +156,7 @@ def promote(
         candidate = _beside(file).candidate
         if candidate is None:
             raise GateFailed(str(file), "has no candidate", expected="a candidate to promote",
-                             remedy="run `isthmus deploy shadow` or `isthmus deploy canary SHARE`")  # fmt: skip
+                             remedy="run `isthmus deploy shadow`, or `canary SHARE` in its place")  # fmt: skip
         if decision := read_decision(file, candidate.deployment):
             where = f"package {candidate.deployment.digest[:12]}"
             raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that still runs",
