@@ -77,7 +77,10 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Return the bytes of a package with one precision, without the README and sources, which apps do not load."""
+    """Return the size in bytes that a package with only this precision would have.
+
+    README and client sources do not count, since apps do not load them.
+    """
     return sum(
         len(content)
         for name, content in files.items()

@@ -64,7 +64,7 @@ class Material:
         latency: returns recent latency of the servers on this machine, for which training pauses; None to ignore them.
         device: table with the student's inputs as a device sees them; None if it sees what the server sees.
         aged: returns, for some rows and ages in microseconds, a table per age with the inputs of the student's graph;
-            None like `device`.
+            None if a device sees what the server sees.
         division: parts of a task that makes its own table of rows; None for the declared split.
     """
 
@@ -173,7 +173,7 @@ class Task(ABC):
             numbers over 256 test rows, but at least 1. So for probabilities it is absolute.
         rounding: largest difference between the outputs of two processors.
         quantized: ONNX operators that INT8 graphs quantize, weights and inputs; for Gather, only the weights.
-        golden: number of test rows with outputs in a package; with 0 it has only the edges.
+        golden: number of test rows with outputs in a package; with 0 it has only the cases of `edges`.
         compared: maximum number of rows on which the verdict compares a package with its student.
         measured: names of all figures of `measures`; a gate on another figure fails before the first step.
         pipeline: Hugging Face pipeline name ("image-to-image") for the model card, or None.
@@ -258,11 +258,14 @@ class Task(ABC):
         return ()
 
     def groups(self, rows: Index) -> Index | None:  # noqa: ARG002 - for subclasses
-        """Return the group number of each row, whose groups batches never split; None, the default, without groups."""
+        """Return the group number of each row; a batch never splits a group. None, the default, means no groups."""
         return None
 
     def after_training(self, student: nn.Module) -> None:  # noqa: B027 - most learn nothing more
-        """Fit what the student learns from the validation part after training, in place; by default nothing."""
+        """Fit parts of the student, such as a calibration, on the validation part after training.
+
+        Changes the student in place; by default does nothing.
+        """
 
     @abstractmethod
     def objective(self) -> Objective:
@@ -278,7 +281,10 @@ class Task(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return metrics of a model's outputs for these rows; `teacher` has the teacher's. NaN if undefined."""
+        """Return metrics of a model's outputs for these rows; a metric that is not defined is NaN.
+
+        `teacher` has the teacher's outputs for the same rows.
+        """
 
     def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
         """Return `metric` of `quality`; override it if it can be computed faster on its own."""
@@ -338,16 +344,16 @@ class Task(ABC):
         return {key: value.numpy() for key, value in outputs.items() if isinstance(value, Tensor)}
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the case of these rows."""
+        """Return the graph's inputs for these rows, with the outputs of the student in torch."""
         fed = self.feeds(rows)
         return Case(fed, self.expected(student, fed))
 
     def numbered_case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the case of these rows with their row numbers, for messages."""
+        """Return the result of `case` with the row numbers, for messages."""
         return replace(self.case(student, rows), numbers=rows.tolist())
 
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - for subclasses
-        """Return cases of inputs that do not occur in the rows but may occur on a device; by default none."""
+        """Return cases with inputs that may occur on a device but not in the training set; empty by default."""
         return ()
 
     def cases(self, student: nn.Module) -> list[Case]:
@@ -365,9 +371,11 @@ class Task(ABC):
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Compare the outputs of student and teacher for the same rows, by the first output that both have.
+        """Compare the outputs of student and teacher for the same rows, by the first output with the same key and shape.
 
-        For logits at several positions per row, every position counts. NaN if an embedding is zero.
+        Returns `agreement` and `kl` for logits, counting each token of a text, and `cosine` for other outputs, NaN if
+        an embedding is zero. Returns only `agreement` if the teacher has `indexes` of classes, and an empty mapping if
+        no output can be compared.
         """
         if "logits" in student and "indexes" in teacher:
             return {"agreement": float((student["logits"].argmax(-1) == teacher["indexes"][..., 0]).mean())}

@@ -26,7 +26,8 @@ _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 class Teacher(ABC):
     """A model that computes outputs for batches.
 
-    It is not a `torch.nn.Module`, so that it is no submodule of a student and no optimizer trains its parameters.
+    It is not a `torch.nn.Module`: a student that has it as an attribute does not include its parameters, and no
+    optimizer trains them.
 
     Args:
         name: name for messages.
@@ -105,13 +106,16 @@ class Teacher(ABC):
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
-        """Raise a ConfigurationError that lists the parts that are no longer frozen."""
+        """Check that the teacher is still frozen; raise a ConfigurationError that lists the parts that are not."""
         problems, remedy = self._thawed()
         if problems:
             raise ConfigurationError(self.where, problems, remedy=remedy)
 
     def relabelled(self, labels: Sequence[str]) -> "Teacher":
-        """Return a copy with its classes in this order. Raises a ConfigurationError if the labels differ."""
+        """Return a copy with its classes in this order, or the teacher itself if that is their order already.
+
+        Raises a ConfigurationError if the teacher's labels are unknown, or are not the same set.
+        """
         if self.labels is None:
             raise ConfigurationError(self.where, [Problem("labels", "unknown", "labels= passed to the teacher")])
         if problem := misfit(self.labels, labels):

@@ -55,7 +55,7 @@ def most_parameters(parameters: int, size: int) -> int:
 
 
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
-    """Open the outputs of a teacher for these rows, by position; missing ones are computed when first read.
+    """Open the cached outputs of a teacher, indexed by position in `rows`; missing ones are computed when first read.
 
     Classes are reordered to the task's, if it has any. Raises a ConfigurationError if the teacher is not a `Teacher`,
     or its labels are not the task's classes.
