@@ -80,7 +80,7 @@ class Layout(
 
     @classmethod
     def of(cls, columns: Mapping[str, DataType]) -> "Layout":
-        """Return the layout of the inputs of a graph that takes these columns."""
+        """Return a layout of the inputs of a graph that takes these columns; `outputs` and `fields` are empty."""
         rows: dict[str, list[str]] = {}
         for name, dtype in columns.items():
             rows.setdefault(dtype.tensor, []).append(name)

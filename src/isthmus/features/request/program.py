@@ -43,6 +43,7 @@ _Path = tuple[tuple[int, int], ...]
 
 
 def follow(program: Program, slots: Slots) -> None:
+    """Run the steps of a program in order. They write their results into the list `slots`, so pass a copy of it."""
     for apply, out, first, second in program:
         if apply is not None:
             slots[out] = apply(slots[first], slots[second])
@@ -123,7 +124,7 @@ class _Step:
 
 
 class ProgramBuilder:
-    """Builds the steps of a graph, node by node."""
+    """Builds the steps of a graph: call `open` for each input tensor, then `add` for the nodes, then `program`."""
 
     def __init__(self, session: Session) -> None:
         self._session = cache(session)
