@@ -84,7 +84,7 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the input tensors for a model file by name: those of the core if the file holds only that."""
+        """Return the input tensors for a model file by name; for a file with only the numeric core, the core's."""
 
 
 class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -237,8 +237,8 @@ class RowCodec:
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
         """Decode the rows of n keys, and treat damaged rows and rows of another contract as missing.
 
-        Returns the rows, and the mask, shape (n,), of rows that were treated so, or None if all rows are sound. `check` also compares
-        the content of each row with its hash; otherwise only its form is checked.
+        Returns the rows, and the mask, shape (n,), of rows that were treated so, or None if all rows are sound. `check`
+        also compares the content of each row with its hash; otherwise only its form is checked.
 
         Raises:
             ContractMismatch: all rows were written under another contract of the view.

@@ -108,7 +108,7 @@ class Decoder:
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
     def take(self, outputs: Mapping[str, Array], cache: Cache) -> Read:
-        """Return the outputs of the graph, and append to the cache.
+        """Convert outputs of the graph to a `Read`, and append the keys and values of the new tokens to the cache.
 
         Raises:
             PackageError: the logits are not finite.
@@ -141,9 +141,10 @@ class Decoder:
             yield tokens[begin : begin + self.part]
 
     def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[Read]:
-        """Yield the most likely tokens after a prompt, up to the end of the text or the limit.
+        """Generate text after a prompt: yield the output for each new token, always taking the most likely one.
 
-        The token that ends the text is included.
+        This stops after a token that ends the text, which is yielded too, or after `most` tokens. The package's limits
+        apply in any case. Raises the errors of `require_prompt` and `read`.
         """
         room = self.require_prompt(prompt)
         room = room if most is None else min(most, room)

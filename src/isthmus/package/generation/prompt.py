@@ -121,7 +121,8 @@ class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text: text of the user.
         features: features in the template.
         tokens: tokens of the whole prompt.
-        answers: greedy tokens of each model file, up to the first close decision.
+        answers: greedy tokens by name of the model file. They end before the first token that another processor might
+            choose differently, because its lead is small.
     """
 
     text: str

@@ -72,7 +72,7 @@ def _encoded(step: _Step) -> bytes:
 
 
 def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Apply a delta and return the new file.
+    """Apply a delta to the old file and return the new file, after checking the SHA-256 of both.
 
     Raises:
         DataError: the delta is for another file, truncated, or damaged.

@@ -164,7 +164,8 @@ def write_owners(
 ) -> Iterator[tuple[bytes, OwnFile]]:
     """Write a new file of owners, whose keys must ascend. Sign and yield the snapshot of each owner.
 
-    The file is complete when the iterator ends. A killed process leaves a partial file.
+    Nothing is written before the iterator is read, and the file is complete only when the iterator ends. A killed
+    process leaves a partial file. Raises an OSError if the file has content or cannot be written.
     """
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as db:
@@ -200,7 +201,11 @@ class Owners:
             return int(count)
 
     def file(self, key: bytes) -> OwnFile | None:
-        """Return the snapshot of an owner; None if it has no rows."""
+        """Return the signed snapshot of the owner with this encoded key; None if the file does not have this owner.
+
+        Raises:
+            DataError: the file is damaged.
+        """
         with self._reading():
             record = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
             if record is None:
