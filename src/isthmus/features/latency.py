@@ -65,7 +65,7 @@ class Latency(NamedTuple):
 
 
 class LatencyWriter:
-    """Writer of a server process's samples; the arguments are those of `LatencySample`."""
+    """Writer of a server process's samples into a project's folder. See `LatencySample` for the other arguments."""
 
     def __init__(self, folder: Path, objective_ms: float, bounds: Sequence[float]) -> None:
         # Not named after the process id: processes in two containers may have the same id.

@@ -71,7 +71,7 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return flat.reshape(self.shape)
 
     def misfit(self, tensor: TensorInfo) -> str:
-        """Describe how it differs from the manifest's tensor; empty if it fits."""
+        """Describe how this tensor differs from the manifest's in type or shape; empty if it fits."""
         if self.element != tensor.element:
             return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
         sizes = zip(self.shape, tensor.shape, strict=False)

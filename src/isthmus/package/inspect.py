@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Runtime(Protocol):
-    """Run model files. `tolerance` is the largest accepted difference from the recorded outputs."""
+    """A runtime for model files. `tolerance` is the largest accepted difference from the recorded outputs."""
 
     name: str
     tolerance: float

@@ -207,7 +207,7 @@ def require_core(package: Package, golden: Golden) -> int:
         Number of rows compared.
 
     Raises:
-        PackageError: the file is invalid, takes too long, or a tensor differs; names the case and the tensor.
+        PackageError: the file is invalid, a tensor differs, or the rows take more than SECONDS.
     """
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"

@@ -59,7 +59,7 @@ class _Statement(msgspec.Struct):
 
 
 class Signer:
-    """Sign packages with a private key.
+    """A signer of packages, with an elliptic private key.
 
     Args:
         key: file of the key, in PEM.

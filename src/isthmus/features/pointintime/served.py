@@ -104,7 +104,7 @@ class ServedJoin:
 
         The sizes of the spine's batches do not matter.
 
-        Rows that have been read from the iterator count in `report`.
+        `report` covers the rows that have been joined so far.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type.

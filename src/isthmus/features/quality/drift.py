@@ -63,6 +63,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """The drift of a feature.
 
     Attributes:
+        rows: number of new rows.
         psi: population stability index.
         ks: Kolmogorov-Smirnov statistic; None for categories, or if a side has no numbers.
         wasserstein: distance in standard deviations of the reference; None like `ks`, or if the reference is constant.

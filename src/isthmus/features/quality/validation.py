@@ -32,7 +32,7 @@ class ReferenceStatistics(msgspec.Struct, frozen=True, kw_only=True):
         name: name of the distillation.
         training_set: id of the training set.
         last: latest event time of the training set, in microseconds. Later rows are new.
-        features: statistics of the view's rows up to then, by feature.
+        features: statistics of the view's rows up to `last`, by feature.
     """
 
     name: str

@@ -36,7 +36,8 @@ _TRUE, _FALSE = np.array([True]), np.array([False])
 class OneRow:
     """A graph, ready to compute one row at a time. Threads may share it.
 
-    The session runs the nodes that need the runtime. `pays` is True if this is faster than the runtime alone.
+    `session` creates a session of the runtime, for nodes that only the runtime can compute. `pays` is True if this
+    should be faster than running the whole graph in the runtime.
 
     Raises:
         UnreadableGraph: the graph takes arrays, or has an unknown operator.

@@ -45,7 +45,7 @@ class InputRefusal:
 
     Attributes:
         field: name of the field, or of the request field that breaks its rule.
-        row: number of the row.
+        row: number of the row, from 0.
         shown: text with the values that caused it.
         expected: values that could be computed.
         rule: True if a request field breaks its rule.

@@ -146,7 +146,7 @@ class RowCodec:
     """Encoder and decoder of one view's rows.
 
     Args:
-        earlier: earlier definitions of the view. Errors about rows of these say what has changed since.
+        earlier: earlier definitions of the view. An error about a row of an earlier one says what has changed since.
 
     Attributes:
         width: bytes of the fixed part.

@@ -27,9 +27,9 @@ class Read:
 
 
 class Cache:
-    """Keys and values of a text's tokens so far, for one model.
+    """The attention keys and values of a text's tokens so far, for one model file.
 
-    Memory is allocated ahead, so that a step appends without copying.
+    Memory for `most` tokens is allocated when the cache is created, so that a step appends without copying.
 
     Attributes:
         owner: SHA-256 of the model file.
@@ -79,7 +79,7 @@ class Decoder:
         return Cache(self.owner, self.shape, min(most or self.generation.context, self.generation.context))
 
     def require_prompt(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens may follow a prompt.
+        """Return how many tokens may follow a prompt: those that fit into the context, at most the package's limit.
 
         Raises:
             RequestError: the prompt is empty or leaves no room.

@@ -48,7 +48,7 @@ class _Step:
 
 
 def difference(base: Pieces, target: Pieces) -> bytes:
-    """Create the delta between two snapshots. Equal pieces are copied."""
+    """Return the delta from `base` to `target`. It copies the pieces that both have, and holds all other pieces."""
     places: dict[bytes, int] = {}
     place = 0
     for part in base.parts:

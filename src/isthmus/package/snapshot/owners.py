@@ -184,7 +184,7 @@ def write_owners(
 
 
 class Owners:
-    """An open file of owners; see `open_owners`."""
+    """An open file of owners, see `open_owners`. Its length is the number of owners."""
 
     def __init__(self, db: sqlite3.Connection, where: str) -> None:
         self._db, self._where = db, where
@@ -241,7 +241,7 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open a finished file of owners.
+    """Open a finished file of owners, read-only, for the duration of a `with` block.
 
     Raises:
         FileNotFoundError: the file does not exist.
