@@ -60,7 +60,7 @@ def _origin(result: Attribution) -> Text:
 
 
 def screen(result: Attribution) -> Iterator[Block]:
-    """Return what the terminal shows."""
+    """Yield the blocks to show on the terminal."""
     for name, measure in result.measures.items():
         yield Heading(_title(name, measure))
         yield parts_table(measure)
@@ -105,7 +105,10 @@ def _title(name: str, measure: Measure) -> str:
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
-    """List each part with its share, and with its range if parts interact."""
+    """Build a table with a row per part: its effect and its share of the difference.
+
+    If parts interact, a row also has the smallest and largest effect of the part in any order.
+    """
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED

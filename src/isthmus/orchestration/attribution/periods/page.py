@@ -58,7 +58,10 @@ class Period(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A segment: number of rows and mean score in both periods, and its effect on the overall mean."""
+    """A segment: number of rows and mean score in both periods, and its effect on the overall mean.
+
+    A mean is None if the segment has no rows in that period.
+    """
 
     values: dict[str, str | None]
     rows_before: int
