@@ -36,7 +36,7 @@ class StepRunner(Protocol):
 
 
 class Messages(dg.PipesMessageReader):
-    """Read all messages of a step's process from a temporary file.
+    """Reader of all messages of a step's process, from a temporary file.
 
     Dagster's file reader checks for the end of the process after its last read, so it can lose the messages written in
     between. On a busy machine, finished steps were then reported as failed.
@@ -65,12 +65,15 @@ class Messages(dg.PipesMessageReader):
                 reading.join()
 
     def no_messages_debug_text(self) -> str:
-        """For Dagster's message about a process that has said nothing."""
+        """Return the hint that Dagster shows if the process of a step sent no message."""
         return "Its messages were read from a temporary file."
 
 
 def lines(file: Path, ended: Callable[[], bool]) -> Iterator[str]:
-    """Yield complete lines of a growing file until `ended()` is true and everything is read."""
+    """Yield the complete lines of a file while another process writes it, until `ended()` is true and all are read.
+
+    An incomplete last line is dropped. New lines are looked for every 10 milliseconds.
+    """
     with file.open(encoding="utf-8") as stream:
         part = ""
         while True:
@@ -100,11 +103,14 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
     project: str
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
-        """Run the selected part of a step and yield its results. `nodes` are node ids by asset key.
+        """Run the selected part of a step in a separate process, and yield its results after that process has ended.
+
+        `nodes` are node ids by asset key.
 
         Raises:
-            Failure: the step failed.
-            RetryRequested: a dependency, such as Redis, is temporarily unavailable.
+            Failure: the step failed, or its process was killed. Dagster does not retry it.
+            RetryRequested: a dependency, such as Redis, is temporarily unavailable. Dagster retries the step three
+                times, after 10, 20 and 40 seconds.
         """
         extras = {
             "root": str(Path(self.project).resolve()),

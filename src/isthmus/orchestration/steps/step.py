@@ -209,7 +209,9 @@ class Step:
     def events(
         self, project: "Project", request: StepRequest, progress: Progress
     ) -> Iterator[NodeMaterialization | NodeCheck]:
-        """Run the step and yield its events.
+        """Run the step for the requested nodes and checks, and yield an event for each as soon as it is done.
+
+        Nothing runs until the result is iterated.
 
         Raises:
             IsthmusError: the step failed.
@@ -271,7 +273,11 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images as Markdown, up to a size limit: Dagster loads them with every list of events."""
+    """Format images, URLs by title, as Markdown for Dagster.
+
+    Dagster loads all images with every list of events. Images beyond a total of 50,000 characters are therefore
+    replaced by a note that they are on the page.
+    """
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)
