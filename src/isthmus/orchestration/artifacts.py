@@ -99,7 +99,7 @@ class TrainingSet:
             raise self._unreadable(error) from error
 
     def pandas(self) -> "pd.DataFrame":
-        """Read the rows as a DataFrame with pandas's nullable types."""
+        """Read the rows as a DataFrame with pandas's nullable types; see `table`."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
@@ -108,6 +108,10 @@ class TrainingSet:
         Args:
             columns: numeric columns to read; all of them by default.
             batch: rows per batch.
+
+        Raises:
+            DataError: the file is missing or damaged.
+            RequestError: a named column is missing or not numeric.
         """
         import pyarrow.dataset as ds
 
@@ -271,7 +275,9 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """Read a student's report. Its `serving` part is the measurement of `package`, or None.
+    """Read the report in a student's folder, and add the measured serving cost of `package` as its entry `serving`.
+
+    The entry is None if `package` is None or was not measured.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -326,6 +332,12 @@ def verdict_file(project: Project, declared: Distillation | None) -> Path:
 
 
 def page_file(project: Project, name: str | None = None) -> Path:
-    """Return the file of the last verdict's page. The name is optional unless there are several distillations."""
+    """Return the path of the page of the last verdict, for the named distillation or for the only one.
+
+    In a project without distillations, the verdict is about features alone. The file may not exist.
+
+    Raises:
+        RequestError: the name is unknown, or it is omitted and the project has several distillations.
+    """
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

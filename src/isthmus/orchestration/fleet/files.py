@@ -165,7 +165,8 @@ def _values(project: Project) -> Mapping[str, Any]:
 def constraints() -> str:
     """Return a constraints file for `pip install --constraint` with the versions of all installed packages.
 
-    Isthmus itself is left out, and so are local version parts such as "+cpu". The result is cached in this process. The fleet then runs the same versions that were measured and verified here.
+    Isthmus itself is left out, and so are local version parts such as "+cpu". The fleet then runs the same versions
+    that were measured and verified here. The result is cached in this process.
     """
     versions = {
         package.name.lower().replace("_", "-"): package.version.partition("+")[0]
