@@ -31,8 +31,8 @@ def require_bounds(result: Production, page: Path) -> None:
 def problems(result: Production) -> Mapping[str, list[str]]:
     """Return the problems that each of the two checks reports, by name of the check; an empty list means it passes.
 
-    `KEEPS` lists broken bounds and a rollback. `LIKE` lists drifted inputs of the first package, which is the
-    deployed one if it has answers.
+    `KEEPS` lists broken bounds and a rollback. `LIKE` lists drifted inputs of the first package, which is the deployed
+    one if it has answers.
     """
     broken = [f"{describe(bound)}, expected {requirement(bound)}" for bound in result.bounds if bound.broken]
     drifted = [
@@ -49,7 +49,8 @@ def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQua
     """Check a bound against a package's overall quality and its newest week with this measure, or against slices.
 
     The bound is broken if the whole 95 % interval of a value violates it. It is not broken if `package` is None or
-    the measure is not known. `slices` must have all measured slices, not only the worst: their number widens the intervals.
+    the measure is not known. `slices` must have all measured slices, not only the worst: their number widens the
+    intervals.
     """
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)
