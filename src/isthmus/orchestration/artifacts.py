@@ -43,6 +43,8 @@ class TrainingSet:
         features: names of the joined features by view.
         tables: table version by view.
         tables_sha256: hash of the table's rows at that version, by view.
+        rows_in: number of rows of the spine.
+        rows_out: number of rows that were written.
         options: other inputs of the id; `status` adds a status column for each view.
         served: for a join as served: time (microseconds) up to which a view's log was replayed, and under
             `VIEW|pushed` the version of its log of pushed rows.
@@ -166,7 +168,7 @@ class Artifacts:
         models: folder of the students; subfolders are named by id.
         outputs: cache of teacher and reference outputs.
         searches: folder of the searches.
-        package_pointer: file with the path of the last package.
+        package_pointer: file with the name of the last package's folder, which is next to the file.
     """
 
     def __init__(self, project: Project, declared: Distillation) -> None:
@@ -195,7 +197,7 @@ class Artifacts:
         return self._training_set(self.training_sets / identity)
 
     def latest_training_set(self) -> TrainingSet | None:
-        """Return the last training set, even if its contract is outdated, or None.
+        """Return the last training set, even if its contract is outdated; None if no training set was written.
 
         Raises:
             DataError: the training set is damaged.
@@ -207,6 +209,7 @@ class Artifacts:
 
         Raises:
             DataError: it is missing, damaged, or was written under another contract than the applied one.
+            ContractMismatch: the current definitions are not applied.
         """
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
@@ -246,7 +249,12 @@ class Artifacts:
         return read_report(student, package)
 
     def exported(self, contract: Contract) -> Path | None:
-        """Return the folder of the last package, or None if it is missing or cannot run under the contract."""
+        """Return the folder of the last package, or None if nothing was exported or it cannot run under the contract.
+
+        Raises:
+            DataError: the pointer to the package is damaged.
+            PackageError: the package is damaged.
+        """
         package = self.last_package() if self.package_pointer.exists() else None
         return package if package and not outdated(package, contract) else None
 
@@ -289,10 +297,10 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
 
 
 def read_json(file: Path, verb: str) -> dict[str, Any]:
-    """Read a JSON object that a step has written.
+    """Read a JSON object that the command `isthmus VERB` has written.
 
     Raises:
-        DataError: the file cannot be read; the remedy is to run `verb` again.
+        DataError: the file cannot be read; the remedy is to run the command again.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])

@@ -172,7 +172,11 @@ class Project:
 
     @contextmanager
     def redis(self) -> Iterator[str]:
-        """Yield the URL of the project's Redis. An embedded Redis is started and runs at least until the block ends."""
+        """Yield the URL of the project's Redis during the block.
+
+        An embedded Redis is started if it is not running. All processes of the project share it, and it stops when the
+        last of them leaves its block. A configured Redis is not started, and not tested for a connection.
+        """
         configured = self.settings.stores.online
         if configured != "embedded":
             yield configured
@@ -205,6 +209,9 @@ class Project:
     @cached_property
     def definitions(self) -> Definitions:
         """Declarations of the definitions module, checked together.
+
+        The first access executes the module and sets the variable SPARK_CONNECT_MODE_ENABLED; later accesses return the
+        same object, even if the files have changed.
 
         Raises:
             ConfigurationError: the module cannot be imported, or declarations have errors. All errors are listed.
@@ -272,7 +279,8 @@ class Project:
         """Return the applied contract, which must match the current definitions.
 
         Raises:
-            ContractMismatch: nothing was applied, or the definitions have changed since.
+            ContractMismatch: nothing was applied, the definitions have changed since, or the contract file is damaged.
+            ConfigurationError: the definitions have errors.
         """
         contract, applied = self.definitions.contract, self.last_applied()
         if applied.hash != contract.hash:
@@ -287,7 +295,7 @@ class Project:
         """Return the applied contract, even if the definitions have changed.
 
         Raises:
-            ContractMismatch: nothing was applied.
+            ContractMismatch: nothing was applied, or the contract file is damaged.
         """
         contract = self.generations().newest()
         if contract is None:

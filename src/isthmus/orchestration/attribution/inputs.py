@@ -161,7 +161,7 @@ def _read(file: Path) -> pa.Table:
 
 
 def labels(table: pa.Table, label: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return labels as numbers, NaN if not known yet."""
+    """Return the column `label` as float64, shape (n,); null, a label that is not known yet, becomes NaN."""
     values: np.ndarray[Any, np.dtype[np.float64]] = pc.cast(table[label], pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

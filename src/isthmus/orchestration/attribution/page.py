@@ -72,12 +72,15 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 
 def images(result: Attribution) -> dict[str, str]:
-    """Return a waterfall per measure as an image URL."""
+    """Return a waterfall plot of each measure as a `data:` URL, by title of the measure."""
     return {measure_name(name): image(waterfall(name, measure)) for name, measure in result.measures.items()}
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
-    """Draw the steps from ideal to answer; a line shows a part's range over all orders if parts interact."""
+    """Draw a bar per part, from the ideal value to the answer's. `names` label the first and the last bar.
+
+    If parts interact, a line shows the range of a part over all orders.
+    """
     at, rows = measure.ideal, [Row(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
         gain = part.value * _BETTER.get(name, 0)

@@ -137,7 +137,8 @@ class PackageModels:
     Attributes:
         scores: teacher and student.
         material: training set and inputs of both.
-        files: files of the package by model.
+        files: files of the package by model: IN_RUNTIME, and for other precisions than fp32 also IN_PRECISION and
+            AS_ANSWERED.
         product: runtime of the answers.
         requests: request transforms of the teacher.
     """

@@ -32,6 +32,7 @@ class AssetGraph:
     """Nodes of a project in dependency order, and the asset spec of each.
 
     Attributes:
+        nodes: nodes by id, each after its dependencies.
         specs: asset specs with dependencies, by node id.
 
     Raises:

@@ -30,7 +30,10 @@ RETRIES, WAIT = 3, 10  # retries of a temporary failure, and seconds before the 
 
 
 class StepRunner(Protocol):
-    """Runs the selected part of a step. `nodes` are node ids by asset key."""
+    """An object that runs steps for Dagster.
+
+    `run` runs the part of a step that the context selects, and yields its results. `nodes` are node ids by asset key.
+    """
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results: ...
 
@@ -138,7 +141,11 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             raise dg.Failure(failed.sentence, allow_retries=False)
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        """Start the process of a step and wait until it ends. `extras` are the Pipes extras it needs."""
+        """Start the process of a step and wait until it ends. `extras` are the Pipes extras it needs.
+
+        If the run is canceled, the process has 60 seconds to end before it is killed. Raises Dagster's
+        DagsterPipesExecutionError if the process exits with another code than 0.
+        """
         client = PipesSubprocessClient(message_reader=Messages(), termination_timeout_seconds=60)
         # The step exits if the process with this pid is gone, even if that happens while the step starts.
         command = [sys.executable, *CHILD, str(os.getpid())]

@@ -12,7 +12,9 @@ from isthmus.orchestration.steps.step import AssetNode
 
 
 class IsthmusTranslator:
-    """Maps nodes to asset specs. Override `get_asset_spec` to change keys, groups, owners, kinds, tags and automation.
+    """Mapping of nodes to asset specs.
+
+    Override `get_asset_spec` to change keys, groups, owners, kinds, tags and automation:
 
         class Ours(IsthmusTranslator):
             def get_asset_spec(self, node):

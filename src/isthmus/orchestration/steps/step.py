@@ -253,9 +253,10 @@ def _text(name: str, value: float | str) -> Any:
 
 
 def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
-    """Return the metadata for Dagster, with floats rounded to four digits.
+    """Return the metadata of an event for Dagster.
 
-    Numbers of a check become text: Dagster would plot each as a single point.
+    Floats of a materialization are rounded to four significant digits. Numbers of a check become text, because Dagster
+    would plot each as a single point; the check's message, if any, comes first, as `found`.
     """
     if isinstance(event, NodeMaterialization):
         rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
