@@ -169,7 +169,7 @@ class PackagesTable(_Table):
     """`[packages]`: runtimes and signatures of packages.
 
     Attributes:
-        runtimes: runtimes to export for, in addition to those of each distillation; their libraries must be installed.
+        runtimes: runtimes to export for, besides the runtimes of each distillation; their libraries must be installed.
         signing_key: PEM file (relative to the project) with the private key that `export` signs with. The password of
             an encrypted key comes from the environment.
         public_key: PEM file with the public key that every deployed or served package must be signed with.

@@ -45,8 +45,9 @@ class ApplyDiff:
         after: hash of the contract of the current definitions.
         changes: one sentence for each change of a declaration; empty if nothing was applied.
         tables: effects by table.
-        stale: by kind, the distillations whose training set, package or deployment the new contract cannot use. For the
-            kind "student", distillations whose task has changed, with what to run.
+        stale: names of the distillations whose artifact the new contract cannot use, by kind of artifact: "training
+            set", "package" or "deployment". The kind "student" has the distillations whose task has changed, with the
+            command to run.
     """
 
     before: str

@@ -97,7 +97,7 @@ class AssetNode:
 
     @property
     def id(self) -> str:
-        """Identifier in step requests: kind/name, or the kind if there is no name."""
+        """Identifier in step requests: kind/name, or the kind alone if the name is empty."""
         return f"{self.kind}/{self.name}" if self.name else self.kind
 
 

@@ -300,7 +300,7 @@ def _period(side: Side, rows: int) -> Period:
 
 
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
-    """Choose segment columns, and split the rows by them; the first `count` rows are those of the first period.
+    """Choose segment columns, and split the rows by them. The first `count` rows belong to the earlier period.
 
     The columns are `by`, or else as many leading join keys of the spine as leave nearly all rows in segments that both
     periods have (at least one key), since a segment in one period alone has nothing to be compared with.
