@@ -33,8 +33,8 @@ def landed_sources(
 ) -> Iterator[Mapping[str, Landed]]:
     """Copy sources that an engine cannot read itself to local files, and yield the copies by source name.
 
-    Copied are tables, queries, and, unless the engine is a Spark cluster, files at URLs. The result lacks all other
-    sources. The files are deleted after the block. `within` has the first and last time (microseconds) to read, by
+    Tables and queries are copied, and files at URLs unless the engine is a Spark cluster. The result lacks all other
+    sources. The copies are deleted after the block. `within` has the first and last time (microseconds) to read, by
     source; sources that it lacks are copied in full.
     """
     cluster = project.settings.engine.startswith("sc://")

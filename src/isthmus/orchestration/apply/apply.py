@@ -56,7 +56,7 @@ def apply(project: Project) -> Applied:
     The contract is current at once, and Feast's objects are registered, if its views are the current ones or no row was
     ever materialized. Otherwise it is the next contract, and servers switch after `build` and `materialize` have
     written its rows. Waits for the lock `contract`. Deletes device snapshots that disclose more than the new
-    definitions allow. If an error is raised, the applied contract stays.
+    definitions allow. On one of the errors below, the applied contract stays.
 
     Raises:
         ConfigurationError: problems of definitions, freshness objectives, sources or functions, or features whose type

@@ -284,7 +284,7 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
 
     Raises:
         DataError: the student or its training set is missing.
-        ContractMismatch: the current definitions are not applied.
+        ContractMismatch: the current definitions are not applied, or the declaration has changed since training.
     """
     with extra("distill"):
         from isthmus.distill.restore import restored

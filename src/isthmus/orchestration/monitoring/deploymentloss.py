@@ -32,7 +32,7 @@ def losses(
 ) -> tuple[QualityLoss, ...]:  # fmt: skip
     """Compute, for each bound on a loss, how much worse the current deployment is than the previous one.
 
-    Return nothing if no such bound is declared, or if `answers` come from another package or precision than the
+    Return an empty tuple if no such bound is declared, or if `answers` come from another package or precision than the
     deployment's. If the deployment is not on probation, the losses have no values. Otherwise the previous package is
     run on all labeled answers since the deployment, with the same stored rows, and both are compared row by row. Rows
     that are hard for both do not add noise, and drift that hurts both does not count as a loss.
