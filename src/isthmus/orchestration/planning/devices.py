@@ -83,7 +83,10 @@ class Device(_Figures):
         return self.peak.fp32 if peak is None and precision == "int8" else peak
 
     def part(self, threads: int) -> "Device":
-        """Return the part of a CPU that `threads` get while its other cores are busy. A GPU is returned as it is."""
+        """Return a CPU reduced to `threads` cores, with their share of the peak and the bandwidth.
+
+        A GPU, and a CPU with no more than `threads` cores, are returned unchanged.
+        """
         if self.kind != "cpu" or threads >= self.cores:
             return self
         share = threads / self.cores
@@ -95,11 +98,13 @@ _DEVICES = TypeAdapter(dict[_Name, Device])
 
 
 def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
-    """Return the built-in devices and the devices of the project's `devices.toml` by name.
+    """Return the built-in devices by name, extended and replaced by the devices in `devices.toml` of the project.
+
+    The folder `root` may lack the file. `priced` are the device names in the project's price list.
 
     Raises:
-        ConfigurationError: a figure is missing or not a positive number, or a device in `priced` is unknown. All
-            problems are listed.
+        ConfigurationError: the file cannot be read, a figure is missing or not a positive number, or a name in `priced`
+            is neither a device nor "cpu" or "cuda". All problems are listed.
     """
     known = _DEVICES.validate_python(tomllib.loads(files(__package__).joinpath(FILE).read_text("utf-8")))
     problems: list[Problem] = []

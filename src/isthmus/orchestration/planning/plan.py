@@ -59,14 +59,23 @@ def plan(
 ) -> dict[str, Any]:
     """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
-    Without a `name`, all distillations of the project are planned. `rate` is the number of requests per second to
-    serve, by default the capacity of one device. `speed` takes a number of threads and measures this host with that
-    many; `decoding` measures this host for language models.
+    Loads this host for about a second to measure it, and for a few seconds per precision of a language model. Writes
+    nothing.
+
+    Args:
+        project: project with the students and packages.
+        name: distillation to plan; by default all distillations of the project.
+        rate: number of requests per second to serve; by default the capacity of one device.
+        progress: called with a message and a fraction.
+        speed: measures this host with a number of threads.
+        decoding: measures this host for a language model.
 
     Raises:
         ConfigurationError: devices.toml or the prices have errors. All of them are listed.
         DataError: a student or a package is missing.
-        GateFailed: the cost of a package was not measured, or its settings then differ from the profile's now.
+        GateFailed: training or serving cost of a package was not measured, or was measured with other settings than
+            the serving profile has now.
+        RequestError: the distillation is unknown, or the project declares none.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalogue(project.root, prices.hour)

@@ -42,7 +42,7 @@ class TimeEstimate:
     """Estimated time of work on a device.
 
     Attributes:
-        ridge: operations per byte above which the device is compute-bound, and below which it is memory-bound.
+        ridge: operations per byte above which the device is compute-bound; below, it is memory-bound.
         compute: seconds for the operations at the peak rate.
         bandwidth: seconds for the memory traffic.
         overhead: seconds of overhead of all calls.
@@ -65,7 +65,7 @@ class TimeEstimate:
 
     @property
     def bound(self) -> Bound:
-        """Largest part of the expected seconds."""
+        """Name of the largest part of the expected seconds; "overhead" if it exceeds `least`."""
         if self.overhead > self.least:
             return "overhead"
         return "compute" if self.compute >= self.bandwidth else "bandwidth"
@@ -91,9 +91,10 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 
 
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
-    """Return the smallest batch size that is compute-bound, or None if every size is memory-bound.
+    """Return the smallest number of rows in a compute-bound batch, or None if every batch is memory-bound.
 
-    `flops` are operations per row, `fixed` bytes per batch (the weights), and `each` bytes per row.
+    `flops` are operations per row, `fixed` bytes per batch (the weights), `each` bytes per row, and `ridge` is as in
+    `TimeEstimate`.
     """
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

@@ -47,7 +47,10 @@ class TextModel:
 
     @classmethod
     def of(cls, artifacts: Artifacts, manifest: Manifest, serving: Mapping[str, Any]) -> "TextModel | None":
-        """Return the student of a package with the measurement of its export, or None for other tasks."""
+        """Return the student of a package with the measurement of its export, or None if its task is not causal.
+
+        `serving` is the serving cost in the report of the package.
+        """
         task = artifacts.declared.task
         if not isinstance(task, Causal):
             return None
@@ -69,8 +72,8 @@ class TextModel:
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
         """Estimate the tokens per second on each CPU in each precision, as plain data described in docs/plan.md.
 
-        Runs `measure` on this host once per precision, a few seconds each. Other devices and runtimes are listed under
-        "left_out".
+        Runs `measure` on this host once per precision, a few seconds each. GPUs, and files of other runtimes than ONNX
+        Runtime, are not estimated: "left_out" has the reason for each. `threads` is the number of threads per model.
         """
         left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")

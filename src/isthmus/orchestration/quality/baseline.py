@@ -30,10 +30,15 @@ from isthmus.orchestration.project import Project
 
 
 class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a training set and of its tables.
+    """Statistics of a training set, and of the offline tables it was joined from.
 
-    `features` are the inputs of teacher and student by full name, in the training set. `views` covers the rows of each
-    table with event times up to `last`, the training set's latest moment in microseconds.
+    Attributes:
+        training_set: id of the training set.
+        contract: hash of the contract it was joined under.
+        rows: number of rows of the training set.
+        last: latest event time in the training set, microseconds since 1970 UTC.
+        features: statistics of the inputs of teacher and student in the training set, by full name.
+        views: statistics of each view's table, over the rows with event times up to `last`.
     """
 
     training_set: str
@@ -48,7 +53,10 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def write(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
-    """Measure columns of a training set and the tables it was joined from, and write both to its folder."""
+    """Measure `columns` of a training set and the tables it was joined from, and write the statistics to its folder.
+
+    Reads the tables at the versions in `histories`, and replaces earlier statistics of the training set.
+    """
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
     last = max((time for time in times if time is not None), default=0)
@@ -82,7 +90,9 @@ def _read(folder: Path) -> TrainingStatistics:
 
 
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
-    """Return a view's rows in the latest training set of each distillation that joined it under this contract.
+    """Return statistics of a view's table as of each latest training set that joined the view under this contract.
+
+    The list has at most one entry per distillation. A distillation without a training set or statistics is skipped.
 
     Raises:
         DataError: statistics are damaged.

@@ -1,4 +1,4 @@
-"""The gate before both stores: rows that break their view's expectations are not written."""
+"""Checks before rows are written to the offline tables, Redis or snapshots: broken expectations stop the write."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,9 +16,10 @@ from isthmus.orchestration.quality.baseline import references
 
 
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
-    """Raise GateFailed with every broken expectation.
+    """Raise GateFailed if a finding is a broken expectation; the message lists all of them.
 
-    `part` has the days of the rows if earlier days may already be written.
+    Set `part` if only these days were checked: the message then says that nothing of these days was written, because
+    earlier days may be.
     """
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
@@ -27,12 +28,13 @@ def require(findings: Sequence[Finding], part: Days | None = None) -> None:
 
 
 def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory]) -> None:
-    """Check the expectations of tables before they are served.
+    """Check all expectations of offline tables again, before their rows go to Redis or to devices.
 
-    A build of a range checks only its own days, and rows that were fresh when written may be too old today.
+    The check when a table is built is not enough: a build of a range checks only its own days, and rows that were fresh
+    when written may be too old now.
 
     Raises:
-        GateFailed: an expectation is broken; the message has all of them.
+        GateFailed: expectations are broken; the message lists all of them.
         DataError: a table is damaged.
     """
     broken: list[str] = []
@@ -45,7 +47,11 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
-    """Check a view's expectations; with `part`, only the expectations on single rows."""
+    """Return a finding for each expectation of a view, whether it holds or not. Raises no error for broken ones.
+
+    `data` are rows of the view; None gives no findings. Set `part` if they are only some days of the table: then only
+    expectations that apply to single rows are checked.
+    """
     expectations = project.definitions.views[view].expectations
     if part:
         expectations = [expectation for expectation in expectations if isinstance(expectation, BY_ROW)]
@@ -56,7 +62,7 @@ def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *,
 
 
 def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
-    """Build one error for all problems, one sentence each."""
+    """Return, but do not raise, one error that lists the sentences in `wrong`."""
     if len(wrong) == 1:
         return GateFailed(where, wrong[0], remedy=remedy)
     problems = f"{len(wrong)} problems" + "".join(f"\n  - {sentence}" for sentence in wrong)

@@ -20,9 +20,16 @@ from isthmus.orchestration.quality.baseline import references
 
 
 class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """Drift of a view's new rows from a distillation's training set.
+    """Drift of a view's new rows from the rows that its table had at a distillation's latest training set.
 
-    New rows have event times in (after, until], in microseconds. `features` is empty without new rows.
+    Attributes:
+        name: name of the distillation.
+        training_set: id of the training set.
+        after: new rows have event times after this, in microseconds since 1970 UTC.
+        until: new rows have event times up to this; None for no limit.
+        rows: number of new rows.
+        features: drift by feature; empty without new rows.
+        judged: False with fewer than 100 new rows, which are too few to call a difference drift.
     """
 
     name: str
@@ -80,13 +87,16 @@ def quality(
     drift: bool = True,
     progress: Progress = silent,
 ) -> QualityReport:
-    """Measure the offline tables of views, by default of all.
+    """Measure the offline tables of views (default: all): statistics, expectations and drift. Writes nothing.
 
-    With `drift`, rows with event times after `since` up to `until` are compared with the latest training set; the
-    default is all rows after that training set. Times without a zone are UTC.
+    With `drift`, compare rows with event times after `since` up to `until` with the rows of each latest training set.
+    Without `since`, start after the last event time of that training set; without `until`, there is no limit. Times
+    without a zone are UTC. Problems are reported, not raised: see `require_quality`.
 
     Raises:
-        RequestError: `since` is not before `until`.
+        ContractMismatch: the definitions have not been applied, or a table was built under another contract.
+        DataError: a table is missing or damaged, or the statistics of a training set are damaged.
+        RequestError: a view is unknown, or `since` is not before `until`.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip
@@ -110,7 +120,7 @@ def quality(
 
 
 def require_quality(report: QualityReport) -> None:
-    """Raise GateFailed with every broken expectation and every drift."""
+    """Raise GateFailed if an expectation is broken or a feature has drifted; the message lists all of them."""
     if wrong := [*map(str, report.broken()), *report.drifted()]:
         raise gate.failure("quality", wrong, "check the rows and their sources; if the world has changed, run "
                            "`isthmus features training-set`")  # fmt: skip

@@ -42,7 +42,7 @@ def page(report: QualityReport) -> str:
 
 
 def quality_blocks(report: QualityReport) -> Iterator[Block]:
-    """Return statistics, expectations and drift of each view, and the meaning of the drift measures."""
+    """Yield statistics, expectations and drift of each view, and the meaning of the drift measures."""
     for name, view in report.views.items():
         statistics = view.statistics
         hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
@@ -65,7 +65,7 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
 
 
 def features_table(statistics: ViewStatistics) -> TableBlock:
-    """List the features of a view; the median of categories is the most frequent one."""
+    """Return a table with a row per feature. For categories, the column `median` has the most frequent one."""
     rows: list[list[Text]] = []
     for name, feature in statistics.features.items():
         nulls = f"{feature.nulls / feature.rows:.1%}" if feature.rows else "-"

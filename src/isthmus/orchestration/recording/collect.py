@@ -1,7 +1,8 @@
 """Collect recorded answers from the servers' spool into the table (`isthmus answers collect`).
 
-Each commit first appends answers together with the number of each process's last batch, then deletes the segments that
-are complete. The next run finishes whatever a killed run left.
+A segment is a spool file to which one server process appends batches of answers. Each commit first appends answers to
+the table, together with the number of each process's last batch, then deletes the segments that are complete. The next
+run finishes the work of a killed run.
 """
 
 import time
@@ -38,12 +39,12 @@ BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CollectedAnswers:
-    """Counts of one run.
+    """Result of one run.
 
     Attributes:
         answers: number of answers added to the table.
-        missing: number of batches dropped or lost between those in the table.
-        problems: sentences about segments that could not be collected.
+        missing: number of batches that were dropped or lost, counted from gaps in the batch numbers.
+        problems: a sentence for each segment, or batch in it, that could not be collected.
     """
 
     answers: int = 0
@@ -81,10 +82,11 @@ class _Problems:
 
 
 def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> CollectedAnswers:
-    """Append every answer in the spool to the table, exactly once.
+    """Append every answer in the spool to the table, exactly once, and save the contracts of the answers.
 
-    Deletes collected segments, moves damaged ones to `damaged_folder`, and drops answers older than `keep_days`. Each
-    commit has about `lot` answers.
+    Deletes segments that are collected and that no server writes to any more, and moves damaged ones to
+    `damaged_folder`. Also deletes answers older than `keep_days` from the table. Each commit has about `lot` answers.
+    Waits while another process collects.
 
     Raises:
         DataError: the table cannot be read or written. The spool still has the answers.
@@ -138,7 +140,10 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collect every `history_seconds` until `stopped` is set."""
+    """Collect recorded answers every `history_seconds` until `stopped` is set; without `stopped`, forever.
+
+    Problems and errors are passed to `say`, and the next turn tries again.
+    """
     repeat(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
 
 
@@ -158,7 +163,7 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[s
 
 
 def absence(project: Project, identity: str) -> RequestError:
-    """Return an error that explains why the table lacks an answer."""
+    """Return, but do not raise, an error that explains why the table lacks the answer with this id."""
     run, _, number = identity.rpartition("-")
     where = f"answer {identity}"
     try:
@@ -184,7 +189,7 @@ def absence(project: Project, identity: str) -> RequestError:
 
 
 def damaged_folder(project: Project) -> Path:
-    """Return the folder of segments that could only be read in part."""
+    """Return the folder to which `collect` moves damaged segments, after it has collected their readable batches."""
     return project.recorded / "damaged"
 
 
@@ -210,12 +215,15 @@ def _whole(path: Path, problems: _Problems, *, finished: bool) -> Iterator[Answe
 
 
 def contracts_folder(project: Project) -> Path:
-    """Return the folder of recorded contracts, which stay after the project forgets them."""
+    """Return the folder of the contracts of recorded answers. They stay there after the project forgets them."""
     return project.recorded / "contracts"
 
 
 def keep_contracts(project: Project, hashes: set[str]) -> None:
-    """Save the contracts of answers that the project or a deployed package still has."""
+    """Save the contracts with these hashes to `contracts_folder`, so that answers can be replayed later.
+
+    Hashes that are already saved, or that neither the project nor a deployed package has any more, are skipped.
+    """
     folder = contracts_folder(project)
     missing = {known for known in hashes if not (folder / f"{known}.json").exists()}
     if not missing:
@@ -235,7 +243,7 @@ def _known(project: Project) -> Iterator[Contract]:
 
 
 def contract_of(project: Project, known: str) -> Contract | None:
-    """Return a recorded contract by its hash, or None if neither the project nor a package has it.
+    """Return the contract with a hash from `contracts_folder`, the project or a deployed package; None if all lack it.
 
     Raises:
         DataError: the saved file is damaged.

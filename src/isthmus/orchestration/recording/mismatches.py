@@ -1,4 +1,4 @@
-"""Explain why a stored row behind a recorded answer differs from the history's row for that moment."""
+"""Explain why a row that Redis returned for a recorded answer differs from the row in the history."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -24,24 +24,31 @@ from isthmus.orchestration.recording.storedrows import StoredRows, columns_of, f
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.serving.recorder.recorder import runtime
 
-# The event time of the row that was readable online for a key, None without one; an error if that is unknown.
+# Returns for each key the event time of the row that was readable online, or None without a row. Returns an error if
+# the log of materializations does not show it.
 Served = Callable[[], Sequence[int | None] | IsthmusError]
 
 
 class Causes:
-    """Finds the causes of differing rows from the history, its earlier versions and the order of answers."""
+    """Explains differences between the rows that Redis returned and the rows in the history.
+
+    Uses the history, the log of materializations, and the order and times of the server's other answers.
+    """
 
     def __init__(self, project: Project) -> None:
         self._offline, self._table = project.offline_store(), RecordedAnswers.of(project)
         self._runtime = runtime()
 
     def runtime(self, group: Group, place: int) -> str:
-        """Describe the runtime that computed an answer and the current one."""
+        """Describe in a few words the runtime of the answer at index `place`, and the current runtime if it differs."""
         then = group.answers["runtime"][place].as_py()
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
     def of(self, group: Group, name: str) -> Iterator[tuple[int, Cause, str]]:
-        """Yield the index, the cause and the explanation of each row of a view that the history has differently."""
+        """Yield an index, a cause and an explanation for each row of the view `name` that differs from the history.
+
+        The index is the row's place among all rows of the group.
+        """
         rows = np.flatnonzero(~group.now[name].same(group.then[name]))
         if not len(rows):
             return

@@ -29,10 +29,10 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
 
 
 def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Ints]:
-    """Return the index of the nearest moment with the same number, and the distance; -1 if no moment has the number.
+    """Return for each query the index of the candidate with the same number and the nearest time, and its distance.
 
-    `number` and `event` describe the candidates, sorted by both; `query` and `at` what to look up. Ties go to the
-    earlier moment.
+    The index is -1 if no candidate has the number. Candidates have the numbers `number` and times `event`, and must be
+    sorted by number, then time. Queries have the numbers `query` and times `at`. Ties go to the earlier candidate.
     """
     times = np.unique(event)
     width = len(times) + 1
@@ -50,7 +50,10 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
 
 
 def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """Mark, among rows with the same match, the nearest; ties go to the earliest, then to the first row."""
+    """Return a mask with one True per distinct match: the row with the smallest distance.
+
+    Ties go to the earliest row by `at`, then to the first row. Rows without a match (-1) are False.
+    """
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
     chosen = np.zeros(len(match), bool)
@@ -59,9 +62,9 @@ def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
 
 
 def identities(*tables: pa.Table) -> Ints:
-    """Return one number per row of all tables, one table after another.
+    """Return one number per row of all tables, one table after another. Equal rows get the same number.
 
-    Equal rows, nulls included, get the same number.
+    Two nulls count as equal. Every table must have the columns of the first table.
     """
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)

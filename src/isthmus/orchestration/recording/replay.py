@@ -1,7 +1,7 @@
 """Recompute recorded answers from the history and the packages, and compare them bit by bit (`isthmus answers replay`).
 
-The rows of each answer are joined from the offline tables at its moment, and its request transforms and model run over
-them. Every difference is reported with a cause.
+For each answer, look up its rows in the offline tables as of the time of the answer, then run its request transforms
+and its model. Every difference is reported with a cause.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ class ReplayDifference:
 
     Attributes:
         id: id of the answer.
-        at: moment of the answer, ISO 8601.
+        at: time of the answer in UTC, ISO 8601.
         cause: value of `Cause`.
         found: explanation in one sentence.
     """
@@ -72,11 +72,11 @@ class Replay:
     """Result of a replay.
 
     Attributes:
-        answers: number of recomputed answers.
+        answers: number of selected answers.
         rows: number of rows in their requests.
-        same: number of answers that are equal bit by bit.
-        causes: number of differing answers by cause.
-        differences: first differences of each cause.
+        same: number of answers that were recomputed and are equal bit by bit.
+        causes: number of answers that differ or cannot be recomputed, by cause.
+        differences: at most 10 answers of each cause.
     """
 
     answers: int = 0
@@ -93,13 +93,14 @@ def replay(
     project: Project, identity: str | None = None, *, first: datetime | None = None, end: datetime | None = None,
     package: Path | None = None, progress: Progress = silent,
 ) -> Replay:  # fmt: skip
-    """Recompute the answer with an id, or all answers from `first` on and before `end`.
+    """Recompute the answer with the id `identity`, or all answers from `first` on and before `end`. Writes nothing.
 
-    Moments without a time zone are in UTC. If `package` is set, it replaces the package that answered.
+    Pass either an id or at least one end of the range. Times without a time zone are in UTC. If `package` is set, the
+    model in that folder replaces the models that answered. Differences are reported, not raised: see `require_same`.
 
     Raises:
         RequestError: no such answer is recorded, the range is empty, or neither or both of an id and a range are given.
-        DataError: the table cannot be read.
+        DataError: the table, a saved contract, or the secret that hashes private keys cannot be read.
         DependencyError: an answer is a generated text and the extra `generate` is not installed.
         PackageError: `package` is not a valid package folder.
     """
@@ -142,7 +143,7 @@ def replay(
 
 
 def require_same(report: Replay) -> None:
-    """Raise GateFailed if an answer differs."""
+    """Raise GateFailed if an answer differs or could not be recomputed; the message has the counts by cause."""
     if report.causes:
         named = ", ".join(f"{count:,} by {cause}" for cause, count in report.causes.items())
         raise GateFailed("replay", f"{report.answers - report.same:,} of {report.answers:,} answers differ: {named}",
@@ -160,9 +161,9 @@ def _regenerating(progress: Progress, number: int, groups: int, done: float) -> 
 def _differences(
     group: Group, causes: Causes, another: bool, progress: Callable[[float], None]
 ) -> Iterator[Difference]:
-    """Yield the differences of a group's answers, the first one found of an answer first.
+    """Yield the differences of a group's answers. An answer may have several, and `replay` reports its first one.
 
-    `another` says that the model is of a different package than the one that answered.
+    `another` is True if the model belongs to another package than the one that answered.
     """
     reader, model = group.reader, group.model
     if isinstance(reader, TensorPredictor):
@@ -247,7 +248,10 @@ def _tensors(group: Group, predictor: TensorPredictor, causes: Causes, another: 
 def _text(
     group: Group, prompt: Prompt, model: DeployedModel, place: int, causes: Causes, another: bool
 ) -> Difference | None:
-    """Generate a text again; return its difference from the recorded one, or why it cannot be generated."""
+    """Generate a text again. Return its difference from the recorded text, or the reason why generation failed.
+
+    Return None if the texts are equal.
+    """
     package, cause = model.deployment.digest[:12], Cause.PACKAGE if another else Cause.ENGINE
     row = group.starts[place : place + 1]
     fields = {name: values.take(row) for name, values in group.requests.fields.items()}

@@ -1,4 +1,4 @@
-"""Read the requests of recorded answers again; private join keys are restored from their hashes."""
+"""Parse the requests of recorded answers, and restore private join keys from their hashes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ class Requests:
     Attributes:
         keys: values by join key.
         fields: values by request field.
-        rows: number of rows per request, shape (n,); 0 if it cannot be read.
-        unread: reasons why requests cannot be read, by index.
+        rows: number of rows per request, shape (n,); 0 if the request cannot be read.
+        unread: for each request that cannot be read, the reason by the index of the request.
     """
 
     keys: Mapping[str, list[Any]]
@@ -58,17 +58,20 @@ class Requests:
 
 
 class Keys:
-    """Restores private join keys from their hashes, by hashing every value in the history."""
+    """Restores private join keys from their hashes, by hashing every value in the history.
+
+    `secret` is the key of the hashes. `values` returns all values of a named join key, and is called once per key.
+    """
 
     def __init__(self, secret: bytes, values: Callable[[str], Iterable[Any]]) -> None:
         self._secret, self._values = secret, values
         self._known: dict[str, dict[str, Any]] = {}
 
     def restore(self, body: str, columns: Iterable[Column]) -> bytes:
-        """Return the request body with its hashed keys replaced by their values.
+        """Return the request body with the hashes of these join keys replaced by their values. Nulls stay null.
 
         Raises:
-            LookupError: the history has no key with that hash.
+            LookupError: the history has no key with a hash in the request.
         """
         request = orjson.loads(body)
         for column in columns:
@@ -88,7 +91,7 @@ class Keys:
 
 
 def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
-    """Compile the lookup of a request.
+    """Compile the lookup that a request body asks for. `graphs` returns the graph of a named request transform.
 
     Raises:
         IsthmusError: the contract lacks a requested feature.
@@ -114,9 +117,11 @@ def features_of(body: str) -> str:
 def read_requests(
     reader: Lookup | Predictor | Prompt | TensorPredictor, bodies: Sequence[bytes | LookupError], counts: Sequence[int]
 ) -> Requests:
-    """Read requests that a server answered with `counts` rows each; lookups must all request the same features.
+    """Parse requests for one reader and concatenate their rows. Lookups must all request the same features.
 
-    Requests of tensors are not read and have no rows.
+    `counts` has the number of rows in each recorded answer. A request that cannot be parsed, or has another number of
+    rows, is not raised as an error: it has no rows, and the reason is in `unread`. Requests of tensors are not parsed
+    and have no rows.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})
@@ -168,7 +173,11 @@ def prompt_of(body: bytes | LookupError) -> str:
 
 
 def read_tensors(body: bytes) -> TensorRequest:
-    """Read a tensor request as `text_of` recorded it."""
+    """Parse a recorded tensor request, as written by `text_of` in `serving.recorder.columns`.
+
+    Raises:
+        msgspec.MsgspecError: the body is not such a request.
+    """
     whole = _TENSORS.decode(body)
     if whole.binary is None:
         return TensorRequest(_INFER.decode(body), memoryview(b""))

@@ -1,6 +1,6 @@
-"""Read what was served: recorded answers in groups, with their requests, stored rows and models.
+"""Read recorded answers in groups, with the requests, stored rows and models behind them.
 
-Replay, monitoring, rollback on quality and attribution are functions of a group.
+Replay, monitoring, rollback on quality and attribution all work on a `Group`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 
 class Cause(StrEnum):
-    """Why an answer differs or cannot be recomputed."""
+    """Reason why an answer differs from its record or cannot be recomputed."""
 
     LATE = "a late row"
     PUSH = "a push not in the history"
@@ -68,7 +68,10 @@ class Cause(StrEnum):
 
 
 class UnreadableError(IsthmusError):
-    """The answers of a group cannot be recomputed. `cause` says which of their origins is gone or changed."""
+    """The answers of a group cannot be recomputed.
+
+    `cause` says what is gone or has changed: a key, the contract, the package or the history.
+    """
 
     def __init__(self, cause: Cause, why: str) -> None:
         self.cause = cause
@@ -82,23 +85,24 @@ class UnreadableError(IsthmusError):
 class Group:
     """Answers that can be computed together: they share contract, package, precision, route, views and features.
 
-    Rows are the rows of all requests that can be read, one after another; requests of tensors have none.
+    A row is one row of a request. Rows of all requests that can be read follow one another; requests of tensors have no
+    rows.
 
     Attributes:
-        answers: the answers as a table.
-        contract: contract that they were computed under.
-        model: model that answered, or the one to answer now; None for lookups.
-        reader: reader of their requests.
-        bodies: request bodies; an error if a private key could not be restored.
+        answers: table with one line per answer, in the columns of the table of recorded answers.
+        contract: contract that the answers were computed under.
+        model: model that answered, or the model that replaces it; None for lookups.
+        reader: parser of the requests.
+        bodies: request body of each answer; an error if a private key could not be restored.
         requests: join keys and request fields of the rows.
-        answer: index of each row's answer.
-        starts: index of each answer's first row.
-        at: moment of each row in microseconds since 1970 UTC.
-        outputs: recorded outputs of all rows, float32.
+        answer: for each row, the index of its answer.
+        starts: for each answer, the index of its first row.
+        at: time of each row's answer, microseconds since 1970 UTC.
+        outputs: recorded outputs of all rows in one dimension, float32.
         digest: recorded digests of all rows, uint64; may be empty.
-        histories: histories of the views that they read.
-        then: rows that Redis returned, by view, as recorded: without values.
-        now: rows that the history has now for the same moments, by view.
+        histories: histories of the views that the answers read, by view.
+        then: rows that Redis returned, by view. The record has their times and hashes, but no feature values.
+        now: rows that the history has now for the same keys and times, by view.
     """
 
     answers: pa.Table
@@ -127,19 +131,23 @@ class Group:
 
     @property
     def predictor(self) -> Predictor:
-        """The reader of predictions."""
+        """Parser of the requests, for a group of predictions only."""
         assert isinstance(self.reader, Predictor)  # noqa: S101 - the route is `predict`
         return self.reader
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
-        """Return the inputs of a predictor's model for these stored rows, either of now or as served."""
+        """Return the model's inputs for stored rows by view: `now`, or the rows that `served` returns.
+
+        Only for a group of predictions.
+        """
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
 class ServedAnswers:
-    """Reads recorded answers, and opens the contracts, histories and models behind them, each once.
+    """Reads recorded answers, and opens the contracts, histories and models behind them.
 
-    If `package` is set, it replaces the package that answered.
+    Each is opened once and cached, including the error if it cannot be opened. If `package` is set, the package in that
+    folder replaces every package that answered.
     """
 
     def __init__(self, project: Project, package: Path | None = None) -> None:
@@ -148,10 +156,10 @@ class ServedAnswers:
         self._opened: dict[Any, Any] = {}
 
     def answer(self, identity: str) -> pa.Table:
-        """Return the answer with an id.
+        """Return the answer with an id, as a table with one line.
 
         Raises:
-            RequestError: the table lacks it.
+            RequestError: the table lacks it; the message explains why.
         """
         answers = self.table.read(ds.field("id") == identity)
         if not len(answers):
@@ -164,8 +172,11 @@ class ServedAnswers:
     ) -> pa.Table:  # fmt: skip
         """Return the answers of a route and callers from `first` on and before `end`, sorted by process and sequence.
 
+        A condition that is None does not limit the result.
+
         Raises:
             DataError: the table cannot be read.
+            ValueError: a time has no time zone.
         """
         condition = ds.scalar(True)
         if route is not None:
@@ -179,12 +190,14 @@ class ServedAnswers:
         return self.table.read(condition, columns)
 
     def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
-        """Open one of the tables that `groups` returns, for the model that answered or for another one.
+        """Load the contract, model, histories and rows behind a table that `groups` returned.
 
-        Another model must be of the same service, and may read fewer views.
+        `other` replaces the model that answered. It must have the same service, and may read fewer views, but no
+        further ones. Requests that cannot be read raise no error: see `Requests.unread`.
 
         Raises:
             UnreadableError: the contract, the package or a history is gone, or has changed.
+            DataError: a saved contract is damaged, or the secret that hashes private keys is missing or damaged.
             DependencyError: an answer is a generated text and the extra `generate` is not installed.
         """
         first = answers.slice(0, 1).to_pylist()[0]
@@ -246,7 +259,10 @@ class ServedAnswers:
     def predictions(
         self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
-        """Yield each part of the predictions with its group, or with the error that prevents reading it."""
+        """Split predictions by `groups`, and yield each part with its opened group or the error that prevented it.
+
+        Errors are yielded, not raised. `other` is the model that replaces the model that answered, as in `open`.
+        """
         for part in groups(answers):
             found: Group | IsthmusError
             try:
@@ -279,10 +295,12 @@ class ServedAnswers:
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        """Return the model that answered.
+        """Return the model that answered, or the model of the replacing package if one is set.
+
+        `digest` is the package's digest. `variant` has the precision and the number of threads, as in "int8/1".
 
         Raises:
-            DataError: its package is gone or was changed.
+            DataError: the package is gone or has changed.
         """
         precision, _, threads = variant.partition("/")
 
@@ -293,10 +311,10 @@ class ServedAnswers:
         return self._once(("model", digest, variant), opened)
 
     def package(self, digest: str) -> Package:
-        """Return the package that answered.
+        """Return the package that answered, by its digest, or the replacing package if one is set.
 
         Raises:
-            DataError: the package is gone or was changed.
+            DataError: the package is gone or has changed.
         """
         folder = self.package_folder or folder_of(self.project.deployment_file) / digest
         if self.package_folder is None and not folder.is_dir():
@@ -400,7 +418,7 @@ def _flat(lists: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def key_values(values: pa.Array) -> list[Any]:
-    """Return the values of a join key; times are microseconds."""
+    """Convert a column of join key values to a list. Times become microseconds since 1970 UTC."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
     plain: list[Any] = values.to_pylist()

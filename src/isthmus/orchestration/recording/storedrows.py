@@ -1,4 +1,4 @@
-"""Stored rows behind recorded answers, and the corresponding rows of the history."""
+"""Rows that Redis returned for recorded answers, and the rows of the history for the same keys and times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,12 +27,12 @@ _TIME = ARROW[UnixTimestamp.name]
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows of one view for n keys, each at its own moment. Arrays have shape (n,).
+    """Rows of one view for n questions, each with a key and a time. Arrays have shape (n,).
 
     Attributes:
         event: event times in microseconds since 1970 UTC, 0 without a row.
         known: known times in microseconds since 1970 UTC, 0 without a row.
-        content: content hashes, 0 without a value.
+        content: content hashes, 0 if the row is missing or expired.
         status: codes of `Status`.
         columns: features by name, null unless the status is PRESENT.
     """
@@ -44,7 +44,10 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Mark rows that agree in status, times and content."""
+        """Return a mask of the rows that agree in status, times and content hash, shape (n,).
+
+        Times count only if both sides have a row, and content only if the row is neither missing nor expired.
+        """
         there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
         times = (self.event == other.event) & (self.known == other.known)
         # A missing row may have times: those of a row that is not readable yet.
@@ -62,10 +65,11 @@ def from_history(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints, *,
     times: tuple[Column, Column] = (_EVENT, _KNOWN),
 ) -> StoredRows:  # fmt: skip
-    """Look up the row of each key at its moment in the history, by the time rules of the view.
+    """Look up in the history the row of each key as of its time in `at`, like a point-in-time join.
 
-    If the row is missing or expired, the features are null and the status says why. `times` names the columns to return
-    as event and known times. It does not affect which row is found.
+    `at` has one time per key, in microseconds since 1970 UTC. If the row is missing or older than the view's ttl, the
+    features are null and the status says why. `times` names the columns to return as event and known times. It does not
+    affect which row is found.
     """
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
@@ -96,7 +100,7 @@ def from_history(
 
 
 def columns_of(history: ViewHistory, names: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
-    """Read columns of the rows that meet a condition."""
+    """Read columns of the rows that meet a condition, or of all rows if it is None."""
     data = ds.dataset(history.data) if isinstance(history.data, pa.Table) else history.data
     return data.to_table([*names], filter=condition)
 
@@ -104,11 +108,11 @@ def columns_of(history: ViewHistory, names: Sequence[str], condition: ds.Express
 def find_recorded(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
 ) -> tuple[dict[str, Values], Mask]:
-    """Look up the features of recorded rows in the history by key, times and content.
+    """Look up the features of recorded rows in the history by key, times and content hash.
 
     Returns:
-        Values by feature, null if the row had none, and a mask of the rows that the history has. Rows that were written
-        to Redis only, or removed from the history, are not in it.
+        Values by feature, null without a value, and a mask of the rows whose values are known, shape (n,). The mask is
+        False for rows with values that only Redis had or that were removed from the history.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
@@ -131,7 +135,11 @@ def find_recorded(
 def served_rows(
     history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
 ) -> tuple[StoredRows, Mask]:
-    """Return the rows that Redis returned, with their values, and a mask of the rows whose values are known."""
+    """Return the rows that Redis returned with their values, and a mask of the rows whose values are known.
+
+    `then` are the recorded rows, which have no values. `now` are the rows that the history has for the same questions:
+    their values are used where both agree, and other values are looked up with `find_recorded`.
+    """
     known = np.ones(len(now.status), bool)
     differing = np.flatnonzero(~now.same(then))
     if not len(differing):

@@ -1,4 +1,4 @@
-"""The table of recorded answers: a Delta table partitioned by day of writing, beside the offline tables."""
+"""The Delta table of recorded answers, next to the offline tables, partitioned by the day a batch was written."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ HOURS = 24
 _TIME = ARROW["UnixTimestamp"]
 _APPLICATION = "isthmus.recorded."
 
-# One row per answer. `content`, `event`, `known` and `status` have the rows of the first view, then of the next.
+# One row per answer. `content`, `event`, `known` and `status` have the rows of the first view, then the next view's.
 SCHEMA = pa.schema(
     [
         pa.field("day", pa.date32(), nullable=False),
@@ -73,7 +73,11 @@ _ERRORS = TableErrors(
 
 
 class RecordedAnswers:
-    """The table under `root`, which is a folder or a URL accessed with `storage_options`."""
+    """The table of recorded answers in the offline store `root`, a folder or a URL accessed with `storage_options`.
+
+    A run is one server process; its batches are numbered from 1. Methods that read return no rows before the first
+    commit.
+    """
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         # Requests and answers are private to the server's owner, as in the spool.
@@ -101,10 +105,11 @@ class RecordedAnswers:
         parts: Sequence[pa.Table] | None = None,
         known: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
-        """Append the answers of batches atomically, note each run's last batch, and return the number of answers.
+        """Append the answers of batches in one commit, note each run's last batch, and return the number of answers.
 
-        `parts` are the results of `answers_of` for the batches. `known` has the last batch of a run, for the case that
-        the appended batch is an earlier one.
+        `parts` are the results of `answers_of` for the batches; None computes them. `known` has the last batch that the
+        table has, by run: appending an earlier batch that was repaired does not lower it. Does not check whether the
+        table already has a batch.
 
         Raises:
             DataError: the table cannot be written, or another process wrote to it at the same time.
@@ -118,7 +123,10 @@ class RecordedAnswers:
         return len(rows)
 
     def keep(self, days: float, now: int) -> None:
-        """Delete answers older than `days`, and compact days with many files."""
+        """Delete the answers written more than `days` before the day of `now`, and compact days with many files.
+
+        `now` is in microseconds since 1970 UTC. Deleted files stay on disk for 24 hours, for readers that use them.
+        """
         with self._stored.writing():
             table = self._stored.open(check=False)
             if table is None:
@@ -145,7 +153,7 @@ class RecordedAnswers:
         return rows.sort_by([("run", "ascending"), ("sequence", "ascending")])
 
     def size(self) -> tuple[int, int]:
-        """Return the number of answers and the version of the table, -1 before the first commit."""
+        """Return the number of answers and the version of the table: (0, -1) before the first commit."""
         with self._stored.reading():
             table = self._stored.open(check=False)
             if table is None:
@@ -249,7 +257,11 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split interleaved rows into a column per view; the inverse of `_by_answer`."""
+    """Split a column of the table into one array per view.
+
+    For each answer, `joined` has the rows of the first view, then of the next. `rows` is the number of rows of each
+    answer, and `views` the number of views.
+    """
     return [joined[places] for places in _places(rows, views)]
 
 

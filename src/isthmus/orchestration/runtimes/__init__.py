@@ -1,1 +1,1 @@
-"""Runtimes that verify packages."""
+"""Model runtimes in which packages are verified: ONNX Runtime, Node and the phone runtimes."""

@@ -44,14 +44,19 @@ class DeviceQuestions:
 
 
 class DeviceAnswers(NamedTuple):
-    """Inputs and outputs of a model file on the device, one row per question."""
+    """Tensors that the device fed to a model file, and the file's outputs; one row per question in each tensor."""
 
     fed: Feeds
     outputs: Answers
 
 
 class DeviceReport(NamedTuple):
-    """Answers of each model file in ORT format, and the head's outputs for a numeric core, or None."""
+    """Results of the reference client.
+
+    Attributes:
+        files: answers by name of the model file, for the files in ORT format.
+        core: inputs that the package's `head.json` computes for a numeric core; None if the package has no head.
+    """
 
     files: dict[str, DeviceAnswers]
     core: CoreFeeds | None
@@ -73,12 +78,14 @@ class _Device(msgspec.Struct):
 
 
 def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -> DeviceReport:
-    """Run the package's client in Node and return its answers.
+    """Run the package's client in a new Node process, wait up to two minutes for it, and return its answers.
 
-    The client opens the package like a page: it checks checksums, contract and golden cases.
+    The client opens the package like a web page does: it verifies checksums, contract and golden cases. It gets copies
+    of the files in a temporary folder.
 
     Raises:
-        NodeFailed: the client rejects the package, a snapshot or a question, or a model file does not run.
+        NodeFailed: the client rejects the package, a snapshot or a question, a model file does not run, or the time is
+            over.
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]

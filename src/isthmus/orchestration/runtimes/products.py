@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 class Product:
     """A runtime: its command line name and file formats. Call it to open the runtime.
 
+    Opening onnxruntime-web installs it with npm if it is missing. Other runtimes must be installed.
+
     Raises:
-        DependencyError: the runtime is not installed.
+        DependencyError: the runtime is not installed, or cannot be installed.
     """
 
     option: str
@@ -44,5 +46,9 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 
 
 def by_option(option: str) -> "Runtime":
-    """Open the runtime with this command line name. See `Product`."""
+    """Open the runtime with the command line name `option`, for example "ort". See `Product`.
+
+    Raises:
+        StopIteration: no runtime has this name.
+    """
     return next(product for product in RUNTIMES.values() if product.option == option)()

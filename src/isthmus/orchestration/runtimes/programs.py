@@ -18,7 +18,7 @@ _PROGRAMS: Mapping[Format, type[Program]] = {
 
 
 class ProgramRuntime:
-    """Runtime of a file format. Runs each model file in a separate process on one thread.
+    """The phone runtime of a file format. `ask` starts a process with one thread for each model file.
 
     Raises:
         DependencyError: the runtime is not installed.

@@ -1,6 +1,6 @@
 """onnxruntime-web in Node, which gives the same answers as a browser.
 
-The first use installs the versions in the lockfile of `web/` with npm, into the user's cache folder.
+By default, the first use installs the versions in the lockfile of `web/` with npm, into the user's cache folder.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ class _Output(msgspec.Struct):
 
 
 class WebRuntime:
-    """onnxruntime-web. Runs each model file in a separate process.
+    """onnxruntime-web. `ask` starts a Node process for each model file, and waits up to two minutes for it.
 
     Args:
         cache: folder to install it in; by default the user's cache.
-        install: install it if it is missing.
+        install: install it if it is missing, which may take minutes; if False, raise an error instead.
 
     Raises:
-        DependencyError: Node or npm is missing, the registry is not reachable, or it is not installed.
+        DependencyError: Node or npm is missing, the registry is not reachable, or onnxruntime-web is not installed.
     """
 
     def __init__(self, cache: Path | None = None, *, install: bool = True) -> None:
@@ -62,7 +62,7 @@ class WebRuntime:
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Return the files that browsers can run: all in ORT format, except int8 files of language models."""
+        """Return the package's files that browsers can run: all in ORT format, but no int8 file of a language model."""
         servers = [] if manifest.generation is None else ["int8"]
         return [
             variant for variant in manifest.variants if variant.format == "ort" and variant.precision not in servers
@@ -101,10 +101,12 @@ class NodeRunner:
         self._program, self.folder = _program("node"), folder
 
     def run(self, script: str, files: Mapping[str, bytes], *arguments: str, kind: type[T]) -> T:
-        """Run a script on files in a temporary folder and decode its JSON output as `kind`.
+        """Run a script of `web/` in a new Node process, and decode the JSON on its stdout as `kind`.
+
+        `files` are written to a temporary folder; `arguments` are names of such files, and the script gets their paths.
 
         Raises:
-            NodeFailed: the script failed or timed out.
+            NodeFailed: the script failed, or took more than two minutes.
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
@@ -124,10 +126,12 @@ class NodeRunner:
 
 
 def installed(cache: Path | None = None) -> Path:
-    """Return the folder with onnxruntime-web in `cache` (default: the user's cache). Installs it if it is missing.
+    """Return the folder with onnxruntime-web in `cache` (default: the user's cache). Install it there if it is missing.
+
+    The installation downloads packages with npm, and is stopped after ten minutes.
 
     Raises:
-        DependencyError: npm is missing, or its registry is not reachable.
+        DependencyError: npm is missing, its registry is not reachable, or the installation fails.
     """
     target = _folder(cache)
     if target.is_dir():

@@ -1,1 +1,1 @@
-"""The API of a project: started from its settings, its keys, and what was pushed to it."""
+"""The API server of a project: start it, manage its keys, push rows to it, and collect pushed rows."""

@@ -20,10 +20,12 @@ def collect(
     project: Project, views: Collection[str] | None = None, *, wait: bool = True, again: bool = False,
     progress: Progress = silent,
 ) -> dict[str, CollectedPushes]:  # fmt: skip
-    """Move all pushed rows to the offline tables, including rows pushed under earlier contracts.
+    """Move the pushed rows of views (default: all) from Redis to the offline tables. Return the counts by table.
 
-    Return the counts by offline table. With `wait`, wait for builds of the same tables, otherwise skip these tables.
-    With `again`, also retry rows that could not be read before. An error in one table is raised after all other tables.
+    Includes rows pushed under earlier contracts. Rows that cannot be read are set aside in Redis, and `progress` gets a
+    message; with `again`, retry such rows of earlier runs. A table that is being built is collected after its build, or
+    skipped without `wait`. An error in one table is raised after the other tables are done. If Redis is embedded,
+    starts it.
 
     Raises:
         DataError: a table cannot be read or written. Its pushed rows stay in Redis.
@@ -57,7 +59,10 @@ def collect(
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collect every `history_seconds` until `stopped` is set."""
+    """Collect pushed rows every `history_seconds` until `stopped` is set; without `stopped`, forever.
+
+    Counts, problems and errors are passed to `say`, and the next turn tries again. Skips tables that are being built.
+    """
 
     def turn() -> str:
         # Do not wait for builds, because other views would wait too.
@@ -72,10 +77,10 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 
 
 def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Call `turn` every `seconds` until `stopped` is set.
+    """Call `turn` every `seconds` until `stopped` is set; without `stopped`, forever.
 
-    A problem that `turn` returns or raises is passed to `say`, unless it is the same as the last one, and `turn` is
-    called again.
+    `turn` returns a problem, or an empty text. A problem or error is passed to `say`, unless the turn before had the
+    same, and does not end the loop.
     """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():

@@ -13,6 +13,8 @@ from isthmus.serving.keys import Keyring, make, problems, required
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
     """Create a key and store its hash. Return its description with the key itself, which is not stored.
 
+    After the first key, servers of the project reject requests without a key, until `open_to_all` is called.
+
     Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and
     `snapshot:SERVICE/VALUE` for the snapshot of one owner.
 
@@ -44,7 +46,9 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Remove a key. Servers reject it from the next request on.
+    """Remove the key with a name. Servers reject it from the next request on.
+
+    After the last key, servers reject every request until `create` or `open_to_all` is called.
 
     Raises:
         RequestError: no key has this name.
@@ -62,10 +66,10 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
 
 
 def open_to_all(project: Project) -> dict[str, Any]:
-    """Switch authentication off for servers on loopback, as before the first key.
+    """Let servers on loopback answer without a key again, as before the first key was created.
 
     Raises:
-        RequestError: a key exists.
+        RequestError: a key exists; revoke all keys first.
         DataError: the key file is damaged.
     """
     with project.locked("keys"):

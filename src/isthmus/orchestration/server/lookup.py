@@ -22,11 +22,12 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
     """Return the answer of `/get-online-features`, with features named `view__feature`.
 
     `name` is a feature service, or features as `view:feature`, separated by commas. `arguments` are join keys and
-    request fields as `key=value`; repeated keys give several rows.
+    request fields as `key=value`; a repeated key gives one row per value. If Redis is embedded, starts it.
 
     Raises:
         RequestError: the service or a feature is unknown, or a key is missing, unknown, or has the wrong type.
-        DependencyError: Redis is not reachable.
+        DependencyError: Redis is not reachable. With `missing = "refuse"` in the settings, also if Redis has lost rows
+            of a view in the answer.
     """
     state = State(project.generations())
     features = ":" in name

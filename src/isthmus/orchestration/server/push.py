@@ -22,10 +22,10 @@ _FORMS = "column names with lists of values, an Arrow table, or a pandas or Pola
 def push(
     project: "Project | str | PathLike[str]", view: str, rows: object, *, to: str = "online_and_offline"
 ) -> dict[str, int]:
-    """Push rows of a view, like `/push` of the API. Either all rows are accepted or none.
+    """Push rows of a view, like `/push` of the API. If a row is invalid, nothing is written.
 
     Rows are checked against the contracts that the servers use and the limits in `[server.limits]`. A row replaces the
-    online row of its key unless the online row is newer.
+    online row of its key unless the online row is newer. If Redis is embedded, starts it.
 
         isthmus.push(".", "customer_orders", {"customer": ["c1"], "event_timestamp": [now], "orders_7d": [3]})
 

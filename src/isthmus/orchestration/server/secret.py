@@ -10,7 +10,7 @@ _BYTES = 32
 
 
 def known_secret(project: Project) -> bytes:
-    """Read the existing secret of a project.
+    """Read the secret of a project from `recorded/key` in its state folder. Never creates it.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -28,7 +28,7 @@ def known_secret(project: Project) -> bytes:
 
 
 def secret(project: Project) -> bytes:
-    """Return the secret of a project. Creates it on first use.
+    """Return the secret of a project. Creates its file on first use, readable only by the user.
 
     Raises:
         DataError: the file is damaged.

@@ -20,6 +20,8 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach a
 def serve(project: Project, *, port: int | None = None) -> int:
     """Run the API until it is stopped. Return its exit code.
 
+    Writes the API's address to the project's Feast files first. `port` replaces the port of the settings.
+
     With a configured Redis, this process is replaced by the server (exec) to free the memory of the project's modules,
     and the function does not return. With the embedded Redis, this process stays to stop Redis at the end.
     """
@@ -37,9 +39,9 @@ def serving(
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Run the API as a child process during the block. It logs to `log`, by default to stderr.
 
-    The block starts before the API answers. Starts the embedded Redis too, unless another one is configured. Writes
-    the API's address to the project's Feast files, except with `private`: then the API listens on loopback, needs no
-    keys and records nothing.
+    The block starts before the API answers, and the child is terminated at its end. Starts the embedded Redis too,
+    unless another one is configured. Writes the API's address to the project's Feast files, except with `private`: then
+    the API listens on loopback, needs no keys and records nothing.
     """
     if not private:
         _name_to_feast(project, port)
@@ -75,7 +77,11 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
 
 
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
-    """Return the settings of a server. A `private` server listens on loopback and needs no key."""
+    """Return the settings of a server with the Redis at `url`. `port` replaces the port of the project's settings.
+
+    A `private` server listens on loopback, needs no key and records nothing. For a server that records answers, creates
+    the secret that hashes private join keys on first use.
+    """
     server, profiles = project.settings.server, project.settings.profiles
     record = None if private else project.recording()
     return ServerSettings(

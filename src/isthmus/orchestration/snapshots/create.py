@@ -48,7 +48,8 @@ class SnapshotReport:
         made: time of the data, microseconds since 1970 UTC.
         rows: number of rows by view.
         bytes: size of the file, or of the largest owner's file.
-        difference_bytes: size of the delta from the previous snapshot, or None.
+        difference_bytes: size of the delta from the previous snapshot, with owners of the largest file; None if there
+            is no delta.
         discloses: features and keys in the snapshot.
         path: path of the file, or of the file that holds all owners' files.
         owners: number of owners, or None.
@@ -76,8 +77,9 @@ _OF_OWNERS = ("owners", "median_bytes")
 def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> SnapshotReport:
     """Write a snapshot of a service's current rows, and deltas from earlier snapshots.
 
-    The name is optional if only one service has a `device`. Creates a signing key if none is configured. Reports newly
-    disclosed features through `progress` first.
+    The name is optional if only one service has a `device`. Creates a signing key if none is configured and none was
+    created before. Reports newly disclosed features through `progress` first. Waits while another process writes or
+    copies snapshots of the service.
 
     Raises:
         RequestError: the service is unknown, or has no `device`.
@@ -187,7 +189,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """Return what the next snapshot discloses and the last one did not, one line per view.
+    """Return the features that the next snapshot discloses and the last one did not, one line per view and keys.
 
     Raises:
         RequestError: the service is unknown, or has no `device`.
@@ -227,7 +229,14 @@ def shelf(project: Project, service: str) -> Shelf:
 
 
 def signer(project: Project) -> Sealer:
-    """Return a signer with the configured key, or with a generated key, which is created on first use."""
+    """Return a signer of snapshots with the configured private key, or else with the key in `snapshots/key.pem`.
+
+    Creates that file on first use.
+
+    Raises:
+        ConfigurationError: the key cannot be used.
+        DependencyError: the extra `devices` is not installed.
+    """
     configured = project.settings.packages.signing_key
     if configured is not None:
         return Sealer.of(project.root / configured, os.environ.get(PASSWORD))
@@ -238,9 +247,10 @@ def signer(project: Project) -> Sealer:
 
 
 def copy(project: Project, name: str | None, out: Path) -> Latest:
-    """Copy the newest snapshot of a service and its deltas to a folder, for any file host. Removes older deltas.
+    """Copy the newest snapshot of a service and its deltas to the folder `out`, to upload to a file host.
 
     Files: the snapshot `SERVICE`, and deltas `SERVICE.DIGEST` with the first 16 digits of the snapshot to start from.
+    Deletes older deltas of the service in `out`, and no other file. Waits while another process writes a snapshot.
 
     Raises:
         RequestError: the service is unknown, has no `device`, or has a file per owner.
@@ -268,7 +278,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
-    """Return the service if a file host may serve its snapshots.
+    """Return the service if its devices share one file, which any file host may serve.
 
     Raises:
         RequestError: the service has a file per owner, is unknown, or has no `device`.

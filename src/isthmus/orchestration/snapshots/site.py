@@ -32,9 +32,11 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 
 
 def site(project: Project, name: str | None, out: Path) -> Path:
-    """Write the folder and return it. Replaces the files of an earlier call.
+    """Write a static web page that runs the last package to the folder `out`, and return `out`.
 
-    Uses the project's page in `pages/<distillation>`. Without one, models of rows and language models get a form.
+    Replaces the whole folder if an earlier call wrote it. Copies the project's own page from `pages/<distillation>`;
+    without one, models of rows and language models get a form. Installs onnxruntime-web with npm if it is missing. A
+    model for devices also gets the newest snapshot, unless each owner has a file.
 
     Raises:
         ConfigurationError: a model with other inputs has no page.
@@ -62,7 +64,10 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """Write the files of a page: scripts, runtime, package, and the project's page `own` or a form."""
+    """Write the files of a page to `folder`: scripts, runtime, package, and the files in `own` or else a form.
+
+    Installs onnxruntime-web with npm if it is missing.
+    """
     runtime = installed() / "node_modules" / NAME / "dist"
     form = "form" if manifest.generation is None else "text"
     for shared in (*_SHARED, *([] if manifest.generation is None else [FOLDER / name for name in GENERATORS])):
@@ -132,7 +137,7 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
 
 
 def _example(place: Shelf, where: str, remedy: str) -> bytes:
-    """Return the file of the first owner, to check the settings that all owners' files share."""
+    """Return the file of the first owner. Its contract, owner name and signature are checked for all owners' files."""
     latest = place.latest()
     if latest is None or latest.owner is None:
         raise DataError(where, "has no files of owners", remedy=remedy)

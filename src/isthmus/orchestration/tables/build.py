@@ -38,12 +38,15 @@ CHECKED = 2
 def build(
     project: Project, views: Sequence[str] | None = None, *, progress: Progress = silent
 ) -> dict[str, TableWrite]:
-    """Compute views (default: all) and write their complete offline tables. Unchanged input writes nothing.
+    """Compute views (default: all) and write their complete offline tables. Unchanged rows are not written again.
+
+    Rows that were only pushed stay in the tables. Meanwhile, pushed rows are not collected into these tables.
 
     Raises:
         ContractMismatch: the definitions have not been applied.
-        RequestError: a view is unknown.
+        DataError: a source cannot be read, rows do not match the contract, or another process wrote to a table.
         GateFailed: rows break an expectation of their view; nothing was written.
+        RequestError: a view is unknown.
     """
     contract = project.applied()
     selected = [project.definitions.views[name] for name in view_names(project, views)]
@@ -94,9 +97,10 @@ def _same_rows(
 
 
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
-    """Return the views whose complete table was not built from the current sources and definitions.
+    """Return the views (default: of all) whose last complete build used other sources or definitions than the current.
 
-    Views of remote files, and of queries without `version_sql`, are always outdated, because their content is unknown.
+    Views without such a build are outdated. Views of remote files, and of queries without `version_sql`, are always
+    outdated, because the content of their sources is unknown.
     """
     contract, store = project.applied(), project.offline_store()
     outdated = []
@@ -141,17 +145,18 @@ def build_range(
 ) -> dict[str, TableWrite]:
     """Compute views for a range of days and replace exactly those days in their offline tables.
 
-    Days that were built from the same definition and sources are skipped, so a killed run continues where it stopped.
-    Days without rows become empty. `step` is the number of days per commit.
+    Days that were built from the same definition and sources are skipped, so the next run continues a killed run. Days
+    without rows become empty. `step` is the number of days per commit. Only expectations on single rows are checked.
 
-    Without `within`, build from the end of each table, minus the view's `lateness`, through today, and build views
-    without a table completely.
+    Without `within`, build from the end of each table, minus the view's `lateness`, through today. Views without a
+    table or rows are then built completely.
 
     Raises:
-        ContractMismatch: a table was built under another contract, and the other days would keep it.
+        ContractMismatch: the definitions have not been applied, or a table was built under another contract, which its
+            other days would keep.
         DataError: a source cannot be read, a source column changed its type since the table was built, or a view reads
-            further back than its lookback.
-        GateFailed: rows break an expectation of their view.
+            further back than its lookback. Earlier commits of the run stay.
+        GateFailed: rows break an expectation of their view. Earlier commits of the run stay.
         RequestError: a view is unknown.
     """
     contract = project.applied()
@@ -350,7 +355,7 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """Return the days from `first` to before `end` (by default through today); None without `first`.
+    """Return the days of the command line: from `first` to before `end` (default: through today); None without `first`.
 
     Raises:
         RequestError: the options contradict each other, or the range is empty or invalid.

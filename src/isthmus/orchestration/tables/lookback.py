@@ -1,4 +1,7 @@
-"""Check of declared lookbacks: a range built from too few source rows would be wrong."""
+"""Check of declared lookbacks. A lookback is how far before a day its rows read the sources.
+
+If it is too short, a build of a range reads too few source rows, and its features are wrong.
+"""
 
 from typing import Any, TypeAlias
 
@@ -25,10 +28,10 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
 def widest(reach: int) -> int:
-    """Return how far before and after a range its build reads the sources, in microseconds.
+    """Return how far before and after a range of days its build reads the sources, in microseconds.
 
-    `reach` is the lookback of the view. The result includes the lookback check, which reads twice as far, or at least a
-    day farther.
+    `reach` is the lookback of the view in microseconds. The result includes the check by `require_enough`, which reads
+    twice as far, or a day farther if the lookback is shorter than a day.
     """
     return reach + max(reach, DAY)
 
@@ -40,12 +43,13 @@ def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frame
 
 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
-    """Compute the first day with rows again with twice the lookback, at least one day more, and compare.
+    """Check a view's lookback: compute one day again with twice the lookback, at least one day more, and compare.
 
-    The first day of a step has the fewest earlier rows. Windows that fill up only on later days, or that reach further
-    than twice the lookback, are not detected.
+    The day is the first one with rows in the range, because it has the fewest earlier source rows. Windows that fill up
+    only on later days, or that reach further than twice the lookback, are not detected. Does nothing if the view has no
+    lookback or the range no rows.
 
-    `frames` are the complete sources, `rows` the rows of a range, computed with the declared lookback.
+    `frames` are the complete sources, `rows` the rows of the range, computed with the declared lookback.
 
     Raises:
         DataError: the rows differ by more than the rounding of sums.

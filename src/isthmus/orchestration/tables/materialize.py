@@ -1,7 +1,7 @@
 """`isthmus materialize`: write the latest row of every key to Redis.
 
-This process finds the changed rows by keys, times and hashes. With Sail it also writes them; with Apache Spark and
-Spark Connect the executors do.
+This process finds the changed rows by keys, times and hashes. With Sail this process also writes them to Redis; with
+Apache Spark and Spark Connect the executors write them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,14 +30,19 @@ def materialize(
 ) -> dict[str, Publication]:
     """Write the changed rows of views (default: all) to Redis, and remove keys that no longer exist.
 
-    Collects pushed rows first. Afterward switches servers to the next contract if all of its rows are online, and
-    removes retired contracts.
+    Collects pushed rows into the offline tables first. Afterward switches servers to the next contract if all of its
+    rows are online, and removes retired contracts. Starts Redis if it is embedded. For each view, waits up to ten
+    minutes for another run that writes it.
 
     With `full`, compare every row with Redis, overwrite all that differ and remove all that the view lacks, even if the
     online rows are newer.
 
     Raises:
-        GateFailed: a table breaks an expectation of its view; nothing was written.
+        ContractMismatch: the definitions have not been applied, or a table was built under another contract.
+        DataError: a table is missing or damaged.
+        DependencyError: Redis does not answer, or another run of a view does not end in time.
+        GateFailed: a table breaks an expectation of its view; no row was written to Redis.
+        RequestError: a view is unknown.
     """
     contract = project.applied()
     names = view_names(project, views)
