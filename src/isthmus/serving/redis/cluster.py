@@ -23,7 +23,7 @@ _LEARN_SECONDS = 0.5
 
 
 class Cluster:
-    """The primaries of a cluster, and the owner of each slot."""
+    """A client for the primaries of a Redis Cluster. It learns which node owns each slot, and again after a change."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -32,7 +32,11 @@ class Cluster:
         self._learning = asyncio.Lock()
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands whose first argument is a key; return their replies."""
+        """Send commands whose first argument is a key; return their replies in order.
+
+        A command is sent up to three times while slots move or nodes do not answer. Raises the error of a command that
+        still fails.
+        """
         return await self._ask(commands, 1)
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:

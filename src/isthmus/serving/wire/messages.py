@@ -83,7 +83,7 @@ class ValuesAnswer(Struct):
 
 
 class PushRequest(Struct, forbid_unknown_fields=True):
-    """Rows for the online store, in Feast's format."""
+    """Rows for the online store, the history of a view, or both, in Feast's format."""
 
     push_source_name: Annotated[str, Meta(description="View that the rows belong to.", examples=["punctuality"])]
     df: Annotated[
@@ -214,7 +214,7 @@ class ModelTensor(Struct):
 
 
 class RoleCounts(Struct):
-    """Counts of one model in the worker that answers, since the candidate was deployed."""
+    """Counts of one model in the worker that answers, since the trial began there."""
 
     requests: int
     failures: int
