@@ -68,8 +68,11 @@ class Lookup:
         earlier: earlier contracts whose rows may still be in Redis.
 
     Attributes:
+        names: names of the feature columns in the answer, in the order of `features`.
+        plan: plan that reads the views.
+        bits: features read of each view, for the metrics.
         request: request fields that request transforms read, by name.
-        optional: request fields that may be missing.
+        optional: names of request fields that may be missing.
         computes: True if it uses request transforms.
 
     Raises:

@@ -63,7 +63,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class PushFormat:
-    """Names of fields in a push request: the one with the view's name, and the optional column of known times."""
+    """Names that differ between the formats of push requests.
+
+    Attributes:
+        view: field of the request that has the view's name.
+        known: optional column of `df` that says when each row became known.
+    """
 
     view: str
     known: str

@@ -23,7 +23,10 @@ _LEARN_SECONDS = 0.5
 
 
 class Cluster:
-    """A client for the primaries of a Redis Cluster. It learns which node owns each slot, and again after a change."""
+    """A client for the primaries of a Redis Cluster.
+
+    It asks the nodes on first use which primary owns each slot, and asks again after an error or a redirect.
+    """
 
     def __init__(self, address: Address) -> None:
         self._address = address

@@ -22,7 +22,7 @@ from isthmus.features.redis.routing import Command, Piece, Script
 from isthmus.serving.threads import offload
 
 KEYS = 1000
-"""Commands packed on the event loop: about a millisecond."""
+"""Most commands to pack on the event loop, which takes about a millisecond."""
 
 _FEW = 256
 """Most commands of a small request. Larger requests use a separate connection so that small ones do not wait."""
@@ -66,7 +66,10 @@ class RedisNode:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """Run a script over a piece; return the replies of its calls."""
+        """Run a script over a piece, its keys and their values; return the replies of its calls.
+
+        The script may run twice: see `ask`.
+        """
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:

@@ -71,14 +71,15 @@ class Store:
     """The client of a server process for its Redis.
 
     Its methods raise a DependencyError if Redis refuses a command or does not answer in time. The time is 2 seconds, or
-    half of a request's deadline if that is shorter. `look` finds lost rows; until its next call, `read` goes by the result.
+    half of a request's deadline if that is shorter. `look` finds views with lost rows; `read` refuses to answer rows
+    that are missing from these views.
 
     Args:
         url: URL of Redis, see `Address`.
         limits: limits of the server, for the deadline.
         check_share: fraction of reads that check row contents against their hashes.
         written: returns the last materialization of each view.
-        refuse: refuse to answer lost rows; False answers them as null.
+        refuse: refuse to answer lost rows; if False, answer them as null.
 
     Attributes:
         losses: views that had lost rows at the last `look`.

@@ -25,7 +25,7 @@ FAILURES = 3
 """Minimum number of failed predictions before the failure rates of both models are compared."""
 
 WINDOW = 1000
-"""Requests in a window. After it, failures are counted anew, and latencies too if both models have `LEAST`."""
+"""Requests in a window. At its end, failures are counted from 0, and timed runs too if both models have `LEAST`."""
 
 _EVERY = 50
 """Requests between two checks of the p99."""

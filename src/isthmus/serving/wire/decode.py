@@ -59,7 +59,8 @@ def entities(
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Decode and return the join keys and the request fields of a lookup.
 
-    A field that has the name of a join key gets the key's values. `request` has the fields that are needed; the fields in `optional` may be missing.
+    A field that has the name of a join key gets the key's values. `request` has the fields that are needed; the fields
+    in `optional` may be missing.
 
     Raises:
         RequestError: a field is missing, a name is neither a join key nor a needed field, or a value has another type.
