@@ -50,7 +50,7 @@ class Grants(msgspec.Struct, frozen=True):
     scopes: frozenset[str]
 
     def require(self, action: str, name: str) -> None:
-        """Raise a ForbiddenError if the key lacks the scope `action:name`."""
+        """Raise a ForbiddenError if the key has neither the scope `action:name` nor `action:*`."""
         own = f"{action}:{name}"
         if own not in self.scopes and f"{action}:*" not in self.scopes:
             raise self._lacks(own, f"{own} or {action}:*")
@@ -58,7 +58,8 @@ class Grants(msgspec.Struct, frozen=True):
     def require_status(self, model: str | None = None) -> None:
         """Raise a ForbiddenError if the key may not see the status of the server, or of `model`.
 
-        A `read:*` key may also see the status: such keys were made for Prometheus before `status:*` existed.
+        A key with `predict:MODEL` or `predict:*` may see the status of that model only. A `read:*` key may also see the
+        status: such keys were made for Prometheus before `status:*` existed.
         """
         open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
         if not self.scopes & open_to:
@@ -67,7 +68,8 @@ class Grants(msgspec.Struct, frozen=True):
     def require_owner(self, service: str, text: str) -> None:
         """Raise a ForbiddenError if the key may not read an owner's snapshot.
 
-        `text` is the owner's value as in the snapshot header.
+        `text` is the owner's value as in the snapshot header. The key needs `snapshot:SERVICE/VALUE`,
+        `snapshot:SERVICE` or `snapshot:*`.
         """
         own = f"snapshot:{service}/{quote(text, safe='')}"
         if self.scopes.isdisjoint((own, f"snapshot:{service}", "snapshot:*")):

@@ -17,7 +17,8 @@ class WatchedFile(Generic[T]):
     """A file and its parsed content. `load` reads the file; call it when `changed` returns True.
 
     Attributes:
-        content: content as parsed last. None if the file does not exist, and an error if no valid content was read.
+        content: content as parsed last. None before the first `load` or if the file does not exist, and an error if no
+            valid content was read.
         problem: error of the last `load`, or None. Valid content from before the error stays in `content`.
     """
 

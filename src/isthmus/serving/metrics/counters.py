@@ -178,7 +178,7 @@ class Tally:
         self._files.clear()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric that has a number, merged over all processes. Writes this process's values first."""
+        """Yield every metric that has a number. With a folder, call `write`, then merge the files of all processes."""
         if self._folder is None:
             yield from (family.collect() for family in self._families if family.numbers)
         else:

@@ -76,7 +76,7 @@ class AnswerReader(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordedAnswer(msgspec.Struct, gc=False):
-    """An answer in memory.
+    """An answer in memory, waiting to be written.
 
     Attributes:
         at: request time in microseconds since 1970 UTC.

@@ -199,7 +199,7 @@ class Recorder:
         self._wake.set()
 
     def close(self) -> None:
-        """Let the thread write all waiting batches and end. Waits 5 seconds at most; later batches may be lost."""
+        """Let the thread write all waiting batches and end. Waits at most 5 seconds; unwritten batches may be lost."""
         self._hand_over()
         self._ending = True
         self._wake.set()

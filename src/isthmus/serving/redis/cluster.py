@@ -37,8 +37,8 @@ class Cluster:
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands whose first argument is a key; return their replies in order.
 
-        A command is sent up to three times while slots move or nodes do not answer. Raises the error of a command that
-        still fails.
+        A command is sent up to three times while slots move or nodes do not answer, so it may run more than once.
+        Raises the error of a command that still fails.
         """
         return await self._ask(commands, 1)
 

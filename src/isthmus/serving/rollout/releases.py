@@ -166,7 +166,8 @@ def promote(
         GateFailed: no candidate exists, or a server has stopped its trial because it failed.
         PackageError: the package is damaged, no longer in the cache, or not signed with the key.
         ContractMismatch: features the model reads have changed.
-        DependencyError: another deployment is in progress.
+        DependencyError: another deployment is in progress, or the disk is full.
+        DataError: the history cannot be read.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -204,7 +205,8 @@ def rollback(
             of the history.
         PackageError: the package is damaged, no longer in the cache, or not signed with the key.
         ContractMismatch: features the model reads have changed.
-        DependencyError: another deployment is in progress.
+        DependencyError: another deployment is in progress, or the disk is full.
+        DataError: the history cannot be read.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
@@ -335,7 +337,10 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the history of a deployment file, newest last, including events not yet written to it."""
+    """Return the history of a deployment file, newest last. Takes no lock and writes nothing.
+
+    It includes events that the deployment and decision files show but the history does not have yet.
+    """
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

@@ -238,8 +238,8 @@ def _divergence(share: float, expected: float) -> float:
 class ProbationRun(Trial):
     """A deployed model on probation in a worker.
 
-    The previous model answers no requests, so latency is not measured on answers: now and then, both models run on the
-    same request in the background, one model at a time.
+    The previous model answers a request only if this one fails, so latency is not compared on answers. Instead, both
+    models sometimes run on the same request in the background, one model at a time.
 
     Attributes:
         former: previous model, or the error of loading it.

@@ -297,7 +297,7 @@ class Models(Struct):
 
 
 class PublishedState(Struct):
-    """The record of a view in the online store; `refused` is the reason it could not be read.
+    """The state of a view in the online store; `refused` says what is wrong with its rows, if anything.
 
     `materialized_at` is the time as of which values were computed. `known_until` is the time until which every known
     row was written. Both are microseconds since 1970 UTC.
