@@ -58,8 +58,8 @@ class Grants(msgspec.Struct, frozen=True):
     def require_status(self, model: str | None = None) -> None:
         """Raise a ForbiddenError if the key may not see the status of the server, or of `model`.
 
-        A key with `predict:MODEL` or `predict:*` may see the status of that model only. A `read:*` key may also see the
-        status: such keys were made for Prometheus before `status:*` existed.
+        `status:*` allows both. `predict:MODEL` and `predict:*` allow the status of a model only. `read:*` allows both
+        too: such keys were made for Prometheus before `status:*` existed.
         """
         open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
         if not self.scopes & open_to:
