@@ -120,7 +120,7 @@ class Gauges(Collector):
         production: gauges of production quality; None without a deployment file.
         spool: gauges of recorded answers not collected yet; None without recording.
         rows: state of each view in the online store when the store was last read.
-        earlier: the same for the definitions of an earlier contract that a model reads.
+        earlier: state of each view definition of an earlier contract that a model reads, from the same moment.
         ready: True if lookups could be answered when the store was last read.
         lost: names of views that had lost rows when the store was last read.
     """
