@@ -50,7 +50,9 @@ class _IcebergTable:
 
 @contextmanager
 def open_table(source: Source) -> Iterator[SourceTable]:
-    """Open the current snapshot of an Iceberg table.
+    """Open the current snapshot of an Iceberg table. A table that was never written has no rows.
+
+    This asks the catalog of `source.iceberg`, its part before the first dot. Rows are read by `SourceTable.batches`.
 
     Raises:
         DataError: the table is missing or damaged.

@@ -171,7 +171,7 @@ def _acos(x: Tensor) -> Tensor:
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """Return the angle of (x, y). For Spark, zero has no sign."""
+    """Return the angle of the point (x, y) in radians. -0.0 counts as 0.0, as in Spark."""
     graph = x.graph
     zero, pi = map(graph.number, (0.0, math.pi))
     quotient = abs(y) / abs(x)
