@@ -52,7 +52,7 @@ class OutputFormat:
         `rows` are the row numbers and `where` is the place to name in messages.
 
         Raises:
-            ConfigurationError: `top_k` is set, but there are no logits (n, ..., classes), fewer than `top_k` classes, or
+            ConfigurationError: `top_k` is set without logits (n, ..., classes), or with fewer than `top_k` classes, or
                 an output is named like one of the stored arrays.
             DataError: a number is too large for float16.
         """
