@@ -177,7 +177,10 @@ class OnlineStore:
         return records.decode(self.record_text(view))
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
-        """Replace the record of the view if it still equals `before` (None: a missing record). Return False if not."""
+        """Replace the record of the view if it still equals `before`, None for a missing record.
+
+        Return True if the record is now `record`, and False if another process has replaced it.
+        """
         arguments = [view.online_name.encode(), before or b"", record]
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
