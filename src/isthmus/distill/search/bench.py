@@ -47,7 +47,7 @@ class Bench:
 
     Attributes:
         weights: folder for trained students, which several searches may share.
-        graphs: folder for the graphs of students within the budget, named by trial number.
+        graphs: folder for the graphs of trained students, named by trial number.
         runs: folder for checkpoints, which are deleted after training.
     """
 
@@ -92,9 +92,9 @@ class Bench:
         return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
     def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
-        """Measure the latency of all trained students again, alternately, so that the figures are comparable.
+        """Measure students within the budget again, alternately, so that their latencies are comparable.
 
-        Returns all trials, with the new `p50_us` of those students. Raises a DataError if a graph cannot be read.
+        Returns all trials, with the new `p50_us` of these students. Raises a DataError if a graph cannot be read.
         """
         calls = {}
         for trial in trials:
