@@ -87,6 +87,7 @@ class Tabular:
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
+        """Return the preparation of each input: the declared one, or the default for its type."""
         numbers: dict[str, tuple[Step, ...]] = {}
         texts: dict[str, Text] = {}
         for item in inputs:
@@ -98,6 +99,7 @@ class Tabular:
         return Plan(numbers, texts)
 
     def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
+        """Return the problems of `preparation`: unused patterns, wrong steps, and steps for the wrong type."""
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"
@@ -304,6 +306,7 @@ class Distillation:
 
     @property
     def required(self) -> Sequence[Gate]:
+        """The gates that a student must pass: the declared ones, or the defaults for the task."""
         if self.gates is not None:
             return self.gates
         if isinstance(self.task, Causal) and self.task.base is not None:
@@ -312,6 +315,7 @@ class Distillation:
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
     def misfits(self, inputs: Sequence[_Input]) -> list[Problem]:
+        """Return a problem for each preparation of a `Tabular` that does not fit the student's inputs."""
         return self.task.misfits(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:

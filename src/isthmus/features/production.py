@@ -95,7 +95,7 @@ class QualityLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond(self) -> bool:
-        """True if the loss is above the allowed one, and statistically significant."""
+        """True if the lower end of the loss's interval is above the allowed loss; False without an interval."""
         return self.least is not None and self.least > self.at_most
 
 

@@ -69,6 +69,7 @@ def accept(
 
 
 def require_near(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
+    """Raise a ParityFailed if a deviation of the file from the student exceeds its limit."""
     far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
         return

@@ -106,7 +106,7 @@ def export(
 
 
 class TextFiles:
-    """The model files that agree with a model, and the reasons why others do not.
+    """The model files that agree with a model, and the reasons why others do not. Call `accept` before `package`.
 
     Args:
         writer: the model with its tokenizer.

@@ -110,7 +110,8 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
         ConfigurationError: a declared runtime is not installed, or the task lacks the precision to serve.
         ContractMismatch: the student was trained under another contract, training set or declaration.
         DataError: the student cannot be read.
-        GateFailed: the file to serve differs too much from the student, misses a gate, or is too slow or too large.
+        GateFailed: the file to serve, or fp32, differs too much from the student; or the file to serve misses a gate,
+            is too slow or is too large.
     """
     started = time.perf_counter()
     require_runtimes(material.declaration)

@@ -37,6 +37,7 @@ _TEMPLATES.filters["json"] = json.dumps
 def contents(
     manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
+    """Return the content of a package by file name: `files`, manifest, contract, golden cases, README and checksums."""
     package = {
         **files,
         MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),

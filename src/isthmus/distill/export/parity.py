@@ -1,4 +1,4 @@
-"""Compare a package with the student that it was made from, as part of the verdict on the package."""
+"""Compare a package with the student that it was made from, as part of the verdict (`isthmus.package.verdict`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,6 +89,7 @@ class Parity:
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
+        """Run the student on at most `count` rows, spread over the training set, and return them with its outputs."""
         rows, inputs = spread(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []

@@ -76,7 +76,7 @@ class Building:
         return names
 
     def always(self, mask: str) -> bool | None:
-        """Return the value of a constant mask; None if the mask is computed."""
+        """Return True if a constant mask is True everywhere, else False; None if the graph computes the mask."""
         producer = self._producer(mask)
         if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:
             return None

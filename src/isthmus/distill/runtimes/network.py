@@ -116,6 +116,10 @@ class Portable:
 def portable(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
+    """Return the part of a student that runtimes without ONNX operators compute, with a copy of its network.
+
+    `row` is any row, as an example; `tensors` and `outputs` are those of the student's graph.
+    """
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:
         order, keys, network = [tensor.name for tensor in core.tensors], names, core.network

@@ -38,8 +38,8 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
     """Raise a ConfigurationError if a module in eval mode is random, or if a row's output depends on the other rows.
 
-    Call it before measuring a module, since figures of such a module would be meaningless. Restores the module's
-    buffers and torch's random state.
+    Call it before measuring a module: figures of a random module mean nothing. Restores the module's buffers and
+    torch's random state.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}

@@ -137,7 +137,7 @@ class Case:
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the inputs for a model file: those of the numeric core if the file holds only that."""
+        """Return the inputs for a model file: `core` if the file holds only the numeric core, else `feeds`."""
         return self.core if variant.core else self.feeds
 
 
@@ -145,7 +145,7 @@ class Core(NamedTuple):
     """The numeric core of a graph, as a torch module from `tensors`, in their order, to the outputs of the graph.
 
     `head` returns the content of `head.json`, which computes these tensors from raw values, or raises a GateFailed;
-    None if the task has none.
+    None if the task provides no `head.json`.
     """
 
     network: nn.Module
@@ -154,7 +154,7 @@ class Core(NamedTuple):
 
 
 class Task(ABC):
-    """A kind of model. Each distillation creates one instance; rows are given by their number in the training set.
+    """A kind of model. Each distillation creates one instance; `rows` are row numbers in the training set.
 
     Attributes:
         metric: figure of `quality` that selects weights and comes first in reports.
@@ -224,7 +224,7 @@ class Task(ABC):
 
     @abstractmethod
     def asked(self, rows: Index) -> Any:
-        """Return these rows as a batch for teacher and references."""
+        """Return these rows as the batch that teacher and references are called with."""
 
     def tokenizers(self) -> tuple[Any, Any] | None:
         """Return the tokenizers of teacher and student, or None without tokenizers.
@@ -253,7 +253,8 @@ class Task(ABC):
     def leaks(self) -> Sequence[str]:
         """Describe the student's inputs that reveal the label on their own; by default none.
 
-        If there is a leak, training is refused: such an input is known only after the label, or no model is needed.
+        If there is one, `distill` raises a DataError: such an input is known only after the label, or makes a model
+        unnecessary.
         """
         return ()
 
@@ -308,7 +309,10 @@ class Task(ABC):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Return figures for gates on a model file of the `writer`; `teacher` has the outputs for all rows."""
+        """Return figures for gates on a model file, which `run` runs. Required only for tasks with a `writer`.
+
+        `teacher` has the outputs for all rows.
+        """
         raise NotImplementedError
 
     def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - for subclasses
@@ -328,12 +332,12 @@ class Task(ABC):
         return None
 
     def core_feeds(self, rows: Index) -> Feeds:
-        """Return the inputs of the core for these rows."""
+        """Return the inputs of the core for these rows, arrays by name. Required only with a `core`."""
         raise NotImplementedError
 
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:
-        """Return the inputs of the graph for these rows."""
+        """Return the inputs of the graph for these rows, arrays by name."""
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
         """Return what the exported graph should return, computed in torch by a student in eval mode without gradients.
@@ -367,11 +371,15 @@ class Task(ABC):
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return further files for a device: content and purpose by name; `teacher` has the outputs for all rows."""
+        """Return more files for the package: content and purpose by name; `teacher` has the outputs for all rows."""
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
+<<<<<<< HEAD
         """Compare the outputs of student and teacher for the same rows, by the first output of the same key and shape.
+=======
+        """Compare the outputs of student and teacher for the same rows, in the first output that fits.
+>>>>>>> 0de6a46ddb1bbe808f4852667d33216211edd533
 
         Returns `agreement` and `kl` for logits, counting each token of a text, and `cosine` for other outputs, NaN if
         an embedding is zero. Returns only `agreement` if the teacher has `indexes` of classes, and an empty mapping if
@@ -413,7 +421,7 @@ class Task(ABC):
         return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
 
     def options(self) -> dict[str, Any]:
-        """Return further plain data on which the teacher's outputs depend."""
+        """Return plain data, besides rows and teacher, that the teacher's outputs depend on; part of their identity."""
         return {}
 
     def content(self) -> str:

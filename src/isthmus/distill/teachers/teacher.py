@@ -32,8 +32,8 @@ class Teacher(ABC):
     Args:
         name: name for messages.
         keys: outputs to use, at least one.
-        labels: class names in the order of its logits; None if unknown.
-        version: text that changes the fingerprint, if it cannot see a change by itself.
+        labels: class names in the order of the teacher's logits; None if unknown.
+        version: text that changes the fingerprint; change it when outputs change in a way that the fingerprint misses.
 
     Raises:
         ConfigurationError: keys are not valid names, or keys or labels are not unique.
@@ -96,7 +96,7 @@ class Teacher(ABC):
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield its weights. Raises a ConfigurationError if a weight requires a gradient."""
+        """Yield the teacher's weights. Raises a ConfigurationError if the teacher is no longer frozen."""
         self.hold()
         yield from self._weights()
 

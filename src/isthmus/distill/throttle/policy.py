@@ -70,7 +70,7 @@ class Throttle:
     Args:
         latency: returns recent latency of servers on this machine, None without a server.
         report: called with a line of text about each change.
-        threads: number of threads that compute; more cores than that are given up first.
+        threads: number of threads that compute; the process first gives up the cores beyond this number.
         pauses: True if the last degree is a pause, False to never pause.
         slowed: seconds on fewer cores in earlier runs.
         paused: seconds of pauses in earlier runs.

@@ -85,7 +85,7 @@ class Checkpoints:
         return None
 
     def write(self, state: RunState, tensors: Tensors) -> None:
-        """Write a checkpoint in place of the older one.
+        """Write a checkpoint, which replaces the older of the two.
 
         Raises a DependencyError if the folder cannot be written, as on a full disk; earlier checkpoints stay.
         """

@@ -29,7 +29,7 @@ IN_MEMORY_BYTES = 256 << 20
 
 
 class TeacherBatches:
-    """The given rows of a task as batches on `device`, indexed by position in `rows`.
+    """Training rows of a task as batches on `device`, indexed by position in `rows`.
 
     With `with_teacher`, batches have the teacher's outputs, and missing outputs are computed when they are read.
     """

@@ -76,9 +76,10 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
 
 
 def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
-    """Describe how many calls of a function complete its outputs if the `first` rows are computed first.
+    """Describe how many calls a `FunctionTeacher` still needs for all its outputs, to announce the cost.
 
-    Returns an empty text for other teachers, and if no output is missing.
+    The rows at the indexes `first` are computed before all others, in their own batches. Returns an empty text for
+    other teachers, and if no output is missing.
     """
     if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
         return ""

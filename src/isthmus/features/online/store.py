@@ -185,7 +185,10 @@ class OnlineStore:
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        """Return the lock that a materialization of the view must hold. It is not acquired yet."""
+        """Return the lock that a materialization of the view must hold. It is not acquired yet.
+
+        The lock expires after `LEASE_SECONDS` unless the holder calls `reacquire` in time.
+        """
         name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 

@@ -70,7 +70,7 @@ def compare_runtimes(
 
     Adds the results to the verdict.
 
-    ONNX Runtime gets all rows of a full verdict; each other runtime, in its own process, get a sample unless
+    ONNX Runtime gets all rows of a full verdict; each other runtime, in its own process, gets a sample unless
     `all_keys`. `device` has rows with stored features from a snapshot: onnxruntime-web then gets only these, through
     the reference client, whose answers `client` returns.
     """
