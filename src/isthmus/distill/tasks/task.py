@@ -375,11 +375,7 @@ class Task(ABC):
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-<<<<<<< HEAD
         """Compare the outputs of student and teacher for the same rows, by the first output of the same key and shape.
-=======
-        """Compare the outputs of student and teacher for the same rows, in the first output that fits.
->>>>>>> 0de6a46ddb1bbe808f4852667d33216211edd533
 
         Returns `agreement` and `kl` for logits, counting each token of a text, and `cosine` for other outputs, NaN if
         an embedding is zero. Returns only `agreement` if the teacher has `indexes` of classes, and an empty mapping if
