@@ -275,10 +275,13 @@ class FeatureSelection(NamedTuple):
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """Return the features of a service, or of a list or comma-separated text, in its order.
+    """Return the features of a service, or those that a list or a comma-separated text names, in the order given.
+
+    A view or transform without a feature selects all its features. Stored features that a selected request transform
+    reads are added.
 
     Raises:
-        RequestError: a name is not in the contract, or is repeated.
+        RequestError: a name is not in the contract or is repeated, or the list is empty.
     """
     if isinstance(features, str) and features in contract.services:
         service = contract.service(features)
