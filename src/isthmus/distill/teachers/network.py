@@ -29,7 +29,7 @@ class NetworkTeacher(Teacher):
         name: name for messages; by default the class name.
 
     Raises:
-        ConfigurationError: as in `Teacher`, or no submodule has the name of a tap.
+        ConfigurationError: `Teacher` raises one, or no submodule has the name of a tap.
     """
 
     def __init__(
