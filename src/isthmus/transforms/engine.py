@@ -178,7 +178,7 @@ def _sail() -> Iterator[str]:
 
 @cache
 class _Interrupts:
-    """Keeps this process's handler of Ctrl-C, which Sail's first server replaces soon after its start.
+    """The process's handler of Ctrl-C, to restore after Sail's first server has replaced it, soon after its start.
 
     Sail's handler would end the server at once, and its client would retry for ten minutes to close the session.
     """

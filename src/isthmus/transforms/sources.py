@@ -1,4 +1,4 @@
-"""Reads sources as DataFrames.
+"""Sources as DataFrames, and local copies of their rows.
 
 Engines read local Parquet files themselves. CSV is first converted to Parquet, once per content, so that every engine
 sees the same types and microseconds. This includes CSV files inside a `.zip`, which Spark cannot open. Rows of tables

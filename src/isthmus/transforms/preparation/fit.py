@@ -1,4 +1,4 @@
-"""Fits the steps before a network to the training part of a training set, with an engine."""
+"""Fitting of the steps before a network to the training part of a training set, with an engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

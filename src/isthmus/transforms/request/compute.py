@@ -1,4 +1,4 @@
-"""Compiles request transforms to ONNX graphs, and computes them with an engine.
+"""Request transforms: compilation to ONNX graphs, and computation with an engine.
 
 A request source with expectations or defaults counts as a request transform: its fields are its checked values.
 """
@@ -249,9 +249,9 @@ def _computed(
 
 
 def _input(place: str, batch: pa.RecordBatch, name: str, contract: TransformContract) -> pa.Array:
-    """Return a column in the type that the transform takes. A user's spine may have another type, or lack the column.
+    """Return a column in the type that the transform takes, or nulls if the batch lacks it.
 
-    It rejects the same values as the API: a text for a number, a time without a zone.
+    A user's spine may have another type. Like the API, reject a text for a number, or a time without a zone.
     """
     field = next((field for field in contract.request if field.name == name), None)
     if field is None:

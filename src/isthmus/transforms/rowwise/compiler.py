@@ -1,4 +1,4 @@
-"""Compiles PySpark columns to one ONNX graph."""
+"""The compiler from PySpark columns to one ONNX graph."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Reads Delta tables with deltalake. A version of a table never changes."""
+"""Rows of Delta tables, read with deltalake. A version of a table never changes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

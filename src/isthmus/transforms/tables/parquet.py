@@ -192,7 +192,10 @@ class ParquetFiles:
                     yield batch
 
     def _partition(self, fragment: Any) -> Mapping[str, str | None]:
-        """Return the columns named by a file's folders, as text, because engines guess their types differently."""
+        """Return the columns and values that the names of a file's folders contain (`column=value`).
+
+        Values stay text, because engines guess their types differently.
+        """
         folders = fragment.path.removeprefix(self._root).split("/")[:-1]
         pairs = [folder.partition("=") for folder in folders if "=" in folder]
         return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
@@ -229,7 +232,7 @@ def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
 
 
 def _is_read(kind: pa.DataType) -> bool:
-    """Return whether engines read a type directly, as `_type` does, or not at all."""
+    """Return whether no conversion is useful: engines read the type as `_type` says, or cannot read it at all."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit != "ns")
     return _type(kind) in (kind, None) or kind in _PLAIN or pa.types.is_fixed_size_binary(kind)
@@ -246,7 +249,10 @@ def _without_values(footer: Any, name: str) -> bool:
 
 
 def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
-    """Return a filter for rows in a time range or without a time. It only saves reading; None if no filter is safe."""
+    """Return a filter for rows whose time is in a range or null, or None if the column is not a timestamp.
+
+    The filter only saves reading: callers accept rows outside the range.
+    """
     import pyarrow.compute as pc
 
     kind = columns.field(name).type if name in columns.names else None

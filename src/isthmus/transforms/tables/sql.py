@@ -1,4 +1,4 @@
-"""Reads queries of a database in one transaction: PostgreSQL by ADBC, a DuckDB file by DuckDB."""
+"""Rows of a database query, read in one transaction: from PostgreSQL by ADBC, from a DuckDB file by DuckDB."""
 
 import os
 import re
@@ -22,7 +22,7 @@ _ROWS = 65_536
 
 
 class _Query:
-    """A query within a transaction. `run` returns the batches of a query."""
+    """A source's query within a transaction. `run` executes SQL text and returns a reader of its batches."""
 
     def __init__(
         self, source: Source, place: str, version: str | None, run: Any, errors: tuple[type[Exception], ...]

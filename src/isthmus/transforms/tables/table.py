@@ -1,4 +1,4 @@
-"""The interface between builds and the tables of other systems."""
+"""The interface through which builds read tables of other systems, and helpers for its implementations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Runs the functions of views and spines on an engine, and checks their results against the declarations."""
+"""Results of views' and spines' functions, computed by an engine and checked against the declarations."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,7 +95,7 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
 
 
 class _WantsRowsError(BaseException):
-    """Ends a function that lets the engine compute. Not an Exception, so that its `except` does not catch it."""
+    """Ends a user's function that makes the engine compute. Not an Exception: `except Exception` must not catch it."""
 
 
 def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames) -> None:

@@ -1,8 +1,8 @@
 """The point-in-time join on an engine's executors, without a shuffle: each task joins part of a spine to a view.
 
-A task is a `features.pointintime.join.Join`, with a million spine rows in memory and a single pass over the history in
-blocks. It sorts no full data set and sends no data between executors. A join costs one read of each history's keys and
-times per million spine rows, with one task per core. The executors need this package and access to the tables' folder.
+A task is a `features.pointintime.join.Join`. It has its spine rows in memory, and reads the keys and times of the
+view's history once, in blocks. It sorts no full data set and sends no data between executors. The
+executors need this package and access to the tables' folder.
 """
 
 import json

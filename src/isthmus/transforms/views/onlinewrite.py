@@ -1,7 +1,7 @@
-"""Writes the latest rows of a history to Redis from the engine's executors, bypassing the driver.
+"""Writing of a view's latest rows to Redis from the engine's executors, bypassing the driver.
 
-The executors write with `OnlineStore`, so they need this package and access to Redis. A task that the engine runs twice
-writes the same rows twice, which changes nothing.
+The executors write with `OnlineStore`, so they need this package and access to Redis. An engine may run a task twice:
+the second write of the same rows changes nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Reads a PySpark column as data: the message that Spark Connect would send to a server."""
+"""PySpark columns as plain data, from the messages that Spark Connect would send to a server."""
 
 import os
 import sys

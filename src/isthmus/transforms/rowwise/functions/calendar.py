@@ -1,5 +1,6 @@
-"""Functions of dates (days since 1970) and timestamps (microseconds since 1970 UTC), in the Gregorian calendar.
+"""Functions of dates (days since 1970) and timestamps (microseconds since 1970 UTC).
 
+Dates before 1582 are in the Gregorian calendar too (the proleptic one), as in Spark.
 The civil calendar is computed as in H. Hinnant, "chrono-compatible low-level date algorithms" (2013). Parts of dates
 are int64, and `/` divides non-negative numbers.
 """

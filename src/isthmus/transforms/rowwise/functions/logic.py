@@ -1,6 +1,6 @@
 """Comparisons, logic with nulls, and conditionals. As in Spark, NaN equals NaN and is greater than any number.
 
-`alike` casts values to their common type, `less` compares two tensors of a type, `equal` does too.
+`alike` casts values to their common type. `equal` and `less` compare two tensors of the type `kind`.
 """
 
 from collections.abc import Sequence
@@ -161,7 +161,7 @@ def _isnotnull(graph: Graph, _node: ExpressionNode, values: Sequence[Value], *, 
 
 @rule("isnan", 1)
 def _isnan(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Return false for null."""
+    """Return whether a number is NaN; false for null."""
     value = _fraction(node, values[0])
     nan = Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid)
     return Value(BOOLEAN, _surely(nan), None, value.raises)
@@ -181,7 +181,7 @@ def _coalesce(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
 
 
 def _first(graph: Graph, value: Value, fallback: Value) -> Value:
-    """Return the value where it is not null, else the fallback. A refused row is not null."""
+    """Return the value where it is not null, else the fallback. A row that Spark refuses does not count as null."""
     if value.valid is None:
         return value
     if fallback.valid is None and (data := maps.lookup_or(graph, value, fallback.data)):
@@ -237,7 +237,7 @@ def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 @rule("raise_error", 1)
 def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Refuse every computed row. The message does not leave the graph."""
+    """Mark each row for which this is computed as refused. The graph does not contain the message."""
     if values[0].kind not in (STRING, VOID):
         raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "a message")
     return replace(graph.literal(None, VOID), raises=graph.number(True))

@@ -24,7 +24,7 @@ class MapValue(Value):
 
 @rule("map", 2, 200_000)
 def _map(graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value:
-    """Add nothing to the graph until a key is looked up."""
+    """Return a `MapValue` of literals. `lookup` adds the nodes."""
     if len(node.arguments) % 2:
         raise NotCompilableError(node, "has a key without a value", "pairs")
     arguments = [_written(argument) for argument in node.arguments]
