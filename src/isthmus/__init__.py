@@ -1,6 +1,7 @@
-"""Isthmus: one definition of a feature, one contract, one verdict.
+"""The names that a `definitions.py` needs: declarations, decorators, types, preparation steps and errors.
 
-Everything a `definitions.py` needs is here; importing it loads no third-party library.
+Importing this module loads no third-party library: the code behind a name is imported when the name is first used. It
+also adds an import hook, which says where former private modules have moved.
 """
 
 # ruff: noqa: F405 - names of the star import

@@ -1,4 +1,4 @@
-"""Metrics of a model, intervals over seeds, and the slices where a student loses most."""
+"""Metrics and latency of models, confidence intervals over seeds, and the slices in which a student is worst."""
 
 from typing import TYPE_CHECKING
 

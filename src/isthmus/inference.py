@@ -1,4 +1,4 @@
-"""Run model files and featurizers of a package in Python, and export a decoder of your own."""
+"""Run model files and featurizers of a package in Python, and export your own causal language model."""
 
 from typing import TYPE_CHECKING
 

@@ -6,11 +6,13 @@ from typing import Any
 
 
 def lazily(public: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of a public module.
+    """Return the functions to assign to `__getattr__` and `__dir__` of a public module.
+
+    `__getattr__` imports the private module of a name on each access, and raises an AttributeError for an unknown name.
 
     Args:
         public: name of the public module, for errors.
-        names: the private modules, each with the names that it defines, separated by spaces.
+        names: private module to the names that it defines, separated by spaces.
     """
     homes = {name: home for home, text in names.items() for name in text.split()}
 

@@ -1,9 +1,10 @@
 """Distillation losses and their weighted sum.
 
-Every loss is a function or a module that reduces tensors to a scalar. Before anything is computed, it refuses (with a
-`ConfigurationError`) tensors that are empty or whose kinds, sizes or devices do not go together. Half precision becomes
-float32. The teacher's tensors get no gradient. Temperatures are above 0. Masks are true where a position counts; if
-none counts, the loss is 0.
+A loss is a function or a torch module that reduces tensors to a scalar. It raises a `ConfigurationError` for tensors
+that are empty, or whose data types, shapes or devices do not fit together, and for a temperature that is not above 0.
+Half precision is converted to float32. No gradient flows to the teacher's outputs. A mask is True for the elements that
+count; if it is False everywhere, the loss is 0. `tapped` records the outputs of a network's submodules, for losses of
+hidden states.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Import errors for former private modules. They name the public module to import instead."""
+"""An import hook for former private modules: its errors name the public module to import instead."""
 
 import sys
 
@@ -30,5 +30,8 @@ class _Moved:
 
 
 def install() -> None:
-    """Name the public module where a program imports one of these private modules."""
+    """Add an import hook to `sys.meta_path`, behind the existing ones. Each call adds another hook.
+
+    Importing a module of `PUBLIC` then raises a ModuleNotFoundError that names the public module.
+    """
     sys.meta_path.append(_Moved())

@@ -1,4 +1,4 @@
-"""Teachers, their fingerprints, and the cache of their outputs."""
+"""Teachers for a distillation, digests that identify them, and a cache of their outputs on disk."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Train a model with the training loop of distillations, without declaring one."""
+"""Train a model with Isthmus's training loop, without a `Distillation` in `definitions.py`."""
 
 from typing import TYPE_CHECKING
 

@@ -34,7 +34,8 @@ def test_the_names_are_sorted_and_documented(name: str) -> None:
 def test_type_checkers_see_the_same_names(name: str) -> None:
     module = import_module(name)
     tree = ast.parse(inspect.getsource(module))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    block, hidden = (node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(hidden.test) == "not TYPE_CHECKING", "a misspelled name would pass"
     seen = [alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert sorted(seen) == module.__all__
 

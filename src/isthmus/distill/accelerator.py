@@ -18,9 +18,10 @@ _WHERE = "profiles.training"
 
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
-    """Create the Accelerator of this process, with any peers that `accelerate launch` started.
+    """Create the Accelerator of this process, and join any other processes that `accelerate launch` started.
 
-    Raises a DependencyError like `resolve`, or if torch.compile is requested and does not work here.
+    Resets the device and precision that accelerate remembers for this process. Raises a DependencyError like `resolve`,
+    or if torch.compile is requested and fails on a small function.
     """
     device = resolve(profile)
     if profile.compile:
@@ -57,7 +58,10 @@ def resolve(profile: TrainingProfile) -> torch.device:
 
 @contextmanager
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
-    """Turn an out-of-memory error in the block into a DependencyError that names the settings to change."""
+    """Turn an out-of-memory error in the block into a DependencyError that names the settings to change.
+
+    `rows` is the number of rows computed at once, for the message.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -107,7 +111,7 @@ def _require_compiler(device: torch.device) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Set the number of torch's threads within the block."""
+    """Set the number of torch's CPU threads within the block, and restore the earlier number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -87,6 +87,7 @@ class Tabular:
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
+        """Return the preparation of each input: the declared one, or the default for its type."""
         numbers: dict[str, tuple[Step, ...]] = {}
         texts: dict[str, Text] = {}
         for item in inputs:
@@ -98,6 +99,7 @@ class Tabular:
         return Plan(numbers, texts)
 
     def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
+        """Return the problems of `preparation`: unused patterns, wrong steps, and steps for the wrong type."""
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"
@@ -141,7 +143,7 @@ class Tabular:
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 
     def unfit(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the spine's label has the wrong type, or the column for the groups is missing."""
+        """Return a problem for a spine label of the wrong type, and for a `Rank` whose `within` column is missing."""
         if not isinstance(self.label, Label):
             return []
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
@@ -263,7 +265,8 @@ class Distillation:
         bounds: gates checked after packaging, also as checks in Dagster. `isthmus model attribute` checks bounds on a
             stage and a measure, such as "staleness.auc" (docs/attribution.md). `isthmus answers monitor` checks
             bounds on recorded predictions once their labels are known, such as "production.auc" (docs/production.md). A
-            bound on what a deployment loses against the package before it, such as "lost.auc", rolls it back.
+            deployment that breaks a bound on its loss against the package before it, such as "lost.auc", is rolled
+            back.
         monitor: rules for matching recorded predictions with labels that become known later.
     """
 
@@ -303,6 +306,7 @@ class Distillation:
 
     @property
     def required(self) -> Sequence[Gate]:
+        """The gates that a student must pass: the declared ones, or the defaults for the task."""
         if self.gates is not None:
             return self.gates
         if isinstance(self.task, Causal) and self.task.base is not None:
@@ -311,6 +315,7 @@ class Distillation:
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
     def misfits(self, inputs: Sequence[_Input]) -> list[Problem]:
+        """Return a problem for each preparation of a `Tabular` that does not fit the student's inputs."""
         return self.task.misfits(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
@@ -393,11 +398,18 @@ class Distillation:
         return wrong
 
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings of student and control for this many training rows."""
+        """Return the settings of student and control for this many training rows.
+
+        Without declared settings, takes the defaults of a `Tabular` and the profile's batch size. Without epochs or
+        steps, takes the epochs of the profile; if the profile sets none, a `Tabular` trains for `LEAST_STEPS` or more.
+        """
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings of the students of a search for this many training rows."""
+        """Return the settings of the students of a search for this many training rows.
+
+        Without settings in the search, returns `training_settings`.
+        """
         settings = None if self.search is None else self.search.settings
         if settings is None:
             return self.training_settings(profile, rows)

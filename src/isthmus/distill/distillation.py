@@ -1,4 +1,4 @@
-"""Distillation: trains a teacher and, for several seeds, a student next to the same student without the teacher."""
+"""Distill a teacher: for each seed, train a student and a control, which is the same student without the teacher."""
 
 import json
 import os
@@ -67,14 +67,18 @@ def distill(
 
     If a student of the same training set, settings, task, teacher and code exists, it is returned and nothing is
     trained; pass `again` to train it anyway. If only reporting code changed, the weights are reused and only the report
-    is computed. `runs` receives TensorBoard event files in `<training_identity>/<model>-<seed>`, and checkpoints; the
-    weights of the last training stay there.
+    is computed.
+
+    Outputs of the teacher are read from `cache`, and missing ones are computed and added. `runs` receives TensorBoard
+    event files and checkpoints in `<training_identity>/<model>-<seed>`. A training that ends deletes the checkpoints of
+    all other trainings under `runs`, and keeps its own final weights there.
 
     Raises:
         ConfigurationError: the declaration is invalid, or the models do not fit each other.
         DataError: the table lacks declared columns or values.
-        DependencyError: the machine lacks what the profile needs, or memory or disk is full.
-        GateFailed: a loss is not finite.
+        DependencyError: the machine lacks what the profile needs, memory or disk is full, or `accelerate launch`
+            started several processes.
+        GateFailed: a loss, a gradient or an output is not finite.
         Stopped: SIGINT or SIGTERM arrived during training; the same call continues from there.
     """
     declaration, stages = material.declaration, _Stages(progress)

@@ -1,4 +1,4 @@
-"""Gates and bounds: limits on figures of a model, what they may name, and how their results read."""
+"""Gates and bounds: limits on figures of a model, the figures they may name, and the texts of their results."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ STAGES = ("staleness", "skew", "distillation", "precision", "runtime")
 PRODUCTION = "production"
 """Prefix of bounds on metrics that `isthmus answers monitor` measures."""
 SLICES = "slices."
-"""Second prefix of such bounds that apply to each slice."""
+"""Second prefix of a production bound that applies to each slice, as in "production.slices.auc"."""
 LOST = "lost"
 """Prefix of bounds on how much worse a deployment may be than the package before it."""
 EACH = "row"
@@ -105,7 +105,10 @@ def check_gate(gate: Gate, value: float | None) -> GateResult:
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Check every gate. Raises a ConfigurationError if the report lacks the figure of a gate."""
+    """Return a result for every gate, whether it holds or not.
+
+    Raises a ConfigurationError if the report lacks the figure of a gate.
+    """
     figures = gate_figures(report)
     problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
     if problems:
@@ -114,7 +117,7 @@ def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) ->
 
 
 def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
-    """Check the gates whose figures are in `figures` and skip the others."""
+    """Return a result for each gate whose figure is in `figures`; skip the other gates."""
     return [check_gate(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
 
 

@@ -1,4 +1,4 @@
-"""Checks the inputs of a distillation against the contract: types, availability on devices, and the spine."""
+"""Check the inputs of a distillation against the contract: types, availability on devices, and the spine."""
 
 from collections.abc import Iterable
 

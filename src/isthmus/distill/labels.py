@@ -135,14 +135,19 @@ class Calibration(ABC):
 
 @dataclass(frozen=True)
 class Temperature(Calibration):
-    """Divides all logits by the number that makes the labels most likely (Guo et al., 2017, arXiv:1706.04599)."""
+    """A calibration that divides all logits by one number, the one that makes the labels most likely.
+
+    (Guo et al., 2017, arXiv:1706.04599)
+    """
 
     labels = (Binary, Classes)
 
 
 @dataclass(frozen=True)
 class Isotonic(Calibration):
-    """Maps the logit by an increasing, piecewise linear function (after Zadrozny and Elkan, KDD 2002).
+    """A calibration that maps the logit by an increasing, piecewise linear function.
+
+    (After Zadrozny and Elkan, KDD 2002)
 
     Its points are the shares of ones in bins of equal mass, pooled until they increase. The map is strictly increasing,
     so the order of rows, and with it the AUC, does not change except for rounding.
@@ -153,13 +158,13 @@ class Isotonic(Calibration):
 
 @dataclass(frozen=True, kw_only=True)
 class Monitor:
-    """How `isthmus answers monitor` matches recorded predictions with labels that become known later.
+    """The rules by which `isthmus answers monitor` matches recorded predictions with labels that become known later.
 
     The label of a prediction is taken from the spine's row with the same join keys and request fields whose
     `event_timestamp` is nearest to the time of the prediction.
 
     Attributes:
-        within: largest difference between the two times.
+        within: largest allowed difference between the time of the prediction and the `event_timestamp`.
         match: join keys and request fields that must be equal; None for all of them that a request has. Leave out a
             field whose value in the app may differ from the spine.
         slices: join keys and request fields by whose values quality is also measured; None for all except the join keys

@@ -35,7 +35,9 @@ def rehearse(
 ) -> None:
     """Compute the loss of the first batch and run the graph of a new student, before the teacher computes all outputs.
 
-    Restores torch's random state. Runtimes that cannot run the student are reported with `note`, not raised.
+    Computes the teacher's outputs for this batch if the objective uses them and they are missing. Starts a child
+    process for each further runtime of the declaration; runtimes that cannot run the student are reported with `note`,
+    not raised. Restores torch's random state.
 
     Raises:
         ConfigurationError: a gate names a figure that no report has, the student is larger than its teacher, a step has
@@ -95,7 +97,9 @@ def rehearse(
 
 
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
-    """Measure a new student on the validation part and check that metric and gates exist.
+    """Measure an untrained student on the validation part, and check that the metric and the gates name known figures.
+
+    Call it with the completed outputs and the cost of the teacher; `references` are the names of the references.
 
     Raises:
         ConfigurationError: the student is larger than its teacher, the task's metric is not one of its figures, or a

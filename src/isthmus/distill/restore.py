@@ -1,4 +1,4 @@
-"""Creates the task of a declaration, loads trained students, and computes their identities."""
+"""Create the task of a declaration, load trained students, and compute their identities."""
 
 import ast
 import dataclasses
@@ -51,7 +51,7 @@ class Restored:
 
 
 def create_task(material: Material) -> Task:
-    """Create the task that a declaration names.
+    """Create the task that a declaration names; imports the module of your own task.
 
     Raises:
         ConfigurationError: the task does not exist, or lacks a name of the declared shape.
@@ -63,7 +63,10 @@ def create_task(material: Material) -> Task:
 
 
 def task_class(declared: Distillation) -> type[Task]:
-    """Return the task class that a declaration names. Raises a ConfigurationError if it does not exist."""
+    """Return the task class that a declaration names; imports the module of your own task.
+
+    Raises a ConfigurationError if the class does not exist or is not a subclass of `Task`.
+    """
     if isinstance(declared.task, str):
         module, _, name = declared.task.partition(":")
         where = f"{declared.where}: task"
@@ -88,6 +91,8 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
 
 def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
     """Load a student with its fitted preparation; contract and profile may differ from its training.
+
+    `weights` is "student", or "control" for the control that was trained next to it.
 
     Raises:
         ContractMismatch: it was trained on another training set, or its declaration has changed.
@@ -147,18 +152,21 @@ def _load(task: Task, file: Path) -> nn.Module:
 
 
 def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return a digest of everything that the weights of all seeds depend on.
+    """Return a digest of everything that the weights of all seeds depend on, in 12 hexadecimal digits.
 
-    These are the rows and their split, inputs and label, the shape of the student, the code of the task without
-    `JUDGING`, the metric that selects the weights, the teacher's outputs, settings, seeds, profile, and the versions of
-    Isthmus and torch.
+    It covers the rows and their split, inputs and label, the shape of the student, the code of the task without the
+    members in `JUDGING`, the metric that selects the weights, settings, seeds, profile, the versions of Isthmus and
+    torch, and the teacher's outputs, whose identity is `outputs`.
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return a digest of what weights and report depend on: `training_identity` and all code of the task."""
+    """Return the id of a student: a digest of everything that its weights and its report depend on.
+
+    It covers the same parts as `training_identity`, but all code of the task.
+    """
     return _identity(task, settings, outputs, whole(origins(task)))
 
 
@@ -176,17 +184,18 @@ def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dic
 
 
 def origins(task: Task) -> dict[str, str]:
-    """Return digests of the task with its training set, label, inputs, split and shape, for `made_of` in a report.
+    """Return the entries for `made_of` in a report: the training set and digests of a task.
 
     Returns:
-        The training set, and the digests of everything (`kind`), of what training depends on (`training`), and of what
-        training and report depend on (`report`). Reports of earlier versions only have the first two.
+        `training_set`, the identity of the training set, and three digests, which all cover label, inputs, split and
+        shape. `kind` covers the whole task, `training` only the code that training depends on, and `report` the code
+        that training or report depends on. Reports of earlier versions have only `training_set` and `kind`.
     """
     return origins_of(type(task), task.material)
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return the digests that `origins` returns, for a class of tasks in place of a task: none has to be created.
+    """Return the result of `origins` for a task class, without creating a task.
 
     `material` needs only `declaration`, `label`, `student_inputs` and `training_set`.
     """
@@ -219,14 +228,14 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
 
 
 def whole(made_of: dict[str, str]) -> dict[str, str]:
-    """Return the `origins` in the form of earlier versions, which have one digest for all code."""
+    """Reduce a result of `origins` to the entries that reports of earlier versions have: `training_set` and `kind`."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 
 def trained_alike(before: dict[str, Any], task: Task, part: str = "training") -> bool:
-    """Return whether the task would train the same student today as the one with these `origins`.
+    """Return whether training the task today would give the student whose report has `before` as its `made_of`.
 
-    With `part="report"`, the report must match as well. Earlier versions wrote one digest for both parts.
+    With `part="report"`, return whether its report would be equal as well. Earlier versions wrote one digest for both.
     """
     now = origins(task)
     return before.get("training_set") == now["training_set"] and (
@@ -236,11 +245,11 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 
 @lru_cache
 def code(kind: type, without: frozenset[str]) -> Any:
-    """Describe the code of a task class and its bases that can run if the members `without` are never called.
+    """Return plain data that describes the code of a task class and its bases, without the members in `without`.
 
-    The description starts at the other members that Isthmus calls and follows the names that their code mentions. It
-    includes every member if names are computed, if a decorator or a metaclass sees the class, or if a base class comes
-    from an installed package.
+    The description starts at the other members that Isthmus calls and follows the names that their code mentions, so a
+    member in `without` that they use is included. It includes every member if names are computed, if a decorator or a
+    metaclass sees the class, or if a base class comes from an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]

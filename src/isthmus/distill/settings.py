@@ -28,9 +28,9 @@ class TrainingSettings:
         best: "max" if a higher gate is better, else "min".
         patience: evaluations without a better gate after which training stops; None to never stop early.
         evaluate_every: steps between evaluations; None to evaluate after each epoch. The last step is always evaluated.
-        checkpoint_steps: steps between checkpoints; None for none by steps.
-        checkpoint_seconds: seconds between checkpoints; None for none by time. A run that ends or is stopped by a
-            signal always writes a last checkpoint.
+        checkpoint_steps: steps between checkpoints; None to not write them by steps.
+        checkpoint_seconds: seconds between checkpoints; None to not write them by time. A run that ends or is stopped
+            by a signal always writes a last checkpoint.
         seed: seed of the row order and of everything random in a step.
     """
 
@@ -77,10 +77,11 @@ class TrainingSettings:
         return {key: value for key, value in asdict(self).items() if not key.startswith("checkpoint")}
 
     def total(self, rows: int) -> int:
+        """Return the number of optimizer steps of a training on this many rows."""
         return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
 
     def rate(self, step: int, total: int) -> float:
-        """Return the share of the maximum learning rate at a step."""
+        """Return the learning rate of a step as a share of the maximum; steps count from 0, `total` is their number."""
         rise = round(self.warm_up * total)
         if step < rise:
             return (step + 1) / rise

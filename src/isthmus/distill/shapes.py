@@ -36,15 +36,15 @@ def integers(tensor: Any, layout: str) -> Expected:
 
 
 def booleans(tensor: Any, layout: str) -> Expected | None:
-    """Expect a boolean mask, True where a position counts; None stands for a mask of all positions."""
+    """Expect a boolean mask, True for each element that counts. None stands for a mask that is True everywhere."""
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Check that the tensors' kinds, sizes and devices fit together.
+    """Check that the tensors' kinds, sizes and devices fit together; skip tensors and problems that are None.
 
     Raises:
-        ConfigurationError: lists every misfit, any problems passed in, and empty tensors, which have no mean.
+        ConfigurationError: lists the given problems, every tensor that does not fit, and every empty tensor.
     """
     failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}
@@ -58,7 +58,7 @@ def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> 
 def agree_pair(
     where: str, layout: str, student: Any, teacher: Any, *problems: Problem | None, **tensors: Expected | None
 ) -> None:
-    """Check like `agree`, for floats of student and teacher in the same layout and further tensors."""
+    """Call `agree` with `student` and `teacher` as floats in the same layout, and with the further tensors."""
     agree(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
 
 
@@ -86,10 +86,10 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:
-    """Select the elements at which the mask is True, (..., n) to (positions, n), at least in float32.
+    """Return the entries of a tensor where the mask is True, (..., n) to (selected, n); half precision becomes float32.
 
-    Without a mask, the whole tensor is returned in its own shape. The other elements are dropped before anything is
-    computed, so that NaN there reaches neither loss nor gradient.
+    The mask covers the leading axes; without a mask, the tensor keeps its shape. Call it before computing anything, so
+    that NaN in the masked entries reaches neither loss nor gradient.
     """
     return precise(tensor if where is None else tensor[where])
 

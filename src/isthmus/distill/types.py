@@ -17,7 +17,10 @@ def spread(count: int, wanted: int) -> Index:
 
 
 def usual(numbers: Array) -> Array:
-    """Return which numbers are finite and not, like the -1e9 of a mask, much larger than the others."""
+    """Return a boolean mask of the numbers that are finite and not huge, like the -1e9 of an attention mask.
+
+    A number is huge if its size exceeds 3,000 times the 2 % quantile of all sizes, or 3,000 if that is more.
+    """
     sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
     return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)
 

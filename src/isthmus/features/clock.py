@@ -35,7 +35,11 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A feature row of a key: times in microseconds, content hash, and values (None is null)."""
+    """A feature row of a key.
+
+    It has the event time and the known time in microseconds since 1970 UTC, the content hash, and the feature values
+    (None is null).
+    """
 
     event: int
     known: int
@@ -44,7 +48,10 @@ class Row:
 
 
 def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, Status]:
-    """Return the row of a key at time `at` and its status; no row if EXPIRED or NOT_FOUND. Times in microseconds."""
+    """Return the row of a key that is valid at time `at`, and its status. The row is None if EXPIRED or NOT_FOUND.
+
+    All `rows` must belong to the same key. `at` and `ttl` are in microseconds. With a `ttl` of None, rows never expire.
+    """
     visible = [row for row in rows if row.event <= at and row.known <= at]
     if not visible:
         return None, Status.NOT_FOUND
@@ -55,7 +62,10 @@ def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, St
 
 
 def expired(event: int, at: int, ttl: int | None) -> bool:
-    """Return whether a value that became true at `event` is too old at `at`; all in microseconds."""
+    """Return True if a value with event time `event` is older than `ttl` at time `at`; all in microseconds.
+
+    With a `ttl` of None, values never expire.
+    """
     return ttl is not None and at - event > ttl
 
 
@@ -67,7 +77,7 @@ def micros(moment: datetime) -> int:
 
 
 def moment(at: int) -> datetime:
-    """Return the UTC datetime of microseconds since 1970."""
+    """Return the UTC datetime of microseconds since 1970; raise OverflowError outside the years 1 to 9999."""
     return _EPOCH + timedelta(microseconds=at)
 
 

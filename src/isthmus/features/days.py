@@ -14,20 +14,24 @@ _EPOCH = date(1970, 1, 1)
 
 
 def day_of(micros: int) -> int:
-    """Return the day of a time in microseconds, counted from 1970-01-01."""
+    """Return the UTC day of a time in microseconds since 1970, as the number of days since 1970-01-01."""
     return micros // DAY
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Days:
-    """A half-open range of days, each counted from 1970-01-01."""
+    """A range of UTC days. `first` and `end` are numbers of days since 1970-01-01; `end` is not part of the range."""
 
     first: int
     end: int
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """Parse a range from days or ISO times at the start of a day; raise RequestError if it is empty or invalid."""
+        """Parse a range from days like 2024-01-31, or ISO times at the start of a UTC day. `end` is not part of it.
+
+        Raises:
+            RequestError: the range is empty, or a text is invalid.
+        """
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
             raise RequestError(
@@ -71,7 +75,7 @@ def union(ranges: Iterable[Days]) -> list[Days]:
 
 
 def day_name(day: int) -> str:
-    """Return a day in ISO 8601. The day after the last date has no ISO form and becomes `day N`."""
+    """Return a day, given as days since 1970-01-01, in ISO 8601. Days outside the years 1 to 9999 become `day N`."""
     try:
         return (_EPOCH + timedelta(days=day)).isoformat()
     except OverflowError:

@@ -161,7 +161,7 @@ class Stopped(IsthmusError):
 
 
 def harmless(text: str) -> str:
-    """Escape control characters for the terminal: the text may quote an untrusted file."""
+    """Escape control characters except line breaks, so that text of an untrusted file cannot control the terminal."""
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
@@ -219,7 +219,10 @@ _EXTRAS = {
 
 
 def missing_extra(error: BaseException) -> DependencyError | None:
-    """Return the error for a missing library of an extra; None for any other error."""
+    """Return a DependencyError that says which extra to install, or None.
+
+    It is None unless `error` is a failed import of a library of an extra.
+    """
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name not in _EXTRAS:
         return None

@@ -40,9 +40,10 @@ def require_local(where: str, place: Path | str) -> Path:
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:
-    """Return the path or URL of a Delta table, or of a folder of tables.
+    """Check the path or URL of a Delta table or of a folder of tables, and return it unchanged.
 
-    deltalake resolves links, converts the path to a URL and decodes it again, so escaping characters does not help.
+    `where` and `remedy` become parts of the error. deltalake resolves links, converts the path to a URL and decodes it
+    again, so escaping characters does not help.
 
     Raises:
         ConfigurationError: the path has characters with which deltalake panics or opens another folder.
@@ -56,9 +57,9 @@ def require_delta(where: str, place: str, remedy: str) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file's content. After a crash, the file has either its old or its new content.
+    """Replace or create a file, and sync it to disk. After a crash, it has either its old or its new content.
 
-    The file has the permissions `mode`, less the umask, even while it is written.
+    Missing parent folders are created. The file gets the permissions `mode`, less the umask, even if it existed before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -78,8 +79,9 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder that only its owner can enter, regardless of the umask. Restrict an existing folder that is open.
+    """Create a folder that only its owner can enter, regardless of the umask.
 
+    An existing folder of this user that others can enter becomes private, too. Missing parent folders are created.
     Files that a library writes into the folder then need no permissions of their own.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -89,14 +91,22 @@ def private_folder(folder: Path) -> None:
 
 
 def move_atomically(partial: Path, path: Path) -> None:
-    """Rename a file that was written next to `path`. After a crash, `path` has the old or the new content."""
+    """Sync a finished file to disk and rename it to `path`, replacing a file there.
+
+    `partial` must be on the file system of `path`. After a crash, `path` has the old or the new content.
+    """
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)
 
 
 def read_pointer(file: Path) -> Path:
-    """Return the folder next to `file` whose name is its content; raise ValueError if there is no such folder."""
+    """Read a folder's name from `file`, and return the path of that folder, which must be next to `file`.
+
+    Raises:
+        ValueError: there is no such folder.
+        OSError: the file cannot be read.
+    """
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
         raise ValueError(f"{file.name} names {name[:40]!r}, which is not a folder next to it")
@@ -104,8 +114,9 @@ def read_pointer(file: Path) -> Path:
 
 
 def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> None:
-    """Fill a new folder with `write` and move it to `target`, replacing a folder there.
+    """Fill a new folder with `write`, sync it to disk, and move it to `target`, replacing a folder there.
 
+    If `write` raises an error, `target` stays as it was. While a folder is replaced, `target` is missing for a moment.
     If several processes publish to the same target, the last one wins. Leftovers of a killed process have names that
     start with a dot; the next call with the same `kind` (by default the target's name) deletes them.
     """
@@ -136,10 +147,10 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Create a temporary folder whose name starts with `name`, and delete it afterwards.
+    """Create a temporary folder in `parent` whose name starts with `name`, and delete it afterwards.
 
-    Also delete folders that killed processes have left in `parent`. Each process locks its folder while it runs. Locks
-    of other machines are not visible here, so their folders stay.
+    `parent` must exist. Also delete folders that killed processes have left in `parent`. Each process locks its folder
+    while it runs. Locks of other machines are not visible here, so their folders stay.
     """
     prefix = f"{name}-{socket.gethostname()}-"
     # Match all 16 digits: another machine's name may start with this machine's name.
@@ -184,8 +195,8 @@ class Journal(Generic[T]):
     """A file of records as JSON lines.
 
     Args:
-        busy: error and remedy if another process holds the lock.
-        remedy: remedy for a line that is not a record.
+        busy: problem and remedy of the error that `locked` raises if another process holds the lock.
+        remedy: remedy of the error for a line that is not a record.
     """
 
     def __init__(self, file: Path, record: type[T], *, busy: tuple[str, str], remedy: str) -> None:
@@ -193,7 +204,14 @@ class Journal(Generic[T]):
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """Lock the file and return its records; raise DependencyError if another process holds the lock."""
+        """Lock the file, creating it if it is missing, and return its records.
+
+        An incomplete last line, which a killed writer has left, is cut off.
+
+        Raises:
+            DependencyError: another process holds the lock. This does not wait for it.
+            DataError: a line is damaged.
+        """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # The system releases the lock even if the process is killed.
         with self._file.open("ab") as lock:
@@ -208,7 +226,10 @@ class Journal(Generic[T]):
             yield self._records(complete)
 
     def read(self) -> list[T]:
-        """Return all records, without a lock; raise DataError for a damaged line."""
+        """Return all records, without a lock. The list is empty if the file is missing.
+
+        An incomplete last line is ignored. Raises a DataError if another line is damaged, or the file cannot be read.
+        """
         try:
             return self._records(self._complete_lines())
         except FileNotFoundError:
@@ -217,7 +238,10 @@ class Journal(Generic[T]):
             raise DataError(str(self._file), f"cannot be read ({error.strerror})") from error
 
     def add(self, record: T) -> None:
-        """Append a record and sync it to disk; raise DependencyError if the disk is full."""
+        """Append a record and sync it to disk; raise DependencyError if it cannot be written, as on a full disk.
+
+        This takes no lock: call it inside `locked`.
+        """
         import msgspec  # see `_records`
 
         try:

@@ -65,7 +65,7 @@ class Latency(NamedTuple):
 
 
 class LatencyWriter:
-    """Writer of a server process's samples; the arguments are those of `LatencySample`."""
+    """Writer of a server process's samples into a project's folder. See `LatencySample` for the other arguments."""
 
     def __init__(self, folder: Path, objective_ms: float, bounds: Sequence[float]) -> None:
         # Not named after the process id: processes in two containers may have the same id.
@@ -73,7 +73,11 @@ class LatencyWriter:
         self._objective_ms, self._bounds = objective_ms, tuple(bounds)
 
     def write(self, counts: Sequence[int]) -> None:
-        """Write the counters without a sync: the file need not survive a crash of the machine."""
+        """Replace this server's file with its current counters, one per bound plus one above all bounds.
+
+        The file is not synced to disk. If it does not exist yet, this creates the folder, and deletes files there that
+        do not hold a recent sample of this machine: killed servers leave them.
+        """
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
         if not self._file.exists():
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +100,11 @@ class LatencyReader:
         self._samples: dict[Path, deque[LatencySample]] = {}
 
     def __call__(self) -> Latency | None:
-        """Return the latency, or None without a server. A server counts from its second sample on."""
+        """Read all samples and return the latency over about the last WINDOW_SECONDS.
+
+        Return None if no server has written within STALE_SECONDS. Call this repeatedly: the requests of a server count
+        from the second call that finds a new sample of it.
+        """
         fresh = _fresh(self._folder)
         for gone in self._samples.keys() - fresh.keys():
             del self._samples[gone]
@@ -120,7 +128,7 @@ class LatencyReader:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float:
-    """Return a quantile of durations, linear within a bucket like Prometheus's `histogram_quantile`.
+    """Return a quantile of durations, linear within a bucket like Prometheus's `histogram_quantile`; 0 without any.
 
     Args:
         counts: upper bound of a bucket to the number of its durations; an infinite bound counts as the one before.

@@ -95,7 +95,7 @@ class QualityLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond(self) -> bool:
-        """True if the loss is above the allowed one, and statistically significant."""
+        """True if the lower end of the loss's interval is above the allowed loss; False without an interval."""
         return self.least is not None and self.least > self.at_most
 
 
@@ -103,6 +103,8 @@ class PackageQuality(Quality, frozen=True, kw_only=True):
     """The quality of all predictions of a package in one precision.
 
     Attributes:
+        first: time of the first prediction, in microseconds since 1970 UTC.
+        last: time of the last prediction, in microseconds since 1970 UTC.
         lost: losses against the previous package, if this one is deployed and a loss is bounded.
         unknown: sentences about missing results, for example because the package is gone.
     """
@@ -160,7 +162,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     def of(self, package: str, precision: str | None = None) -> PackageQuality | None:
-        """Return the quality of a package by its digest, or None; of several precisions, the latest used one."""
+        """Return the first entry in `packages` with this digest, and with this precision if one is given, or None."""
         parts = (part for part in self.packages if part.package == package)
         return next((part for part in parts if precision in (None, part.precision)), None)
 

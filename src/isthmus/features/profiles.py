@@ -104,8 +104,8 @@ class ServingProfile:
         load_ms: upper limit, in milliseconds, from opening the model's file to its first prediction; None for no limit.
         package_kb: upper limit for the package, in kB, with a single precision; None for no limit.
         batch: rows of several requests that a slow model predicts together.
-        probation_seconds: time in which a server rolls back a deployment that fails or alone misses the latency
-            objective; 0 for never.
+        probation_seconds: time after a deployment in which a server rolls it back if it fails, or if it misses the
+            latency objective and the previous one does not; 0 for never.
         replicas_min: servers of an idle fleet.
         replicas_max: upper limit for the servers of the fleet.
         target_utilization: CPU utilization of the servers above which the fleet grows.

@@ -19,15 +19,15 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a view.
 
     Attributes:
-        last_day: last day with rows, up to the project's present.
-        age_days: full days from the last day to the present.
+        last_day: last day with rows whose event time is not after the project's current time.
+        age_days: full days from the last day to the project's current time.
         expired: True if all rows are older than the ttl.
         built_at: time when the table was written, in microseconds since 1970 UTC.
         current: True if the table matches today's sources and definitions.
         served_at: time when the rows last became readable online, in microseconds since 1970 UTC.
         served: True if Redis has the table's current rows.
         waiting: pushed rows that are not in the table yet; None if Redis does not run.
-        waiting_since: time when Redis got the first of them, in microseconds since 1970 UTC, by its own clock.
+        waiting_since: time when Redis got the first waiting row, in microseconds since 1970 UTC, by its own clock.
         lost: reason why Redis may have lost rows of the view; empty if it has them all, or does not run.
     """
 
@@ -70,7 +70,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a distillation.
 
     Attributes:
-        stale: one sentence for each of these whose definitions have changed since.
+        stale: sentences about definitions that have changed since the training set or the package was made.
         verdict: result of the last verdict; None without a verdict on this package.
         compared: number of values in the verdict.
         verified_at: time of the verdict, in microseconds since 1970 UTC, by the project's clock.
@@ -117,9 +117,9 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a project.
 
     Attributes:
-        applied: True if that contract is the last applied one.
-        current: hash of the contract that servers use; None without one.
-        online: reason why Redis may evict rows; empty if it does not, or does not run.
+        applied: True if `contract` is the last applied one.
+        current: hash of the contract that servers use; None if there is none yet.
+        online: reason why Redis may evict rows; empty if it evicts nothing, or does not run.
         spool: recorded predictions that are not collected yet; None if servers record nothing.
         found_at: time when `isthmus status` ran, in microseconds since 1970 UTC, by the system clock.
     """

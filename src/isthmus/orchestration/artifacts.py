@@ -43,6 +43,8 @@ class TrainingSet:
         features: names of the joined features by view.
         tables: table version by view.
         tables_sha256: hash of the table's rows at that version, by view.
+        rows_in: number of rows of the spine.
+        rows_out: number of rows that were written.
         options: other inputs of the id; `status` adds a status column for each view.
         served: for a join as served: time (microseconds) up to which a view's log was replayed, and under
             `VIEW|pushed` the version of its log of pushed rows.
@@ -99,7 +101,7 @@ class TrainingSet:
             raise self._unreadable(error) from error
 
     def pandas(self) -> "pd.DataFrame":
-        """Read the rows as a DataFrame with pandas's nullable types."""
+        """Read the rows as a DataFrame with pandas's nullable types; see `table`."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
@@ -108,6 +110,10 @@ class TrainingSet:
         Args:
             columns: numeric columns to read; all of them by default.
             batch: rows per batch.
+
+        Raises:
+            DataError: the file is missing or damaged.
+            RequestError: a named column is missing or not numeric.
         """
         import pyarrow.dataset as ds
 
@@ -162,7 +168,7 @@ class Artifacts:
         models: folder of the students; subfolders are named by id.
         outputs: cache of teacher and reference outputs.
         searches: folder of the searches.
-        package_pointer: file with the path of the last package.
+        package_pointer: file with the name of the last package's folder, which is next to the file.
     """
 
     def __init__(self, project: Project, declared: Distillation) -> None:
@@ -191,7 +197,7 @@ class Artifacts:
         return self._training_set(self.training_sets / identity)
 
     def latest_training_set(self) -> TrainingSet | None:
-        """Return the last training set, even if its contract is outdated, or None.
+        """Return the last training set, even if its contract is outdated; None if no training set was written.
 
         Raises:
             DataError: the training set is damaged.
@@ -203,6 +209,7 @@ class Artifacts:
 
         Raises:
             DataError: it is missing, damaged, or was written under another contract than the applied one.
+            ContractMismatch: the current definitions are not applied.
         """
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
@@ -242,7 +249,12 @@ class Artifacts:
         return read_report(student, package)
 
     def exported(self, contract: Contract) -> Path | None:
-        """Return the folder of the last package, or None if it is missing or cannot run under the contract."""
+        """Return the folder of the last package, or None if nothing was exported or it cannot run under the contract.
+
+        Raises:
+            DataError: the pointer to the package is damaged.
+            PackageError: the package is damaged.
+        """
         package = self.last_package() if self.package_pointer.exists() else None
         return package if package and not outdated(package, contract) else None
 
@@ -271,7 +283,9 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """Read a student's report. Its `serving` part is the measurement of `package`, or None.
+    """Read the report in a student's folder, and add the measured serving cost of `package` as its entry `serving`.
+
+    The entry is None if `package` is None or was not measured.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -283,10 +297,10 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
 
 
 def read_json(file: Path, verb: str) -> dict[str, Any]:
-    """Read a JSON object that a step has written.
+    """Read a JSON object that the command `isthmus VERB` has written.
 
     Raises:
-        DataError: the file cannot be read; the remedy is to run `verb` again.
+        DataError: the file cannot be read; the remedy is to run the command again.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
@@ -326,6 +340,12 @@ def verdict_file(project: Project, declared: Distillation | None) -> Path:
 
 
 def page_file(project: Project, name: str | None = None) -> Path:
-    """Return the file of the last verdict's page. The name is optional unless there are several distillations."""
+    """Return the path of the page of the last verdict, for the named distillation or for the only one.
+
+    In a project without distillations, the verdict is about features alone. The file may not exist.
+
+    Raises:
+        RequestError: the name is unknown, or it is omitted and the project has several distillations.
+    """
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

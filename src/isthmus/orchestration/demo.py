@@ -31,9 +31,12 @@ EXAMPLES = 2
 def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
     """Run every step in this process, send two rows to the API, and return the reports and answers.
 
-    The project must have exactly one distillation.
+    Builds the tables, publishes them to Redis, trains a student, and exports and deploys it. Starts the embedded Redis,
+    unless another one is configured, and for the two requests a server on a free port. The run is added to the
+    project's Dagster instance. The project must have exactly one distillation.
 
     Raises:
+        GateFailed: a blocking check failed.
         IsthmusError: a step failed.
     """
     started = time.perf_counter()

@@ -24,12 +24,14 @@ from isthmus.serving.process import listen
 
 
 def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -> int:
-    """Run Dagster and the API until Ctrl-C or SIGTERM, then stop both. Return the exit code.
+    """Run Dagster and the API as child processes until Ctrl-C or SIGTERM, then stop both and return 0.
 
-    `host` and `port` (default: `[dev] port`) are the address of the Dagster UI.
+    `host` and `port` (default: `[dev] port`) are the address of the Dagster UI. Starts the embedded Redis too, unless
+    another one is configured. Meanwhile, collects pushed rows and recorded answers in this process. The processes log
+    to `logs` in the state folder. Call it in the main thread, because it handles signals.
 
     Raises:
-        ConfigurationError: a port is in use.
+        ConfigurationError: a port is in use, or the definitions have errors.
         DependencyError: Dagster is not installed, or one of the processes exited.
     """
     _require_free(host, project.settings.dev.port if port is None else port, "--port or [dev] port")

@@ -14,7 +14,7 @@ from isthmus.transforms.views.compute import Frames
 
 
 def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
-    """Return the named views, or all views of the project.
+    """Return the names in `views`, or the names of all views of the project if it is None or empty.
 
     Raises:
         RequestError: a view is not declared.
@@ -31,9 +31,11 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 def landed_sources(
     project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[Mapping[str, Landed]]:
-    """Read the sources that are tables or queries into files, which are removed after the block.
+    """Copy sources that an engine cannot read itself to local files, and yield the copies by source name.
 
-    `within` has the first and last time (microseconds) to read by source; other sources are read in full.
+    Tables and queries are copied, and files at URLs unless the engine is a Spark cluster. The result lacks all other
+    sources. The copies are deleted after the block. `within` has the first and last time (microseconds) to read, by
+    source; sources that it lacks are copied in full.
     """
     cluster = project.settings.engine.startswith("sc://")
     tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
@@ -51,9 +53,10 @@ def landed_sources(
 def source_frames(
     project: Project, declarations: Sequence[FeatureView | Spine], landed: Mapping[str, Landed] | None = None
 ) -> Iterator[Frames]:
-    """Yield a DataFrame for each source of the declarations. The engine's session ends with the block.
+    """Start a session of the engine, and yield a DataFrame for each source of the declarations, by name.
 
-    `landed` is the result of `landed_sources`; by default it is called here.
+    The session ends with the block. `landed` is the result of `landed_sources`; by default it is called here. CSV files
+    are converted to files in the state folder, which stay there.
     """
     settings = project.settings
     with ExitStack() as stack:

@@ -151,7 +151,8 @@ class Project:
     def importing(self) -> Iterator[None]:
         """Let functions of the definitions import modules from the project's folder during the block.
 
-        Afterward these modules are removed from `sys.modules`, so that the next block imports them again.
+        Changes `sys.path` and turns off the writing of bytecode for this process. After the block, both are restored,
+        and modules of the project are removed from `sys.modules`, so that the next block imports them again.
         """
         sys.path.insert(0, str(self.root))
         before = set(sys.modules)
@@ -171,7 +172,11 @@ class Project:
 
     @contextmanager
     def redis(self) -> Iterator[str]:
-        """Yield the URL of the project's Redis. An embedded Redis is started and runs at least until the block ends."""
+        """Yield the URL of the project's Redis during the block.
+
+        An embedded Redis is started if it is not running. All processes of the project share it, and it stops when the
+        last of them leaves its block. A configured Redis is not started, and not tested for a connection.
+        """
         configured = self.settings.stores.online
         if configured != "embedded":
             yield configured
@@ -187,7 +192,10 @@ class Project:
         return OfflineStore(self.offline, self.storage_options)
 
     def running_redis(self) -> str | None:
-        """Return the URL of the project's Redis, or None if it is embedded and not running."""
+        """Return the URL of the project's Redis, or None if it is embedded and not running. Starts nothing.
+
+        The URL of a configured Redis is returned without a connection.
+        """
         configured = self.settings.stores.online
         if configured != "embedded":
             return configured
@@ -201,6 +209,9 @@ class Project:
     @cached_property
     def definitions(self) -> Definitions:
         """Declarations of the definitions module, checked together.
+
+        The first access executes the module and sets the variable SPARK_CONNECT_MODE_ENABLED; later accesses return the
+        same object, even if the files have changed.
 
         Raises:
             ConfigurationError: the module cannot be imported, or declarations have errors. All errors are listed.
@@ -268,7 +279,8 @@ class Project:
         """Return the applied contract, which must match the current definitions.
 
         Raises:
-            ContractMismatch: nothing was applied, or the definitions have changed since.
+            ContractMismatch: nothing was applied, the definitions have changed since, or the contract file is damaged.
+            ConfigurationError: the definitions have errors.
         """
         contract, applied = self.definitions.contract, self.last_applied()
         if applied.hash != contract.hash:
@@ -283,7 +295,7 @@ class Project:
         """Return the applied contract, even if the definitions have changed.
 
         Raises:
-            ContractMismatch: nothing was applied.
+            ContractMismatch: nothing was applied, or the contract file is damaged.
         """
         contract = self.generations().newest()
         if contract is None:
@@ -300,7 +312,9 @@ class Project:
 
     @contextmanager
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
-        """Hold a named file lock during the block.
+        """Hold a named file lock in the state folder during the block. Waits for it as long as needed.
+
+        With `shared`, other processes can share the lock. With `wait` False, raises an error instead of waiting.
 
         Locks: `contract` to change contracts, `retirement` to remove old ones, `keys` to change API keys, `recorded` to
         collect answers. A deployment needs the contracts to stay, so it shares `retirement`; unlike `contract`, this
@@ -316,21 +330,27 @@ class Project:
 
     @contextmanager
     def building(self, tables: Iterable[str]) -> Iterator[None]:
-        """Hold off collections of pushed rows into these tables during the block. Builds do not block each other."""
+        """Keep other processes from adding pushed rows to these offline tables during the block.
+
+        Waits until running collections into them end. Builds do not block each other.
+        """
         with ExitStack() as stack:
             for table in sorted(tables):
                 stack.enter_context(self.locked(_lock_of(table), shared=True))
             yield
 
     def adding_to(self, table: str, *, wait: bool = True) -> AbstractContextManager[None]:
-        """Lock an offline table while pushed rows are added: no other process adds to it or builds from it.
+        """Return a context manager that locks an offline table while pushed rows are added to it.
 
-        Waits for the lock, or raises a BlockingIOError if `wait` is False. Builds hold it by `building`.
+        During its block, no other process adds to the table, and no build that uses `building` runs. Entering it waits
+        for them, or raises a BlockingIOError if `wait` is False.
         """
         return self.locked(_lock_of(table), wait=wait)
 
     def freshness_objectives(self) -> dict[str, float]:
-        """Return the maximum age of the newest row by view, in seconds.
+        """Return the freshness objectives of the settings: the maximum age of the newest row in seconds, by view.
+
+        The names are not checked if nothing was applied.
 
         Raises:
             ConfigurationError: a name is not a view of the current or the next contract.
@@ -354,7 +374,9 @@ class Project:
             raise ConfigurationError(str(self.root / FILE), problems)
 
     def recording(self) -> Recording | None:
-        """Return the settings for recording answers, or None.
+        """Return the settings for recording answers, or None if servers do not record.
+
+        The names of private views are not checked if nothing was applied.
 
         Raises:
             ConfigurationError: a private view is not in the current or the next contract.

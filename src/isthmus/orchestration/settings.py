@@ -104,7 +104,7 @@ class _Table(BaseModel):
 
 
 class ProjectTable(_Table):
-    """`[project]`.
+    """Table `[project]` of isthmus.toml: identity and clock of the project.
 
     Attributes:
         name: name of the project and prefix of its online keys; lower-case letters, digits, `_` and `-`.
@@ -118,7 +118,7 @@ class ProjectTable(_Table):
 
 
 class StoresTable(_Table):
-    """`[stores]`.
+    """Table `[stores]` of isthmus.toml: offline tables and Redis.
 
     Attributes:
         offline: folder (relative to the project) or object-storage URL of the Delta tables.
@@ -127,8 +127,8 @@ class StoresTable(_Table):
         online: "embedded", or the URL of a Redis server or Redis Cluster.
         keep_contracts_hours: hours to keep the online rows of a replaced contract; at least one minute, so that every
             server can switch.
-        history_seconds: seconds between two collections of pushed rows by `isthmus dev` and
-            `isthmus pushes collect --follow`.
+        history_seconds: seconds between two collections of pushed rows, and of recorded answers, by `isthmus dev`,
+            `isthmus pushes collect --follow` and `isthmus answers collect --follow`.
     """
 
     offline: str = ".isthmus/offline"
@@ -169,7 +169,7 @@ class PackagesTable(_Table):
     """`[packages]`: runtimes and signatures of packages.
 
     Attributes:
-        runtimes: runtimes to export for, in addition to those of each distillation; their libraries must be installed.
+        runtimes: runtimes to export for, besides the runtimes of each distillation; their libraries must be installed.
         signing_key: PEM file (relative to the project) with the private key that `export` signs with. The password of
             an encrypted key comes from the environment.
         public_key: PEM file with the public key that every deployed or served package must be signed with.
@@ -212,7 +212,7 @@ class ServerTable(_Table):
 
 
 class MonitorTable(_Table):
-    """`[monitor]`.
+    """Table `[monitor]` of isthmus.toml: recorded answers that count.
 
     Attributes:
         callers: names of the API keys whose answers count for production quality and automatic rollback; by default
@@ -258,7 +258,10 @@ class OrchestrationTable(_Table):
 
 
 class ProjectSettings(BaseSettings):
-    """All settings. Variables such as `ISTHMUS_ENGINE` and `ISTHMUS_STORES__ONLINE` override the file."""
+    """All settings of a project. Use `load` to read them.
+
+    Environment variables such as `ISTHMUS_ENGINE` and `ISTHMUS_STORES__ONLINE` override isthmus.toml.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=_ENVIRONMENT, env_nested_delimiter="__", extra="forbid", frozen=True, toml_file=FILE
@@ -277,7 +280,10 @@ class ProjectSettings(BaseSettings):
 
     @property
     def latency_objective_ms(self) -> float:
-        """p99 latency of the API in milliseconds above which training yields."""
+        """p99 latency of the API in milliseconds above which training gives way to it.
+
+        The objective of `[server]`, or else of `[profiles.serving]`.
+        """
         return self.server.latency_objective_ms or self.profiles.serving.latency_objective_ms
 
     @classmethod
@@ -293,10 +299,11 @@ class ProjectSettings(BaseSettings):
 
 
 def load(path: Path) -> ProjectSettings:
-    """Load the settings from an isthmus.toml and the environment.
+    """Load the settings from an isthmus.toml and the environment, whose variables take precedence.
 
     Raises:
-        ConfigurationError: the file is missing, is not TOML, or has wrong values. All errors are listed.
+        ConfigurationError: the file is missing or is not TOML, a value is wrong, or a variable that starts with
+            ISTHMUS_ is not a setting. All wrong values are listed.
     """
     if not path.is_file():
         problem = Problem(FILE, "does not exist", "a file with a [project] table")

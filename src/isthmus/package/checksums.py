@@ -64,9 +64,10 @@ class PackageFiles:
 
 
 def summed(path: Path) -> PackageFiles:
-    """Check every file of a package against its checksum.
+    """Read every file of a package, check it against its checksum, and return the list of files.
 
-    A file is opened only if it is a regular file in the folder; there might be a link, a pipe or a huge file instead.
+    The signature is not checked; see `signature.require_signature`. A file is opened only if it is a regular file in
+    the folder; there might be a link, a pipe or a huge file instead.
 
     Raises:
         PackageError: a file is missing, changed, not listed, too large, or outside the folder.
@@ -88,7 +89,7 @@ def summed(path: Path) -> PackageFiles:
 
 
 def read_file(file: Path) -> bytes:
-    """Read a regular file of a package.
+    """Read a regular file of a package, without comparing it with its checksum.
 
     Raises:
         PackageError: the file is not regular, too large, or cannot be read.

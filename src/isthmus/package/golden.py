@@ -71,7 +71,7 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return flat.reshape(self.shape)
 
     def misfit(self, tensor: TensorInfo) -> str:
-        """Describe how it differs from the manifest's tensor; empty if it fits."""
+        """Describe how this tensor differs from the manifest's in type or shape; empty if it fits."""
         if self.element != tensor.element:
             return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
         sizes = zip(self.shape, tensor.shape, strict=False)
@@ -84,7 +84,7 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the input tensors for a model file by name: those of the core if the file holds only that."""
+        """Return the input tensors for a model file by name; for a file with only the numeric core, the core's."""
 
 
 class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

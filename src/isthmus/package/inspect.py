@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Runtime(Protocol):
-    """Run model files. `tolerance` is the largest accepted difference from the recorded outputs."""
+    """A runtime for model files. `tolerance` is the largest accepted difference from the recorded outputs."""
 
     name: str
     tolerance: float
@@ -34,7 +34,7 @@ class Runtime(Protocol):
         """Return the model files that it can run."""
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
-        """Run a model file on each batch of inputs.
+        """Run a model file on each batch of inputs, and return the outputs of each.
 
         Raises:
             PackageError: the graph differs from the manifest, or does not run.
@@ -100,7 +100,10 @@ class Inspection:
 
 
 def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
-    """Run every check of a package.
+    """Run every check of a package and return the results. A failed check is a result and raises no error.
+
+    This runs the model files, so it may take minutes. If the files do not match their checksums, or the signature is
+    not by `key`, no file is opened in a runtime.
 
     Args:
         path: package folder.

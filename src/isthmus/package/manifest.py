@@ -194,7 +194,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return self.core if variant.core else self.tensors
 
     def variant(self, precision: str, format: str = "ort") -> Variant:  # noqa: A002 - the manifest's own word
-        """Return the model file of a precision and format, or raise a PackageError."""
+        """Return the model file of a precision and format; raise a PackageError if the package does not have it."""
         for variant in self.variants:
             if (variant.precision, variant.format) == (precision, format):
                 return variant
@@ -213,7 +213,7 @@ class Package:
 
 
 def open_package(path: Path) -> Package:
-    """Open the package in a folder after checking every file against its SHA-256.
+    """Open the package in a folder after checking every file against its SHA-256. The signature is not checked.
 
     Raises:
         PackageError: a file is missing, changed, not listed, outside the folder, or invalid.
@@ -255,7 +255,11 @@ def read_contract(package: Package) -> Contract:
 
 
 def package_digest(path: Path) -> str:
-    """Return the identity of a package: the SHA-256 of its checksum file."""
+    """Return the identity of the package in a folder: the SHA-256 of its checksum file. No file is checked.
+
+    Raises:
+        PackageError: the checksum file cannot be read.
+    """
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:

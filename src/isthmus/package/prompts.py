@@ -27,7 +27,7 @@ def generation_of(manifest: Manifest) -> Generation:
 
 
 def read_prompts(package: Package) -> list[GoldenPrompt]:
-    """Read the golden prompts; raise a PackageError if they are damaged."""
+    """Read the golden prompts of a package; raise a PackageError if they are damaged or it does not generate text."""
     name = generation_of(package.manifest).prompts
     file, data = package.files.folder / name, package.files.read(name)
     try:
@@ -79,7 +79,7 @@ def require_generated(
     """Run a model file on the golden prompts and return the number of reproduced tokens.
 
     Raises:
-        PackageError: a token differs, or the run takes too long.
+        PackageError: a token differs, or all prompts together take more than SECONDS.
     """
     decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
     end, count = time.monotonic() + SECONDS, 0

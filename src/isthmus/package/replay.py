@@ -54,7 +54,7 @@ class Deviation(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Return the difference divided by its limit."""
+        """The difference divided by its limit; infinity for a difference with a limit of 0."""
         return self.by / self.limit if self.by and self.limit else self.by and np.inf
 
     def says(self, reference: str) -> str:
@@ -66,9 +66,11 @@ def deviation(
     name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
     row_name: Callable[[int], str] = "row {}".format,
 ) -> Deviation:  # fmt: skip
-    """Find the number farthest from its expected value. NaN never passes; integers must match if the limit is below 1.
+    """Return the number of an output that is farthest from its expected value, relative to its limit.
 
-    `widths` also compares floating-point numbers of different widths, within the `rounding` of each at least.
+    It may be within the limit: compare `by` with `limit`. A NaN on either side has an infinite difference, and so have
+    other shapes or element types, and unequal integers if the limit is below 1. With `widths`, floating-point numbers
+    of different widths are compared, and the limit of each number is at least its `rounding`. `row_name` names a row.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
@@ -98,7 +100,7 @@ def rounding(numbers: Array) -> Array:
 
 
 def shares(distance: Array, limits: Array) -> Array:
-    """Return differences divided by their limits."""
+    """Return differences divided by their limits: 0 for no difference, infinity for a difference with a limit of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(distance > 0, distance / limits, 0.0)
 
@@ -148,10 +150,10 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
 def answers(
     session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """Run a session on each batch of input tensors.
+    """Run a session on each batch of input tensors, and return the outputs of each.
 
     Raises:
-        PackageError: the runtime fails or takes too long.
+        PackageError: the runtime fails, or takes more than SECONDS for all batches.
     """
     import onnxruntime  # readers of a package do not need it
 
@@ -205,7 +207,7 @@ def require_core(package: Package, golden: Golden) -> int:
         Number of rows compared.
 
     Raises:
-        PackageError: the file is invalid, takes too long, or a tensor differs; names the case and the tensor.
+        PackageError: the file is invalid, a tensor differs, or the rows take more than SECONDS.
     """
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"
@@ -241,9 +243,10 @@ def require_reproduced(
     outputs: Sequence[Answers],
     tolerance: float = GOLDEN_TOLERANCE,
 ) -> float:
-    """Return the largest difference between a model file's outputs and its golden outputs.
+    """Check a model file's outputs, one mapping per golden case; return the largest difference from the golden outputs.
 
-    The tolerance is for the usual rounding, and scales with the manifest's `rounding`.
+    `tolerance` is the largest accepted difference for a manifest with the default `rounding`; it scales with the
+    manifest's `rounding`.
 
     Raises:
         PackageError: a difference exceeds the tolerance. NaN in place of a number never passes.

@@ -17,7 +17,10 @@ def fork_and_wait() -> int | None:
 
 
 def limit(seconds: int) -> None:
-    """End this process with SIGXCPU after this many seconds of CPU time since its start."""
+    """Limit this process to `seconds` of CPU time, counted from its start.
+
+    Beyond the limit, the system sends SIGXCPU, and SIGKILL a second later.
+    """
     # The hard limit sends SIGKILL, which gives no reason.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 

@@ -59,7 +59,7 @@ class _Statement(msgspec.Struct):
 
 
 class Signer:
-    """Sign packages with a private key.
+    """A signer of packages, with an elliptic private key.
 
     Args:
         key: file of the key, in PEM.
@@ -81,7 +81,10 @@ class Signer:
         self._config = Config().use_elliptic_key_signer(private_key=key, password=secret)
 
     def sign(self, package: Path) -> None:
-        """Write the signature of a package into its folder, replacing any existing one."""
+        """Sign the current files of a package, and write the signature into its folder, replacing any existing one.
+
+        The signature is first written to a temporary folder next to the package. The package's digest stays the same.
+        """
         # Write it outside the package first: a server must not read a partial signature.
         with scratch_folder(package.parent, f".{package.name}-signature") as scratch:
             file = scratch / SIGNATURE
@@ -120,7 +123,7 @@ def read_private_key(file: Path, password: str | None = None) -> "EllipticCurveP
 
 
 def read_public_key(file: Path) -> str:
-    """Read a public key from a file, as PEM.
+    """Read a public key from a file, check it, and return it as PEM.
 
     Raises:
         ConfigurationError: the file cannot be read, or is not a public elliptic key.
@@ -137,12 +140,17 @@ def read_public_key(file: Path) -> str:
 
 
 def key_name(key: str) -> str:
-    """Return the name of a public key for messages: the first digits of its SHA-256."""
+    """Return the name of a public key (PEM) for messages: the first digits of its SHA-256.
+
+    Raises:
+        ValueError: the text is not a public elliptic key.
+        DependencyError: the extra `signing` is not installed.
+    """
     return _name(_hint(_public_key(key)))
 
 
 def require_signature(files: PackageFiles, key: str) -> None:
-    """Check that the owner of a public key (PEM) signed the current files of a package.
+    """Check that the owner of a public key (PEM) signed the current files of a package. This reads all files again.
 
     Raises:
         PackageError: the package is not signed, signed by another key, or changed since.

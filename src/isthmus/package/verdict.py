@@ -248,6 +248,9 @@ def compare(
         dtype: type of both columns.
         tolerance: largest ignored absolute difference of floating-point numbers, or one per row.
         times: event time of each row in microseconds, or empty.
+
+    Raises:
+        ValueError: the columns and `keys` differ in length.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -286,7 +289,10 @@ def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, Featur
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
-    """Combine several comparisons, with the largest tolerance."""
+    """Combine several comparisons into one. `pairs` are dropped.
+
+    Counts are added up. `worst` and `tolerance` are the largest ones, and `examples` the first ones.
+    """
     return FeatureVerdict(
         sum(part.compared for part in parts),
         sum(part.differing for part in parts),

@@ -15,7 +15,10 @@ waits: ContextVar[list[float]] = ContextVar("waits")
 
 
 class StoreWait:
-    """Record how long a block waits for the online store."""
+    """A context manager that times a wait for the online store.
+
+    It appends the seconds to the list in `waits`; without a list, the time is dropped.
+    """
 
     __slots__ = ("_start",)
 
@@ -57,7 +60,11 @@ class Deadlines:
 
 
 class Deadline:
-    """Cancel the block and raise TimeoutError when time is up, like `asyncio.timeout`."""
+    """A deadline for one `with` block, like `asyncio.timeout`.
+
+    After `deadlines.seconds` it cancels the task inside the block, and the block raises a TimeoutError. `expired` is
+    then True, which tells this timeout from others.
+    """
 
     __slots__ = ("_all", "_canceling", "_task", "expired", "start")
 
@@ -81,7 +88,7 @@ class Deadline:
             raise TimeoutError from error
 
     def release(self) -> None:
-        """Stop watching: the part of the block that had to meet the deadline is done."""
+        """Remove the deadline, so that the remaining part of the block may take any time."""
         self._all.remove(self)
 
     def expire(self) -> None:

@@ -50,7 +50,7 @@ class Grants(msgspec.Struct, frozen=True):
     scopes: frozenset[str]
 
     def require(self, action: str, name: str) -> None:
-        """Raise a ForbiddenError if the key lacks the scope `action:name`."""
+        """Raise a ForbiddenError if the key has neither the scope `action:name` nor `action:*`."""
         own = f"{action}:{name}"
         if own not in self.scopes and f"{action}:*" not in self.scopes:
             raise self._lacks(own, f"{own} or {action}:*")
@@ -58,7 +58,8 @@ class Grants(msgspec.Struct, frozen=True):
     def require_status(self, model: str | None = None) -> None:
         """Raise a ForbiddenError if the key may not see the status of the server, or of `model`.
 
-        A `read:*` key may also see the status: such keys were made for Prometheus before `status:*` existed.
+        `status:*` allows both. `predict:MODEL` and `predict:*` allow the status of a model only. `read:*` allows both
+        too: such keys were made for Prometheus before `status:*` existed.
         """
         open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
         if not self.scopes & open_to:
@@ -67,14 +68,18 @@ class Grants(msgspec.Struct, frozen=True):
     def require_owner(self, service: str, text: str) -> None:
         """Raise a ForbiddenError if the key may not read an owner's snapshot.
 
-        `text` is the owner's value as in the snapshot header.
+        `text` is the owner's value as in the snapshot header. The key needs `snapshot:SERVICE/VALUE`,
+        `snapshot:SERVICE` or `snapshot:*`.
         """
         own = f"snapshot:{service}/{quote(text, safe='')}"
         if self.scopes.isdisjoint((own, f"snapshot:{service}", "snapshot:*")):
             raise self._lacks(own, f"{own}, snapshot:{service} or snapshot:*")
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Raise a ForbiddenError if the key may not do this lookup. A lookup by `features` needs `read:*`."""
+        """Raise a ForbiddenError if the key may not do this lookup.
+
+        A lookup by feature service needs `read:SERVICE` or `read:*`; a lookup by `features` needs `read:*`.
+        """
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:
@@ -121,10 +126,12 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def checked(cls, text: bytes, where: str) -> "Keyring":
-        """Parse a key file after checking that other users cannot write it.
+        """Parse `text`, the content of the key file at path `where`.
+
+        The file must belong to this user or root, and no other user may be able to write it.
 
         Raises:
-            DataError: other users may write the file, it is not a key file, or it no longer exists.
+            DataError: another user owns or may write the file, it no longer exists, or `text` is not a key file.
         """
         try:
             status = Path(where).stat()
@@ -160,21 +167,25 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def required(keys: Path) -> Path:
-    """Return the marker file that exists once a key has been created.
+    """Return the path of the marker file next to the key file `keys`. Creates nothing.
 
-    While it exists, the server never runs without keys.
+    `isthmus keys create` makes the marker. While it exists, a missing or empty key file does not open the server; only
+    `isthmus keys open` does.
     """
     return keys.with_name("keys.required")
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """Create a key. Return it as stored, and its secret, which cannot be recovered later."""
+    """Create a random key, and return its record for the key file and its secret text. Stores nothing.
+
+    The secret cannot be recovered from the record. `at` is in microseconds since 1970 UTC.
+    """
     secret = PREFIX + secrets.token_urlsafe(32)
     return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
-    """Validate the name and the scopes of a new key. Return all problems."""
+    """Validate the name and the scopes of a new key. Return all problems, or an empty list."""
     wrong = []
     if not _NAME.fullmatch(name):
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))

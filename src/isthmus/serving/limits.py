@@ -20,7 +20,7 @@ class Limits:
         head_fields: number of header fields and trailers.
         body_bytes: bytes of a request's body.
         rows: rows of a request.
-        push_days: age in days of the oldest row that may be pushed to the history, at least the view's `ttl`. Each day
+        push_days: maximum age in days of a row pushed to the history, or the view's `ttl` if that is longer. Each day
             is a partition of the table.
         waiting_rows: pushed rows of a view that may wait for the history; a push beyond this is refused.
         values: rows times features of a request.
@@ -51,7 +51,7 @@ class Limits:
         return f"{self.head_bytes:,} bytes and {self.head_fields:,} fields at most"
 
     def require_values(self, where: str, rows: int, features: int) -> None:
-        """Raise a TooLargeError if an answer would have too many values."""
+        """Raise a TooLargeError if `rows` times `features` exceeds `values`; its message begins with `where`."""
         if rows * features > self.values:
             size = f"{rows:,} rows of {features:,} features are {rows * features:,} values"
             raise TooLargeError(

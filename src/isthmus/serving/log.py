@@ -15,7 +15,7 @@ from isthmus.serving import keys
 
 
 def configure() -> None:
-    """Send warnings of libraries to the log as well."""
+    """Send the warnings and errors of libraries to this log too. Replaces all handlers of Python's root logger."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -34,7 +34,7 @@ def error(event: str, **fields: Any) -> None:
 
 
 def place(error: BaseException) -> str:
-    """Return the function and line that raised an error."""
+    """Return where an error was raised, as `function:line`; "unknown" if it has no traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

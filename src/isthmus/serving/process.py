@@ -23,9 +23,10 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a server as a child process that ends with this process.
+    """Start a server as a child process that ends with this process. Returns at once, before the server answers.
 
-    Call it from a thread that outlives the server: Linux ties the child to the thread that started it.
+    Call it from a thread that outlives the server: Linux ends the child with the thread that started it. The child
+    inherits no environment variables that start with `ISTHMUS_`.
 
     Args:
         settings: settings of the server.
@@ -40,7 +41,10 @@ def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess
 
 
 def become(settings: ServerSettings) -> NoReturn:
-    """Replace this process with the server."""
+    """Replace this process with the server, which keeps its process id. Does not return.
+
+    The server inherits no environment variables that start with `ISTHMUS_`.
+    """
     descriptor = _file_of(settings)
     os.set_inheritable(descriptor, True)
     arguments = _command(descriptor)
@@ -50,8 +54,9 @@ def become(settings: ServerSettings) -> NoReturn:
 def serve(settings: ServerSettings) -> int:
     """Run a server in a child process until it ends, and return its exit code.
 
-    A child process loads none of the modules that this process has loaded. SIGTERM is forwarded; Ctrl-C reaches the
-    whole terminal group without help. Call it from the main thread.
+    The child loads only the server's modules, not the others that this process has loaded. While waiting, this process
+    forwards SIGTERM to the child and ignores SIGINT: Ctrl-C reaches the child through the terminal. Call it from the
+    main thread.
     """
     child = start(settings)
 
@@ -68,13 +73,13 @@ def serve(settings: ServerSettings) -> int:
 
 
 def received(descriptor: int) -> ServerSettings:
-    """Read the settings passed by `start` or `become`."""
+    """Read the settings passed by `start` or `become`, and close the file descriptor."""
     with open(descriptor, "rb") as file:
         return ServerSettings.decode(file.read(), "--settings-fd")
 
 
 def end_with(parent: int) -> None:
-    """Make this process receive SIGTERM when its parent ends."""
+    """Make this process receive SIGTERM when its parent ends; at once if the process `parent` has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has ended already
         signal.raise_signal(signal.SIGTERM)

@@ -17,7 +17,10 @@ from isthmus.serving.recorder.options import Recording
 VARIABLE = "ISTHMUS_SERVER"
 
 CHECK_SHARE = 1 / 128
-"""A check takes 0.15 to 0.35 ms. At this share it uses 1 % of all lookup time and does not affect the p99."""
+"""Default fraction of requests whose row contents are checked.
+
+A check takes 0.15 to 0.35 ms. At this share it uses 1 % of all lookup time and does not affect the p99.
+"""
 
 METRICS_FOLDER = "ISTHMUS_METRICS"
 """Environment variable with the folder in which workers of a shared port share their counts."""
@@ -47,10 +50,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         latency_objective_ms: objective for the p99 of answers, in milliseconds.
         freshness_objective_seconds: maximum age of the newest row, by view name.
         history_seconds: time in which pushed rows should reach the history of their view.
-        record: answers to record; None for none.
-        spool: folder of recorded answers until they are collected.
-        spool_key: secret for hashing join keys of private views, in hex.
+        record: answers to record; None to record nothing.
+        spool: folder of recorded answers until they are collected; required with `record`.
+        spool_key: secret for hashing join keys of private views, in hex; 32 to 128 digits if there are private views.
         now: fixed time in microseconds since 1970 UTC for projects that replay history; None for the clock.
+
+    Raises:
+        ConfigurationError: lists all invalid settings. One problem is a host that other machines can reach while no
+            API key exists.
     """
 
     contract: str
@@ -125,7 +132,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """Read the settings from the environment and remove them, so that child processes do not inherit them."""
+        """Read the settings from the variable `ISTHMUS_SERVER`, and remove it so that no child process inherits it.
+
+        Raises:
+            ConfigurationError: the variable is not set, or the settings are invalid.
+        """
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")

@@ -36,10 +36,13 @@ class AnyPredictor(Protocol):
     batches: Any
 
     def read(self, message: PredictRequest | TensorRequest, limits: Limits) -> tuple[dict[str, list[Any]], Any, int]:
-        """Return the join keys, other fields and number of rows of a request, or raise a RequestError."""
+        """Return the join keys, the decoded request fields or tensors, and the number of rows of a request.
+
+        Raises a RequestError if the request does not fit the model or the limits.
+        """
 
     def inputs(self, fields: Any, answers: Mapping[str, ViewAnswer]) -> Any:
-        """Combine fields of a request and values of views to the model's inputs."""
+        """Combine `fields` from `read` and the answers of the views into the model's inputs."""
 
     def require(self, output: Any, inputs: Any) -> None:
         """Raise a RequestError if the model has no answer for some input."""
@@ -59,7 +62,7 @@ class State:
         generations: contracts in use.
         problem: error that prevented loading a contract.
         model: deployed model, the error that prevented loading it, or None if nothing is deployed.
-        refused: error of the current deployment file, while an earlier one stays in use.
+        refused: error of loading the current deployment file. The model of an earlier version stays in use, if any.
         trial: candidate or probation next to the deployed model.
         batch: rows of several requests that a slow model predicts together.
     """
@@ -111,7 +114,7 @@ class State:
 
     @property
     def outdated(self) -> IsthmusError | None:
-        """The reason the deployed model cannot answer, or None."""
+        """The reason the deployed model cannot answer; None if it can, or if no model is loaded."""
         return self._predictor if self.model is not None and isinstance(self._predictor, IsthmusError) else None
 
     @cached_property
@@ -145,7 +148,12 @@ class State:
         return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)
 
     def deployed(self, name: str | None) -> DeployedModel:
-        """Return the model with this name; None for the only model."""
+        """Return the model with this name; None for the only model.
+
+        Raises:
+            NotReadyError: no model is loaded.
+            NotFoundError: the deployed model has another name.
+        """
         if not isinstance(self._model, DeployedModel):
             raise _not_ready(self._model, "model", "is not deployed", "run `isthmus deploy`")
         known = self._model.deployment.model
@@ -154,7 +162,12 @@ class State:
         return self._model
 
     def predictor(self) -> AnyPredictor:
-        """Return the predictor of the deployed model, or raise NotReadyError or ContractMismatch."""
+        """Return the predictor of the deployed model.
+
+        Raises:
+            NotReadyError: no contract or model is loaded.
+            ContractMismatch: features the model reads have changed since its package was exported.
+        """
         predictor = self._predictor
         if isinstance(predictor, IsthmusError):
             # Drop the traceback, which would grow with every raise.
@@ -165,7 +178,7 @@ class State:
         """Return the text generator of the model with this name; None for the only model.
 
         Raises:
-            RequestError: the model does not generate text.
+            RequestError: the model does not generate text, or has another name.
             NotReadyError: no model is loaded.
             ContractMismatch: features the model reads have changed.
         """
@@ -192,7 +205,10 @@ class State:
 
     @property
     def candidate(self) -> AnyPredictor | None:
-        """The predictor of the candidate; None without a candidate or once it was given up."""
+        """The predictor of the candidate; None without a candidate, once it was refused, or if it cannot answer.
+
+        If features it reads have changed, the first access sets `candidate_run.refused`.
+        """
         if self.candidate_run is None or self.candidate_run.refused is not None:
             return None
         return self._candidate
@@ -213,7 +229,10 @@ class State:
 
     @cached_property
     def former(self) -> AnyPredictor | None:
-        """The predictor of the previous model during probation; None if the server cannot go back to it."""
+        """The predictor of the previous model; None outside a probation or if the server cannot go back to it.
+
+        The first access sets `probation.problem` to the reason it cannot, or to None.
+        """
         run = self.probation
         if run is None or not isinstance(run.former, DeployedModel):
             return None
@@ -226,7 +245,10 @@ class State:
         return former
 
     def versions(self) -> dict[str, AnyPredictor]:
-        """Return the predictors by package digest, the deployed model's first."""
+        """Return the predictors by package digest: the deployed model's, then the candidate's or the previous model's.
+
+        Raises the errors of `predictor` if the deployed model cannot answer.
+        """
         versions: dict[str, AnyPredictor] = {}
         for predictor in (self.predictor(), self.candidate, self.former):
             if predictor is not None:
@@ -235,7 +257,12 @@ class State:
 
     @property
     def deployment_state(self) -> str:
-        """One of `DEPLOYMENT_STATES`. "undone" means that the server went back to this deployment."""
+        """One of `DEPLOYMENT_STATES`.
+
+        During probation: "probation", "no_way_back" if the previous model cannot answer, or "undone" once the deployed
+        model has failed and the previous one answers. After it: "undone" if a server restored this deployment in place
+        of a failed one, else "settled".
+        """
         if self.probation is not None:
             if self.former is None:
                 return "no_way_back"

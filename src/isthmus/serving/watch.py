@@ -35,9 +35,10 @@ _SHARE = 0.02
 
 
 class Watch:
-    """Watch the contracts, the deployment, and decisions of other workers about a model on trial.
+    """The `state` of a server, built from the files of its contracts and its deployment and rebuilt when they change.
 
-    A request must read `state` once: it is replaced by a new object on every change.
+    It also reads the file in which any worker records that a model on trial failed. Call `load` once, then run `run` in
+    the background. A request must read `state` once: every change replaces it with a new object.
     """
 
     def __init__(
@@ -58,12 +59,15 @@ class Watch:
 
     @property
     def written(self) -> loss.LastMaterializations:
-        """Materializations recorded in the file."""
+        """The last materialization by online view name, from `materialized.json`; empty without a valid file."""
         content = self._written.content
         return content if isinstance(content, dict) else {}
 
     def load(self) -> None:
-        """Read changed files, and replace the state if any did change."""
+        """Read the files that have changed and replace `state` if needed. Blocks while a new model loads.
+
+        Broken files are logged, not raised: see `WatchedFile`.
+        """
         loaded = False
         if self._written.changed():
             self._written.load()  # not part of the state
@@ -99,8 +103,9 @@ class Watch:
     async def run(self) -> None:
         """Reload contracts, deployment and decisions when their files change, until canceled.
 
-        Also ends trials: records a model that was given up, and restores the previous deployment. Errors are logged,
-        not raised.
+        Also ends trials: when a model on trial fails, it writes the decision file for other workers. When the model was
+        on probation, it also rewrites the deployment file with the previous deployment, under the deployment lock.
+        Errors are logged, not raised.
         """
         pause = POLL_SECONDS
         while True:
@@ -156,7 +161,7 @@ class Watch:
             return CandidateRun(candidate, error)
 
     def _report(self, run: CandidateRun | ProbationRun, why: str) -> None:
-        """Record once that a model was given up, for other workers and the command line."""
+        """Record once that a model on trial failed, for other workers and the command line."""
         self._reported = run
         deployment = run.deployment
         if read_decision(self._deployment.path, deployment) is not None:
@@ -169,7 +174,7 @@ class Watch:
             log.warning("decision not written", problem=error.strerror or str(error))
 
     async def _decide(self) -> None:
-        """Act on the outcome of a trial: a model given up, or the end of a probation."""
+        """Act on the outcome of a trial: the model failed, or its probation has ended."""
         probation = self.state.probation
         run = self.state.candidate_run or probation
         if run is not None and run.refused is not None and run is not self._reported:

@@ -14,9 +14,12 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class WatchedFile(Generic[T]):
-    """A file and its parsed content, which is an error if it cannot be parsed, or None if the file does not exist.
+    """A file and its parsed content. `load` reads the file; call it when `changed` returns True.
 
-    A broken file does not replace valid content: `content` stays, and `problem` is the error.
+    Attributes:
+        content: content as parsed last. None before the first `load` or if the file does not exist, and an error if no
+            valid content was read.
+        problem: error of the last `load`, or None. Valid content from before the error stays in `content`.
     """
 
     path: Path

@@ -1,1 +1,1 @@
-"""How a feature is computed: declarations as decorators, engines, sources. The only importer of pyspark."""
+"""Computation of features: decorators, engines, sources, request transforms. No other package imports pyspark."""

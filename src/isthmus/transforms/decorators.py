@@ -1,4 +1,8 @@
-"""The decorators that turn a PySpark function into a declaration. Importing this does not load pyspark."""
+"""The decorators that turn a PySpark function into a declaration. Importing this does not load pyspark.
+
+They do not call the function. The first line of its docstring becomes the description. A call with a missing or unknown
+argument raises a ConfigurationError.
+"""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -38,9 +42,9 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     """Declare the decorated PySpark function as a feature view with the function's name.
 
     The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys,
-    `event_timestamp`, the features, and `known_at` unless every row is known `delay` after its event time. The
-    `timestamp` and `known` columns of a source count as `event_timestamp` and `known_at`, even under their original
-    names. If rows break an expectation, a build writes nothing.
+    `event_timestamp` and the features. It also returns `known_at`, unless each row is known `delay` after its event
+    time. Columns that a source names with `timestamp=` or `known=` are renamed to `event_timestamp` and `known_at`. If
+    rows break an expectation, a build writes nothing. See `FeatureView` for the arguments.
     """
     return lambda function: FeatureView(
         _name(function), listed(entities), listed(schema), listed(sources), ttl, delay, function, _about(function),
@@ -52,10 +56,11 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
 def spine(
     *, entities: Sequence[Entity], sources: Sequence[Source], label: Field, request: RequestSource | None = None
 ) -> Callable[[Function], Spine]:
-    """Declare the decorated PySpark function as a spine: the times of predictions, with the label.
+    """Declare the decorated PySpark function as a spine with the function's name: one row per prediction to learn.
 
-    The function returns the join keys, `event_timestamp`, `known_at` (when the label became known), the request fields
-    and the label.
+    The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys,
+    `event_timestamp` (the time of the prediction), `known_at` (the time the label became known), the fields of
+    `request` and the label. Columns that a source names with `timestamp=` or `known=` are renamed as in `transform`.
     """
     return lambda function: Spine(
         _name(function), listed(entities), label, listed(sources), request, function, _about(function)
@@ -68,9 +73,9 @@ def request_transform(
 ) -> Callable[[Function], RequestTransform]:
     """Declare the decorated PySpark function as a request transform with the function's name.
 
-    The function takes Columns, named like the inputs in a training set (`view__feature`, or the name of a request
-    field), and returns a dict with a Column for each field of the schema, of the field's type. It may use the functions
-    in docs/row-functions.md; `isthmus apply` rejects any other function.
+    Each parameter of the function receives a Column. It is named like an input in a training set: `view__feature`, or
+    the name of a request field. The function returns a dict with a Column of the declared type for each field of the
+    schema. It may use only the PySpark functions in docs/row-functions.md; `isthmus apply` rejects any other function.
     """
     return lambda function: RequestTransform(
         _name(function), listed(inputs), listed(schema), function, _about(function)

@@ -46,9 +46,13 @@ _LISTENS = 1.0
 def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
     """Open a session on an engine: "sail", "spark" on `threads` cores of this machine, or a Spark Connect URL.
 
+    The session uses the time zone UTC and ANSI mode, and is stopped at the end of the block. "sail" and "spark" also
+    start and stop a server in this process, and set environment variables that PySpark or the server reads. A URL is
+    checked first, for up to 5 seconds to connect and 5 for an answer. Only "spark" uses `threads`.
+
     Raises:
         ConfigurationError: the engine's name is unknown.
-        DependencyError: pyspark, pysail or Java is missing, or no server answers at the URL.
+        DependencyError: pyspark, pysail or Java 17 is missing, Spark does not start, or no server answers at the URL.
     """
     try:
         import pyspark  # noqa: F401 - only whether it is installed
@@ -96,7 +100,7 @@ def _connect(url: str) -> "Iterator[SparkSession]":
 
 
 def _spark(threads: int) -> str:
-    """Start Apache Spark in a JVM that ends with the session; return the URL of its server."""
+    """Start a Spark Connect server in this process's JVM; return its URL. Stopping the session stops the server."""
     from pyspark.sql.connect.session import SparkSession
 
     options = {
@@ -174,7 +178,7 @@ def _sail() -> Iterator[str]:
 
 @cache
 class _Interrupts:
-    """Keeps this process's handler of Ctrl-C, which Sail's first server replaces soon after its start.
+    """The process's handler of Ctrl-C, to restore after Sail's first server has replaced it, soon after its start.
 
     Sail's handler would end the server at once, and its client would retry for ten minutes to close the session.
     """

@@ -1,8 +1,8 @@
-"""Reads sources as DataFrames.
+"""Sources as DataFrames, and local copies of their rows.
 
-The engine reads Parquet itself. CSV is first converted to Parquet, once per content, so that every engine sees the same
-types and microseconds; this also covers files inside a `.zip`, which Spark cannot open. The rows of tables and queries
-are written to Parquet when a build starts.
+Engines read local Parquet files themselves. CSV is first converted to Parquet, once per content, so that every engine
+sees the same types and microseconds. This includes CSV files inside a `.zip`, which Spark cannot open. Rows of tables
+and queries are copied to Parquet when a build starts.
 """
 
 import hashlib
@@ -59,11 +59,11 @@ class NoRowsError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The rows of a table or query at the start of a build.
+    """A local copy of rows of a table, a query or files at a URL, made at the start of a build.
 
     Attributes:
-        file: Parquet file.
-        content: fingerprint of all rows at that time; None if the database has no fingerprint.
+        file: Parquet file with the copied rows.
+        content: fingerprint of the whole source at that time; None if its version is unknown.
     """
 
     file: Path
@@ -71,22 +71,26 @@ class Landed:
 
 
 def lands(source: Source, *, cluster: bool = False) -> bool:
-    """Return whether the rows are copied to a local Parquet file before an engine reads them.
+    """Return whether `land` must copy the rows to a local Parquet file before an engine reads them.
 
-    Tables and queries always are, files at URLs unless a cluster reads them itself.
+    True for tables and queries, and for `s3://` and `s3a://` URLs unless `cluster`: the engine is a Spark Connect URL
+    and reads them itself. False for local files and other URLs.
     """
     return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
 
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
-    """Copy the rows whose `timestamp` lies within a range to a Parquet file in `folder`, if the source `lands`.
+    """Copy rows to the Parquet file `folder/NAME.parquet`. Call this only for a source that `lands`.
 
-    Later changes of the table do not affect the copy. `options` are the storage options.
+    Copies the rows whose `timestamp` is in the range, widened to whole seconds, and rows without a time. Copies all
+    rows if `within` is None or the source has no `timestamp`. `options` are storage options, for tables and files at
+    URLs. Later changes of the table do not affect the copy.
 
     Raises:
+        NoRowsError: the source has no rows at all. A range without rows gives an empty file.
         ConfigurationError: the variable with the address is not set, or a declared time column is missing or has no
             time zone.
-        DataError: the table is missing, damaged or empty, or has a column type that engines do not read.
+        DataError: the table is missing or damaged, has a column type that engines do not read, or a value does not fit.
         DependencyError: the database or catalog does not answer, or its library is not installed.
     """
     file = folder / f"{source.name}.parquet"
@@ -99,13 +103,17 @@ def land(source: Source, root: Path, within: Within, folder: Path, options: Opti
 
 
 def read(spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None) -> "DataFrame":
-    """Return the DataFrame of a source. Relative paths start from `root`; CSV files are converted in `staging`.
+    """Return the DataFrame of a source. Relative paths start from `root`.
 
-    For a table or query, pass its `landed` rows; without them, the frame has its columns and no rows.
+    For a table or query, pass the result of `land` as `landed`. Without it, this connects to the table or database, and
+    the DataFrame has the columns but no rows. Files that engines cannot read unchanged, such as CSV, are first
+    converted to Parquet (or linked under other names) in `staging`, where later calls reuse them.
 
     Raises:
-        ConfigurationError: the file is missing, or a declared time column is missing or has no time zone.
-        DataError: the file is empty or damaged, or the engine cannot read it.
+        ConfigurationError: the file is missing, a declared time column is missing or has no time zone, or `types=`
+            names a column that the CSV file lacks.
+        NoRowsError: the local file or folder has no rows.
+        DataError: the file is damaged, or the engine cannot read it.
         DependencyError: the Python package with the file is not installed, or the engine cannot open the file.
     """
     from pyspark.errors import PySparkException
@@ -133,7 +141,10 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:
-    """Check a local source as `read` does, as far as possible without an engine."""
+    """Check a local source without an engine. Raises the errors of `read`, except those that only an engine can raise.
+
+    Like `read`, it converts a CSV file to Parquet in `staging`. The time columns of a folder are not checked.
+    """
     from pyarrow.parquet import read_schema
 
     file = _parquet(source, root, staging) if source.path else _columns(source, root, staging)
@@ -143,9 +154,10 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the types of a local source's columns, in the names used by declarations where possible.
+    """Return the type of each column of a local source, by column name.
 
-    Raises the errors of `read`, as far as no row needs to be read.
+    A type has its name in declarations, such as `Int64`, or Arrow's name if declarations have no such type. Check the
+    source with `read` or `require_readable` first: for a damaged file, this raises the errors of Arrow.
     """
     if source.path:
         path = _locate(source, root)
@@ -162,9 +174,9 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """Keep the rows of a source whose `timestamp` lies in [first, end), in microseconds.
+    """Return the rows of a frame whose source `timestamp` is in [first, end), in microseconds since 1970 UTC.
 
-    Rows without a time are kept. Without a declared `timestamp` column, all rows are kept.
+    The result includes rows without a time. If the source declares no `timestamp` column, it has all rows.
     """
     if source.timestamp is None:
         return frame
@@ -174,9 +186,11 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
 
 
 def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
-    """Return a fingerprint of a source: names, sizes and modification times of its files, or its table's version.
+    """Return a fingerprint of a source, without reading its rows.
 
-    Return None if the content cannot be known: a server's query without `version_sql`, or files at an unsupported URL.
+    It covers names, sizes and modification times of files, or the version of a table. A table, a database or an S3 URL
+    is opened for it, with the storage `options`, and raises the errors of `land` if that fails. Return None if the
+    version is unknown: a PostgreSQL query without `version_sql`, or a URL that is neither `s3://` nor `s3a://`.
     """
     if source.sql:
         return _hash(sql.version(source, root))
@@ -237,7 +251,7 @@ def _spark_types(schema: pa.Schema) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of an engine's error, without plans and stacks."""
+    """Return the first line of an engine's error. For an error in a Python worker, return the line of its exception."""
     lines = str(error).strip().splitlines()
     if _STACK in lines:
         # The stack of a Python worker ends with the exception.
@@ -246,7 +260,10 @@ def first_line(error: BaseException) -> str:
 
 
 def failing_line(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """Return ` in line 7`, where a function failed in its file; empty if it failed before its first line."""
+    """Return text like ` in line 7`: the innermost line of the function's file in the error's traceback.
+
+    Return an empty text without a function, or if the traceback has no line of its file.
+    """
     file = inspect.unwrap(function).__code__.co_filename if function else None
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" in line {lines[-1]}" if lines else ""

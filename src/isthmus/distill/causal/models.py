@@ -29,10 +29,14 @@ class Language(NamedTuple):
 
 
 def language(source: str, where: str) -> Language:
-    """Load the model and tokenizer from a folder, or call the function next to the definitions that returns both.
+    """Load a model in float32, with its tokenizer.
+
+    `source` is a folder with `tokenizer.json`, or "module:function", a function next to the definitions that is called
+    without arguments and returns both. `where` is the place to name in messages.
 
     Raises:
-        ConfigurationError: not a causal model of transformers, or the tokenizer belongs to another model.
+        ConfigurationError: the source cannot be loaded, it is not a causal model of transformers with the attention
+            "sdpa", or the tokenizer belongs to another model.
         DependencyError: transformers is not installed.
     """
     if FUNCTION.fullmatch(source):
@@ -52,7 +56,16 @@ def language(source: str, where: str) -> Language:
 
 
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
-    """Return a new model for the vocabulary, with random weights from torch's global generator."""
+    """Create an untrained model for a vocabulary.
+
+    If `source` is None, it is a Llama with the sizes in `shape` and a context of `context` tokens, and torch's global
+    generator draws its weights. Otherwise the function `source` is called with the vocabulary size and returns the
+    model; `context` and `shape` are not used.
+
+    Raises:
+        ConfigurationError: the function cannot be imported or does not return a causal model of this vocabulary size,
+            or `shape` does not give each head an even number of units.
+    """
     if source is not None:
         model = _causal(called(source, where, vocabulary.size), source, where)
         if model.config.vocab_size != vocabulary.size:
@@ -88,7 +101,10 @@ def function_of(source: str) -> Any:
 
 
 def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
-    """Return a copy of a model that has only the tokens of the pruned vocabulary, in its order."""
+    """Return a trainable copy of a model that has only the tokens of a pruned vocabulary, in the vocabulary's order.
+
+    If the vocabulary is not pruned, the copy keeps all tokens.
+    """
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
         return model
@@ -106,7 +122,12 @@ def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
 
 
 def adapted(model: Any, lora: Lora, where: str) -> Any:
-    """Freeze the model's weights and add trainable LoRA layers, in place."""
+    """Freeze the model's weights, add trainable LoRA layers in place, and return the model.
+
+    Raises:
+        ConfigurationError: no linear layer has a name in `lora.layers`.
+        DependencyError: peft is not installed.
+    """
     with extra("lora"):
         from peft import LoraConfig, inject_adapter_in_model
     config = LoraConfig(
@@ -122,7 +143,7 @@ def adapted(model: Any, lora: Lora, where: str) -> Any:
 
 
 def merged(model: Any) -> Any:
-    """Merge the LoRA layers into the model's weights, in place."""
+    """Merge the LoRA layers into the model's weights in place, make all weights trainable, and return the model."""
     from peft.tuners.lora import LoraLayer
 
     for name, layer in [*model.named_modules()]:

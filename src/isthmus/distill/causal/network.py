@@ -1,4 +1,4 @@
-"""A causal model over packed blocks: student, teacher, and text generation for training."""
+"""Causal language models on blocks of packed texts: student, teacher, and text generation for training."""
 
 from typing import Any
 
@@ -12,16 +12,20 @@ from isthmus.features.errors import DataError
 
 
 def seen(positions: Tensor) -> Tensor:
-    """Return the attention mask, bool (n, 1, P, P): a token sees itself and earlier tokens of the same text."""
+    """Return the attention mask of packed blocks, bool (n, 1, P, P): a token sees its own text up to itself.
+
+    `positions`, int64 (n, P), is the position of each token in its text; every 0 begins a new text.
+    """
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
     return (texts[:, None, :, None] == texts[:, None, None, :]) & (order[None, :] <= order[:, None])
 
 
 class Packed(nn.Module):
-    """Wrap a causal model of transformers: tokens and positions, int64 (n, P), to logits (n, P, classes).
+    """A causal model of transformers that reads packed blocks.
 
-    `kept` maps the tokens of a pruned vocabulary to the model's: tokens and classes are then from the pruned one.
+    It maps tokens and their positions in the text, int64 (n, P), to logits (n, P, classes). `kept` has the model's id
+    of each token of a pruned vocabulary. With `kept`, tokens and classes are ids of the pruned vocabulary.
     """
 
     kept: Tensor | None
@@ -36,7 +40,11 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the logits, and the cache after these tokens if a cache was passed."""
+        """Return the logits (n, P, classes) of these tokens, and the cache that includes them; None without a cache.
+
+        `mask` says which cached and new tokens each token sees, bool (n, 1, P, cached + P). The cache is extended in
+        place.
+        """
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
             past_key_values=cache, use_cache=cache is not None,
@@ -46,11 +54,11 @@ class Packed(nn.Module):
 
 
 class CausalStudent(nn.Module):
-    """A student over blocks: tokens, positions and targets, int64 (n, P).
+    """A student that reads blocks: tokens, their positions in the text, and next tokens (targets), int64 (n, P).
 
-    Outputs `counts`, bool (n, P), True where there is a target. In training it adds `logits` (n, P, classes). In
-    evaluation, where the outputs of all rows are in memory at once, it adds `losses` (n, P), 0 without a target, and
-    `best`, the most likely token.
+    It returns `counts`, bool (n, P), True where there is a target. In training mode it adds `logits` (n, P, classes).
+    In eval mode it adds `losses`, the cross entropy (n, P), 0 without a target, and `best`, the most likely next token.
+    It leaves out the logits there, because evaluation keeps the outputs of all rows in memory.
     """
 
     def __init__(self, model: Any) -> None:
@@ -69,10 +77,10 @@ class CausalStudent(nn.Module):
 
 
 class CausalTeacher(nn.Module):
-    """A teacher over the same blocks: `losses`, and the outputs named in `keys`.
+    """A teacher that reads the same inputs as `CausalStudent` and returns `losses`, the cross entropy (n, P).
 
-    `logits` cover the student's tokens. `sequence`, int64 (n, P), is the prompt of each block followed by the
-    teacher's greedy continuation.
+    If `keys` names them, it also returns `logits` (n, P, classes) for the student's tokens, and `sequence`, int64
+    (n, P): the first `prompt` tokens of each block, followed by the teacher's greedy continuation.
     """
 
     def __init__(self, packed: Packed, keys: tuple[str, ...], prompt: int, end: int) -> None:
@@ -90,15 +98,16 @@ class CausalTeacher(nn.Module):
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of each target, (n, P), and 0 where there is no target."""
+    """Return the cross entropy of each target, float32 (n, P), and 0 where the target is `IGNORED`."""
     return cross_entropy(logits.float().transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
 
 
 def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
-    """Continue blocks after their first `prompt` tokens, int64 (n, P).
+    """Return blocks in which the model has replaced everything after the first `prompt` tokens, int64 (n, P).
 
-    Takes the most likely token, or draws one from torch's global generator. The continuation extends the last text of
-    the prompt; after an end token, only end tokens follow.
+    Each new token is the most likely one if `greedy`; otherwise torch's global generator draws it. The new tokens
+    continue the last text of the prompt. After an end token, only end tokens follow. Raises a DataError if logits are
+    not finite.
     """
     from transformers import DynamicCache
 
@@ -124,9 +133,9 @@ def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end:
 
 
 def continued(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return positions and targets, int64 (n, P), for blocks that `written` continued.
+    """Return new positions and targets, int64 (n, P), for blocks that `written` has continued.
 
-    The written tokens are the targets, up to and including the first end token.
+    `positions` are the positions before. Only the new tokens are targets, up to and including the first end token.
     """
     length = tokens.shape[1]
     places = positions[:, prompt - 1 : prompt] + torch.arange(1, length - prompt + 1, device=tokens.device)

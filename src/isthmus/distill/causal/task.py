@@ -44,13 +44,17 @@ from isthmus.package.inputs import Feeds
 CONFIGURATION, KEPT = "config.json", "vocabulary.json"
 
 BLOCKS = 16
-"""Most blocks of each kind that measure a model file: SmolLM2 reads only 25 tokens per second this way."""
+"""Maximum number of domain blocks, and of general blocks, for measuring a model file.
+
+A file reads token by token, and SmolLM2 reads only 25 tokens per second this way.
+"""
 
 
 class CausalTask(Task):
-    """Train a causal language model further on a domain, or distill it from a larger model.
+    """The task that trains a causal language model further on a domain, or distills it from a larger model.
 
-    Its rows are blocks of tokens, packed from the texts of each part, instead of the rows of the training set.
+    Its rows are blocks of tokens, packed from the texts of each part, instead of the rows of the training set. Creating
+    it loads the base or teacher, and tokenizes and packs all texts.
     """
 
     metric = "perplexity"
@@ -163,7 +167,10 @@ class CausalTask(Task):
         return {"tokenizer": hashlib.sha256(self.vocabulary.tokenizer).hexdigest()}
 
     def student(self) -> nn.Module:
-        """Return the base or a new model; raise a ConfigurationError if it cannot be exported."""
+        """Return a trainable copy of the base, or a new model, in training mode.
+
+        Raises a ConfigurationError if the model cannot be exported.
+        """
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
             new = models.trimmed(self._language.model, self.vocabulary)
@@ -201,9 +208,10 @@ class CausalTask(Task):
         })  # fmt: skip
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
-        """Return the batch, or continuations of its prompts by the student or the teacher, in the declared shares.
+        """Return the batch, or replace its texts by continuations of their prompts, at random.
 
-        The choice is drawn from torch's global generator, whose state is in checkpoints.
+        With probability `on_policy` the student writes the continuations, with probability `sequences` the teacher. The
+        choice is drawn from torch's global generator, whose state checkpoints save.
         """
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
@@ -236,10 +244,10 @@ class CausalTask(Task):
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return the perplexity of domain texts and the mean loss per token of general texts.
+        """Return the `perplexity` of domain texts and `general_loss`, the mean loss per token of general texts.
 
-        For a base, `gain` is the relative decrease of its perplexity, `regression` the relative increase of its general
-        loss.
+        If a base was trained further, also return `gain`, the relative decrease of the perplexity from the base to the
+        student, and `regression`, the relative increase of the general loss. A figure without tokens is NaN.
         """
         figures = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         figures["general_loss"] = self._mean(answers, rows, domain=False)
@@ -258,7 +266,10 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return how often student and teacher prefer the same token; empty for a base, which only has losses."""
+        """Return the share of targets for which student and teacher have the same most likely token.
+
+        Return an empty dict if a base was trained further, because only losses of the base are stored.
+        """
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -300,7 +311,7 @@ class CausalTask(Task):
         return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Return the middle token of a block and an all-zero cache: only the sizes matter."""
+        """Return inputs for one block: its middle token, and an all-zero cache, since only the sizes matter."""
         (row,), half = rows.tolist(), self.declared.context // 2
         tokens = self.tokens[row, half : half + 1].numpy()
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
@@ -312,7 +323,7 @@ class CausalTask(Task):
             return cache_shape(_model(self.student()).config)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the middle token of a block's first text, with the cache of the tokens before it."""
+        """Return the case for one block: the middle token of its first text, and the cache of the tokens before it."""
         (row,) = rows.tolist()
         length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
         half, run = length // 2, self.writer(student).reference.run
@@ -332,7 +343,7 @@ class CausalTask(Task):
         return self.writer(student).reference.run(feeds)
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Return the losses of a block, read token by token."""
+        """Run a graph on one block, token by token, and return `losses`, `best` and `counts`, float32 (1, context)."""
         (row,) = rows.tolist()
         empty = past = np.zeros((1, 0, *self._cache()), np.float32)
         steps = []
@@ -348,9 +359,10 @@ class CausalTask(Task):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Return the student's metrics, corrected by the file's mean difference on a few blocks.
+        """Estimate the metrics of a model file on the test part.
 
-        Reading all blocks token by token would take too long.
+        The file reads only a few blocks, because it reads token by token. Its mean difference from the student on these
+        blocks is added to the student's metrics on all blocks.
         """
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)

@@ -31,10 +31,10 @@ class Texts:
 
     @classmethod
     def of(cls, material: Material, name: str | None) -> "Texts":
-        """Return the texts of the named input, or of the only text input.
+        """Read the texts of the input `name`, or of the only text input if `name` is None, and their labels.
 
         Raises:
-            ConfigurationError: the student has no such input, or has several texts.
+            ConfigurationError: the student has no such input, or `name` is None and it has several text inputs.
             DataError: a text is missing or empty, or a label is neither 0 nor 1.
         """
         where = material.declaration.where
@@ -63,7 +63,10 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """Return distinct first words of a few texts, at most `most` tokens each."""
+        """Return up to three distinct prompts: the first words of texts in these rows.
+
+        A prompt has up to six words; fewer if they are more than `most` tokens.
+        """
         prompts: dict[str, None] = {}
         for row in rows.tolist():
             prompts[_beginning(self.texts[row], vocabulary, most)] = None
@@ -72,7 +75,10 @@ class Texts:
         return (*prompts,)
 
     def require_tokens(self, tokens: Sequence[Sequence[int]], begin: int) -> None:
-        """Raise a DataError if a text has no token besides the `begin` tokens before it."""
+        """Raise a DataError if a text has no tokens of its own.
+
+        `tokens` are the tokens of each text, including `begin` tokens that the tokenizer puts before every text.
+        """
         if empty := [row for row, text in enumerate(tokens) if len(text) == begin]:
             found = f"{len(empty):,} texts have no tokens, the first in row {empty[0]}"
             raise DataError(self.where, found, expected="at least one token per text")
@@ -95,7 +101,7 @@ class Blocks:
         positions: int64 (n, context), position of each token in its text. 0 where a text begins, or continues from the
             block before.
         targets: int64 (n, context), the next token; IGNORED at the end of a text and in padding.
-        first: int64 (n,), index of the first text of each block.
+        first: int64 (n,), row of the training set with the first text of each block.
     """
 
     tokens: Index
@@ -135,14 +141,14 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
 
     Args:
         texts: tokens of each text, at least one.
-        rows: int64, index of each text.
-        context: tokens of a block.
+        rows: int64, row of the training set of each text.
+        context: number of tokens in a block.
         end: token that ends a text.
-        cut: True to cut texts; if False, a block is padded where the next text does not fit.
-        where: place named in messages.
+        cut: True to cut texts at the end of a block. False to pad a block where the next text does not fit.
+        where: place to name in messages.
 
     Raises:
-        DataError: a text that may not be cut is longer than a block.
+        DataError: `cut` is False, and a text with its end token is longer than a block.
     """
     blocks = [_Block([], [], [], -1)]
     for row, text in zip(rows.tolist(), texts, strict=True):
@@ -179,7 +185,7 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
 
 
 def replayed(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Return enough of the general blocks to make up the share `replay` of all training blocks.
+    """Return the first general blocks, as many as make up the share `replay` of domain and general blocks together.
 
     Raises:
         DataError: there are not enough general blocks.

@@ -24,6 +24,7 @@ class Vocabulary:
     Attributes:
         tokenizer: content of `tokenizer.json`.
         end: token that ends a text.
+        size: number of tokens of the model.
         kept: int64 (size,), the model's id of each token, ascending; None if the vocabulary is not pruned.
         begin: tokens that the tokenizer puts before each text.
     """
@@ -35,25 +36,28 @@ class Vocabulary:
     begin: tuple[int, ...] = ()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, after the `begin` tokens. Control tokens in a text are plain text."""
+        """Return the token ids of each text, with the `begin` tokens first.
+
+        Characters in a text that spell a control token are encoded like any other text.
+        """
         reader = opened(self.tokenizer)
         encodings = reader.encode_batch([*texts], add_special_tokens=False)
         return [[*self.begin, *encoding.ids] for encoding in encodings]
 
     def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
-        """Return a vocabulary with only the tokens of some texts.
+        """Return a smaller vocabulary with only the tokens that some texts need, and renumber them.
 
-        It also keeps the tokens these are merged from, so that the texts are tokenized as before; single bytes, so that
-        any text can be encoded; and special tokens.
+        It also keeps the tokens these are merged from, so that the texts are split into the same tokens; single bytes,
+        so that any text can be encoded; and special tokens.
 
         Args:
-            texts: tokens of each text that must keep its tokens.
-            others: tokens of further texts, which must be encodable.
-            where: place named in messages.
+            texts: token ids of each text that must stay split into the same tokens.
+            others: token ids of further texts. Read only if the tokenizer has no single bytes.
+            where: place to name in messages.
 
         Raises:
             ConfigurationError: the tokenizer is not BPE.
-            DataError: a tokenizer without single bytes lacks a token of the further texts.
+            DataError: the tokenizer has no single bytes, and `others` have a token that is not kept.
         """
         content = json.loads(self.tokenizer)
         model = content["model"]
@@ -99,10 +103,13 @@ class Vocabulary:
 
 
 def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Return the vocabulary of a model of transformers; the tokenizer is from transformers or the library tokenizers.
+    """Return the full vocabulary of a model of transformers, from its tokenizer and its configuration.
+
+    The tokenizer is a fast one of transformers, or a Tokenizer of the library tokenizers.
 
     Raises:
-        ConfigurationError: the tokenizer's size does not match the model's, or no token ends a text.
+        ConfigurationError: the tokenizer is of another type, its size does not match the model's, or the configuration
+            has no end token that the tokenizer knows.
     """
     with extra("text"):
         from tokenizers import Tokenizer

@@ -20,10 +20,11 @@ from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS
 
 
 def graph(decoder: CachedModel, *, products: bool = False) -> onnx.ModelProto:
-    """Build the graph of a decoder.
+    """Build the ONNX graph of a decoder that reads tokens after the tokens in a cache.
 
-    Inputs: `tokens`, int64 (1, tokens), and `past`, float32 (1, past, 2 * layers, shared, width). Outputs: `logits`,
-    float32 (1, vocabulary), and `new`, float32 (1, tokens, 2 * layers, shared, width).
+    Inputs: `tokens`, int64 (1, tokens), and the cache `past`, float32 (1, past, 2 * layers, shared, width), with
+    `shared` key and value heads. Outputs: `logits` of the next token, float32 (1, vocabulary), and `new`, the cache
+    entries of `tokens`, float32 (1, tokens, 2 * layers, shared, width).
 
     Args:
         decoder: the model in torch.

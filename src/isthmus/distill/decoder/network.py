@@ -20,8 +20,10 @@ _ROPE = ("default", "linear", "llama3")
 class CachedModel(nn.Module):
     """A Llama that returns the logits after some tokens, and the cache entries for the next call.
 
+    It shares the weights of `model`. The argument `context` limits the model's own maximum; None keeps that maximum.
+
     Attributes:
-        context: maximum number of tokens, including those in the cache.
+        context: maximum number of tokens, including cached tokens.
         heads: number of query heads.
         shared: number of key and value heads; several query heads share one.
         width: width of a head.
@@ -29,7 +31,8 @@ class CachedModel(nn.Module):
         turns: cosine and sine of the rotations, float32 (context, width) each.
 
     Raises:
-        ConfigurationError: the model is not a Llama, or its rotations depend on the length of the text.
+        ConfigurationError: the model is not a Llama, has an activation other than SiLU, or has rotations that depend on
+            the length of the text.
     """
 
     def __init__(self, model: "LlamaForCausalLM", context: int | None = None) -> None:
@@ -96,7 +99,10 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 
 def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
-    """Return the model's configuration; raise a ConfigurationError if the model cannot be converted."""
+    """Return the model's configuration, or raise a ConfigurationError that lists why it cannot be exported.
+
+    Only a LlamaForCausalLM with SiLU, and rotations that do not depend on the length of the text, can be exported.
+    """
     config: Any = model.config
     problems = []
     if type(model).__name__ != "LlamaForCausalLM":

@@ -107,6 +107,8 @@ class _Products:
 class Probes:
     """Measure in ONNX Runtime what the calls of a model cost, without the model.
 
+    Creating it builds the probes in memory. `speed` repeats each probe for up to 0.3 seconds, but at least 5 times.
+
     Args:
         sizes: sizes of the model.
         precision: precision of its weights.
@@ -190,7 +192,7 @@ class Probes:
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def _seconds(self, *calls: Callable[[], object]) -> list[float]:
-        """Return the median seconds of each call, run in turn, after one warm-up round."""
+        """Return the median seconds of each call. The calls alternate, after one warm-up round."""
         for call in calls:
             call()
         spent: list[list[float]] = [[] for _ in calls]
@@ -204,7 +206,10 @@ class Probes:
 
 
 def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.ModelProto:
-    """Return a chain of products with random weights; `matrices` has input and output widths."""
+    """Return an ONNX model that multiplies the input `x0`, float32 (rows, width), by random matrices one after another.
+
+    `matrices` has the input and output width of each matrix; an output width is the next input width.
+    """
     generator, nodes, constants = np.random.default_rng(0), [], []
     for place, (takes, gives) in enumerate(matrices):
         weights = _weights(f"w{place}", takes, gives, precision, generator)

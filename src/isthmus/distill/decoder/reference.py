@@ -34,9 +34,10 @@ class FileReport:
     """The comparison of one model file with the model.
 
     Attributes:
+        bytes: size of the file.
         worst: largest difference of a logit.
-        agreement: share of equal tokens.
-        prefill: tokens per second of a 64-token prompt.
+        agreement: share of tokens after the golden prompts for which both choose the same token.
+        prefill: tokens per second of a 64-token prompt, or of half the context if that is shorter.
         decode: tokens per second of the decoding steps after it.
     """
 
@@ -88,7 +89,10 @@ class DecoderReference:
         cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
     ) -> "DecoderReference":  # fmt: skip
-        """Run the model on the golden prompts; raise a GateFailed if the cached module differs from the model."""
+        """Run `network` on the golden prompts in `settings`, and record its answers.
+
+        Raises a GateFailed if its logits after the first prompt differ from the logits of `model`, which has no cache.
+        """
         shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
 
@@ -120,17 +124,25 @@ class DecoderReference:
 
     @property
     def sure(self) -> list[list[int]]:
+        """Greedy tokens after each golden prompt, up to the first close decision (see `CLOSE`)."""
         return [[*_sure(reads)] for reads in self.reads]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
-        """Compare an ONNX Runtime file with the model; raise a GateFailed if it differs too much."""
+        """Compare an ONNX Runtime file with the model, and measure its speed. See `compare_run`.
+
+        `content` is the content of the file, and `file` its name in messages.
+        """
         opened = session(content, settings.threads)
         return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 
     def compare_run(
         self, file: str, precision: Precision, run: Run, size: int, settings: DecodingSettings, part: int = PART
     ) -> FileComparison:
-        """Compare a loaded model with the reference; `part` is the most tokens it accepts per call."""
+        """Compare a loaded model file with the reference on the golden prompts, and measure its speed.
+
+        `size` is the size of the file in bytes, and `part` the maximum number of tokens per call. Raises a GateFailed
+        if a logit differs by more than the tolerance, or too few tokens are equal.
+        """
         decoder = replace(self.decoder, part=part)
         tolerance = TOLERANCES[precision] * self.scale
         deviations, equal, count, answers = [], 0, 0, []

@@ -1,4 +1,4 @@
-"""Check at export that the readers of a package can interpret every part of a `tokenizer.json`."""
+"""Checks at export that the tokenizers of servers and clients support every part of a `tokenizer.json`."""
 
 import json
 import re
@@ -28,7 +28,11 @@ _RARE = 0xF1
 
 
 def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[str, Any]:
-    """Parse a tokenizer file; raise a ConfigurationError that lists every part its readers do not support."""
+    """Parse the content of a `tokenizer.json`, which must be byte-level BPE.
+
+    Raises a ConfigurationError that lists every part that servers and clients do not support. `where` is the name of
+    the file in messages.
+    """
     try:
         file: dict[str, Any] = json.loads(data)
         problems = [*_problems(file)]
@@ -44,11 +48,11 @@ def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[st
 def new_generation(
     data: bytes, *, context: int, most: int, end: Sequence[int], template: str, where: str = "tokenizer.json"
 ) -> tuple[Generation, Tokenizer]:
-    """Return a package's description of text generation, and the tokenizer.
+    """Return a package's description of text generation, and the tokenizer in the file `data`.
 
     Raises:
-        ConfigurationError: the readers do not support the file, it adds tokens after a text, or the limits are
-            impossible.
+        ConfigurationError: servers and clients do not support the file, it adds tokens after a text, `most` is not
+            below `context`, `end` is empty, or the template lacks {prompt} or has a control token that users can type.
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])
@@ -76,7 +80,7 @@ def new_generation(
 
 
 def around(data: bytes) -> tuple[list[int], list[int]]:
-    """Return the tokens that a post-processor puts before and after a text."""
+    """Return the token ids that the tokenizer in the file `data` adds before and after every text."""
     own = opened(data)
     bare, full = (own.encode("a", add_special_tokens=special).ids for special in (False, True))
     places = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]

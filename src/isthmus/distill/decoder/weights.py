@@ -27,7 +27,10 @@ _TABLE_BITS = 4
 
 
 def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
-    """Return the ONNX bytes of a decoder in a precision. The same decoder gives the same bytes."""
+    """Return the content of an ONNX file with the weights of a decoder in a precision.
+
+    The same decoder gives the same bytes. "int4" also quantizes the embeddings if their width is a multiple of 64.
+    """
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -71,7 +74,11 @@ def _quantize_table(model: onnx.ModelProto) -> None:
 
 
 def in_blocks(weights: Array) -> tuple[Array, Array, Array]:
-    """Quantize rows in blocks of 32 to 0..15: uint8 (rows, width), scales (rows, blocks), zero points uint8."""
+    """Quantize weights (rows, width) to whole numbers from 0 to 15, in blocks of 32 numbers of a row.
+
+    Returns the whole numbers, uint8 (rows, width), and the scale, float32, and zero point, uint8, of each block, (rows,
+    blocks). A weight is about (whole - zero point) * scale. The width must be a multiple of 32.
+    """
     blocks = weights.reshape(len(weights), -1, BLOCK)
     low, high = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
     scales = np.where(high > low, (high - low) / 15, 1).astype(np.float32)

@@ -36,7 +36,7 @@ class Sizes:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: str) -> "Sizes":
-        """Return the sizes in a `config.json`; raise a ConfigurationError if it is not a Llama."""
+        """Read the sizes from a parsed `config.json`; raise a ConfigurationError if its `model_type` is not "llama"."""
         if (kind := config.get("model_type")) != "llama":
             raise ConfigurationError(
                 where,
@@ -105,7 +105,10 @@ class Sizes:
 
 
 def matrix_bytes(takes: int, gives: int, precision: Precision) -> int:
-    """Return the bytes of a matrix; quantized blocks include scales and zero points."""
+    """Return the bytes of a weight matrix with input width `takes` and output width `gives`.
+
+    Quantized matrices include scales and zero points.
+    """
     if precision == "fp32":
         return 4 * takes * gives
     bits, blocks = BITS[precision], -(-takes // BLOCK)

@@ -36,10 +36,13 @@ class TextWriter:
 
     @classmethod
     def of(cls, model: "LlamaForCausalLM", file: bytes, settings: DecodingSettings) -> "TextWriter":
-        """Check and combine a model, its tokenizer file and settings.
+        """Check that a model, the content of its `tokenizer.json` and settings fit, and combine them.
+
+        Switches the model to eval mode. The settings need at least one golden prompt.
 
         Raises:
-            ConfigurationError: model or tokenizer cannot be exported or do not match, or a setting is invalid.
+            ConfigurationError: model or tokenizer cannot be exported or do not match, a setting is invalid, or a golden
+                prompt does not fit the context.
             RequestError: a golden prompt has characters that the tokenizer cannot encode.
         """
         problems = settings.problems("decoding")
@@ -65,7 +68,10 @@ class TextWriter:
 
     @cached_property
     def reference(self) -> DecoderReference:
-        """The answers that model files must match; raises a GateFailed if the cached module differs from the model."""
+        """The answers that model files must match; the first access runs the model on the golden prompts.
+
+        Raises a GateFailed if the module with a cache differs from the model.
+        """
         return DecoderReference.of(self.model, self.network, self.generation, self.tokenizer, self.settings)
 
 

@@ -30,7 +30,10 @@ def mean(values: Array) -> Interval:
 
 
 def root_mean(squares: Array) -> Interval:
-    """Return the root of the mean of (n,) squares, such as an RMSE; the interval is that mean's, with roots taken."""
+    """Return the square root of the mean of (n,) squares, such as an RMSE.
+
+    The ends of its interval are the square roots of the ends of the mean's interval.
+    """
     value, low, high = mean(squares)
     ends = [None if end is None else math.sqrt(max(end, 0.0)) for end in (low, high)]
     return Interval(math.sqrt(value), *ends)
@@ -64,7 +67,8 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 
     The variance comes from the placements of the rows of each label (DeLong, DeLong and Clarke-Pearson, Biometrics 44,
     1988), computed by ranks (Sun and Xu, IEEE Signal Processing Letters 21, 2014). The interval is computed for the
-    logit of the AUC, so it stays between 0 and 1. Perfectly separated labels have no interval.
+    logit of the AUC, so it stays between 0 and 1. There is no interval if the labels are perfectly
+    separated or a label has a single row.
     """
     ones = labels == 1
     if not ones.any() or ones.all():
@@ -87,7 +91,7 @@ def calibration_error(labels: Array, probabilities: Array) -> Interval:
 
     Chance alone moves a mean of distances above 0. The lower end therefore subtracts the expected distance by chance of
     each bin whose gap is below two standard errors; the upper end subtracts nothing. The interval is a bit too wide and
-    never too narrow (tests/distill/evaluation/test_confidence.py).
+    never too narrow (tests/distill/evaluation/test_confidence.py). Fewer than 30 rows have no interval.
     """
     plain = metrics.calibration_error(labels, probabilities)
     if len(labels) < 2 * BINS:
@@ -107,18 +111,20 @@ def calibration_error(labels: Array, probabilities: Array) -> Interval:
 
 
 class PairedLoss(NamedTuple):
-    """The loss in a metric, above 0 where the model is worse, and its standard error over other rows."""
+    """A model's loss in a metric against a former model, above 0 if the model is worse, and its standard error."""
 
     value: float
     error: float
 
     def least(self, chance: float) -> float:
-        """Return a bound that the true loss is below only with probability `chance`."""
+        """Return the lower bound of the loss; the true loss is below it only with probability `chance`."""
         return self.value + float(ndtri(chance)) * self.error
 
 
 def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
     """Return how much worse (n,) scores are than (n,) scores of a former model for the same rows and labels.
+
+    `metric` is "auc", "rmse" or a name in `ROWS`.
 
     The standard error belongs to the paired difference, so rows that are hard for both models add no noise. It treats
     rows as independent and is a large-sample approximation.

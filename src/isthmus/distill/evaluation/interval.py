@@ -13,7 +13,7 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean and its two-sided 95 % interval; a single value has no interval."""
+    """A mean and its two-sided 95 % interval; `low` and `high` are None without an interval, as for a single value."""
 
     value: float
     low: float | None

@@ -36,7 +36,7 @@ def auc(labels: Array, scores: Array, weights: Array | None = None) -> float:
 
 
 def ranks(numbers: Array) -> Array:
-    """Return each number's place in ascending order, from 1; equal numbers share the mean of their places."""
+    """Return the rank of each number in ascending order, from 1; equal numbers share the mean of their ranks."""
     _, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     mean_places: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return mean_places
@@ -162,9 +162,10 @@ def chance_ndcg(relevance: Index, groups: Index, at: int) -> float:
 
 
 def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
-    """Return the mean over the groups of 1 / (place of the first relevant row), placed last among equal scores.
+    """Return the mean over the groups of 1 / rank of the relevant row with the highest score.
 
-    Groups without a relevant row are skipped; NaN if no group is left. Arrays are (n,).
+    Irrelevant rows with the same score count as ranked before it. Groups without a relevant row are skipped; NaN if no
+    group is left. Arrays are (n,).
     """
     numbers = _numbers(groups)
     best = np.full(numbers.max(initial=-1) + 1, -np.inf)
@@ -268,7 +269,7 @@ _FEWEST = 20
 
 
 def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
-    """Return sequential calls per second, measured for `seconds`."""
+    """Call a function again and again for `seconds`, and return the number of calls per second."""
     began, calls = time.perf_counter(), 0
     while (spent := time.perf_counter() - began) < seconds:
         call()
@@ -279,11 +280,12 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = 5, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
-    """Measure the models in turn and return p50 and p99 of a call in microseconds, per model.
+    """Call the models alternately, and return p50 and p99 of a call in microseconds, per model.
 
-    Each model is warmed up with a tenth of the calls, then called in every round, so the machine's load affects all
-    models alike. The round with the lowest p99 counts, since load can only add to it. A slow model's part of a round
-    ends after `seconds`, but not before 20 calls; with fewer than a hundred calls the p99 is close to the slowest call.
+    Each model is warmed up with a tenth of the calls, then called `calls` times in every round, so the machine's load
+    affects all models equally. The round with the lowest p99 counts, since load can only add to it. A slow model's part
+    of a round ends after `seconds`, but not before 20 calls; with fewer than a hundred calls the p99 is close to the
+    slowest call.
     """
     for call in models.values():
         _spent(call, calls // 10, seconds / 10)

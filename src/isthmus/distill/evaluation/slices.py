@@ -71,7 +71,10 @@ def worst_slices(
 
 
 def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Yield value and rows of each slice that has at least `least` rows, but not all rows."""
+    """Yield value and row numbers of each slice that has at least `least` rows, but not all rows.
+
+    The value is None for the slice of rows without a value. Raises a DataError like `coded`.
+    """
     values, codes = coded(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")
@@ -81,7 +84,11 @@ def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str 
 
 
 def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
-    """Return the values of a column as text, followed by None, and the index of each row's value among them."""
+    """Return the values to slice a column by as texts, then None for missing, and the index of each row's value.
+
+    Numbers are grouped into quarters, and NaN counts as missing. Raises a DataError if the column is neither text,
+    boolean nor number.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)

@@ -37,7 +37,9 @@ def accept(
     run: Run,
     max_sizes: Mapping[str, int] | None = None,
 ) -> Accepted:
-    """Compare a model file with the student, and check the student's gates on it.
+    """Compare a model file with the student, check the student's gates on it, and describe it for the manifest.
+
+    `file` names part, precision and format ("model.int8.ort"), `model` is its content, and `run` runs it.
 
     Raises:
         ConfigurationError: `Task.expected` lacks an output of the graph.
@@ -67,6 +69,7 @@ def accept(
 
 
 def require_near(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
+    """Raise a ParityFailed if a deviation of the file from the student exceeds its limit."""
     far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
         return
@@ -111,10 +114,10 @@ def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> li
 def fastest_within_budget(
     models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profile: ServingProfile
 ) -> Measured:
-    """Measure a row in each precision, alternately, and return the cost of the fastest by median.
+    """Measure a row in each precision, alternately, and return the cost of the precision with the lowest median.
 
-    `models` are in ORT format; `sizes` has the bytes of a package with only that precision. Raises a GateFailed with
-    all budgets of the profile that the fastest precision exceeds.
+    `models` are in ORT format; `sizes` has the bytes of a package with only that precision. Starts a fresh process to
+    measure memory and load time. Raises a GateFailed that lists all budgets that this precision exceeds.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
@@ -139,7 +142,10 @@ def fastest_within_budget(
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Return why INT8 is not worth serving on this host; empty if it is smaller and no slower than fp32."""
+    """Measure a row in fp32 and INT8, and return why INT8 is not worth serving on this host.
+
+    The text is empty if INT8 is smaller and at most 10 % slower, or if a precision is missing.
+    """
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

@@ -36,7 +36,7 @@ class Candidate:
         return ask(self._session, feeds)
 
     def call(self, row: Feeds) -> Callable[[], Array]:
-        """Return the call to time: the first output for a row."""
+        """Return a function without arguments that computes the first output for a row, to measure its latency."""
         return partial(predict, self._session, row)
 
     def footprint(self, row: Feeds, max_load_ms: float | None) -> Footprint:
@@ -127,9 +127,11 @@ class StudentReference:
     def compare(
         self, run: Run, limits: ParityLimits, precision: str, *, core: bool = False
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
-        """Return a model's outputs for the golden cases, and the worst numbers of all cases; `core` runs its core.
+        """Run a model on the golden cases and the sample, and compare its outputs with the student's.
 
-        Raises a ConfigurationError if `Task.expected` lacks an output of the graph.
+        Returns the model's outputs for the golden cases, and the largest deviation of each output of every case. Pass
+        `core=True` for a file that holds only the numeric core. Raises a ConfigurationError if `Task.expected` lacks an
+        output of the graph.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

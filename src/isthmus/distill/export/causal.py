@@ -86,8 +86,8 @@ def export(
 ) -> DecodingReport:
     """Write the package of a model to `packages/<name>-<digest>`. The same model gives the same bytes.
 
-    `isthmus model export` calls it for the student of a `Causal`. A precision that differs too much from the model is
-    left out. If fp32 is requested and fails, nothing is written.
+    Converts `model` to float32 in place. A precision that differs too much from the model is left out. If fp32 is
+    requested and fails, nothing is written.
 
     Raises:
         ConfigurationError: model or tokenizer cannot be exported or do not match.
@@ -106,7 +106,7 @@ def export(
 
 
 class TextFiles:
-    """The model files that agree with a model, and the reasons why others do not.
+    """The model files that agree with a model, and the reasons why others do not. Call `accept` before `package`.
 
     Args:
         writer: the model with its tokenizer.
@@ -134,7 +134,11 @@ class TextFiles:
         self._tensors: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = ((), ())
 
     def accept(self, progress: Progress = silent) -> None:
-        """Convert and compare all files of the settings; raise a GateFailed if none agrees with the model."""
+        """Convert all files of the settings and compare them with the model.
+
+        Fills `accepted`, `content` and `left_out`. An ExecuTorch file runs in a child process. Raises a GateFailed if
+        no file agrees with the model, or if fp32 is requested and differs.
+        """
         precisions = self._settings.precisions
         progress("read", 0.1)
         for place, precision in enumerate(precisions):

@@ -11,13 +11,14 @@ from isthmus.distill.types import in_batches, spread
 CALIBRATION_ROWS = 2048
 
 CALIBRATION_BYTES = 256 << 20
-"""Most bytes of all calibration rows: 341 images of 256 x 256 pixels in three channels."""
+"""Maximum bytes of all calibration rows together, as many as 341 images of 256 x 256 pixels in three channels."""
 
 
 def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:
-    """Return a graph in fp32 or int8 as ONNX bytes; training rows and `edges` set the ranges of int8.
+    """Return a graph in fp32 or int8 as ONNX bytes; training rows and the cases in `edges` set the ranges of int8.
 
-    All calibration rows are in memory at once, so large rows are fewer, but always at least one batch.
+    Up to `CALIBRATION_ROWS` training rows are in memory at once, fewer if they exceed `CALIBRATION_BYTES`, but at least
+    one batch.
     """
     if precision == "fp32":
         return bytes(model.SerializeToString(deterministic=True))

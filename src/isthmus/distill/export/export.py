@@ -100,13 +100,18 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     """Write the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
 
     A precision that differs too much from the student, or that misses a gate, is left out. If it is the precision to
-    serve, nothing is written.
+    serve, or if fp32 differs from the student, nothing is written.
+
+    Outputs of the teacher are read from `cache`, and missing ones are computed and added. Other runtimes and the
+    memory measurement run in child processes. With `device`, which describes the stored features that a device keeps,
+    the package includes the sources of the clients.
 
     Raises:
         ConfigurationError: a declared runtime is not installed, or the task lacks the precision to serve.
         ContractMismatch: the student was trained under another contract, training set or declaration.
         DataError: the student cannot be read.
-        GateFailed: the file to serve differs too much from the student, misses a gate, or is too slow or too large.
+        GateFailed: the file to serve, or fp32, differs too much from the student; or the file to serve misses a gate,
+            is too slow or is too large.
     """
     started = time.perf_counter()
     require_runtimes(material.declaration)

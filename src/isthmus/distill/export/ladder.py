@@ -74,10 +74,11 @@ def climb(
 ) -> Ladder:
     """Run the golden cases in each form of a student, and compare the outputs with the student in torch.
 
-    Each runtime is created just before it is used.
+    A form that differs too much is a rung of the result: call `Ladder.require` to raise an error for it. Each runtime
+    is created just before it is used; a runtime that is not installed gives a rung whose `holds` is None.
 
     Raises:
-        PackageError: the package was made from another student.
+        PackageError: the package was made from another student, or its golden cases do not match the student's.
         ContractMismatch: the student was trained under another contract, training set or declaration.
         DataError: the student cannot be read.
     """

@@ -37,6 +37,7 @@ _TEMPLATES.filters["json"] = json.dumps
 def contents(
     manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
+    """Return the content of a package by file name: `files`, manifest, contract, golden cases, README and checksums."""
     package = {
         **files,
         MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
@@ -77,7 +78,10 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Return the bytes of a package with one precision, without the README and sources, which apps do not load."""
+    """Return the size in bytes that a package with only this precision would have.
+
+    README and client sources do not count, since apps do not load them.
+    """
     return sum(
         len(content)
         for name, content in files.items()

@@ -1,4 +1,4 @@
-"""Compare a package with its student, as part of the verdict."""
+"""Compare a package with the student that it was made from, as part of the verdict (`isthmus.package.verdict`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,6 +89,7 @@ class Parity:
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
+        """Run the student on at most `count` rows, spread over the training set, and return them with its outputs."""
         rows, inputs = spread(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
@@ -101,10 +102,11 @@ class Parity:
     def on_device(
         self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
     ) -> tuple[ParityRows, Index]:
-        """Return rows with the stored features of a device, and their indexes; only for models of rows.
+        """Return rows whose stored features come from a device, and the indexes of these rows.
 
-        `fed` has the values that the device uses for each input of the package, `offline` the values they must equal.
-        Rows that a request transform refuses have no output and are left out.
+        Works only for models that predict from rows. `fed` has the values that the device uses for each input of the
+        package, `offline` the values they must equal. `names` labels the rows for examples, and `at` is the event time
+        of all rows in microseconds. Rows that a request transform refuses have no output and are left out.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
@@ -119,10 +121,11 @@ class Parity:
         return replace(case, feeds=feeds(self._inputs, raw), core=core)
 
     def check(self, variant: Variant, ask: Ask, *samples: ParityRows, golden: bool = True) -> FeatureVerdict:
-        """Compare a model file with the student, and with its own golden cases.
+        """Run a model file with `ask`, and compare it with the student on the samples and with its own golden cases.
 
-        Both must agree within the task's tolerance, even if the manifest states another. If an output has several
-        numbers per row, the comparison shows the one that differs most.
+        With `golden=False`, only the samples are compared. Both must agree within the task's tolerance, even if the
+        manifest states another. If an output has several numbers per row, the comparison shows the one that differs
+        most.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -145,7 +148,7 @@ class Parity:
         return compare(places, left, right, Float64, allowed, times)
 
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
-        """Compare the tokens after the golden prompts, by ONNX Runtime file; empty if the package has no prompts.
+        """Continue the golden prompts with each ONNX Runtime file and compare the tokens; empty without prompts.
 
         In fp32 the tokens must equal the student's in torch, in lower precisions the tokens recorded in the package.
         """

@@ -38,25 +38,28 @@ class Causal:
         teacher: larger model from which a smaller one learns; the same forms as `base`.
         student: "module:function" that takes the vocabulary size and returns a new student; None for a Llama of the
             task's `shape` (width, layers, heads, inner).
-        text: input that holds the text; None if there is only one text input.
+        text: input that holds the text; None for the only text input.
         context: tokens per block. Texts are packed into blocks and do not attend to each other.
         cut: True if a text may continue in the next block; if False, a text longer than the context is an error.
-        replay: share of general texts among the training tokens, at least 0 and less than 1.
+        replay: share of general texts among the training tokens, at least 0 and less than 1. With a base, 0 needs a
+            gate on `regression`.
         vocabulary: "shared" with the base or teacher, or "pruned" to the tokens of the training texts, the tokens these
             are merged from, single bytes and special tokens. The teacher's probabilities then cover only these tokens.
         divergence: "forward" KL, "reverse" KL, or "jsd" (generalized Jensen-Shannon), from the teacher's probabilities.
         beta: weight for "jsd": near 0 it behaves like forward KL, near 1 like reverse KL.
-        top_k: number of teacher probabilities stored per token, with the remaining mass as one more; None for all.
+        top_k: number of teacher probabilities stored per token; all other tokens count as one class. None stores all
+            logits.
         temperature: temperature of teacher and student in the divergence.
         soft_weight: weight of the divergence in the loss; the cross entropy of the texts gets 1 - `soft_weight`.
         sequences: share of batches in which the student learns continuations that the teacher wrote.
         on_policy: share of batches in which the student writes the continuations and the teacher scores them.
-        prompt: tokens at the start of a block that `sequences` and `on_policy` continue.
+        prompt: number of tokens at the start of a block that `sequences` and `on_policy` continue.
         base_rate: peak learning rate of the base's original training. If set, it replaces the learning rate of the
             settings with `base_rate` * `rate_share`.
         rate_share: factor for `base_rate`.
         lora: low-rank updates trained on a base whose own weights stay frozen; None to train all weights.
-        license: license of the base or teacher, as the model hub names it, for the model card.
+        license: license of the base or teacher, as the model hub names it, for the model card. A license that forbids
+            distillation or changes is reported as invalid.
         decoding: prompts, limits and precisions of the package.
     """
 
@@ -107,11 +110,14 @@ class Causal:
         return tuple(name for name in names if name is not None and FUNCTION.fullmatch(name))
 
     def paced(self, settings: TrainingSettings) -> TrainingSettings:
-        """Return the settings with the learning rate that `base_rate` implies."""
+        """Return the settings with the learning rate `base_rate` * `rate_share`; unchanged if `base_rate` is None."""
         return settings if self.base_rate is None else replace(settings, learning_rate=self.base_rate * self.rate_share)
 
     def problems(self, where: str, gates: tuple[str, ...]) -> list[Problem]:
-        """Return the invalid values; `gates` lists the metrics that have a declared gate."""
+        """Return a problem for each invalid value; empty if all are valid.
+
+        `gates` lists the metrics that have a declared gate, and `where` is the place to name in the problems.
+        """
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         distilled = self.teacher is not None
@@ -169,7 +175,7 @@ class Causal:
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in problems]
 
     def unfit(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the label cannot tell domain texts from general ones."""
+        """Return a problem if the spine's label is not an Int64. It must be 1 for domain texts, 0 for general texts."""
         name, dtype = spine.label.name, spine.label.dtype
         if dtype == Int64:
             return []

@@ -12,7 +12,10 @@ Precision = Literal["fp32", "int8", "int4"]
 Form = Literal["onnx", "ort"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 TOLERANCES: Mapping[str, float] = {"fp32": 1e-4, "int8": 0.25, "int4": 1.0}
-"""Largest allowed difference of a logit from the model's, as a share of the largest logit; `AGREEMENT` decides."""
+"""Largest allowed difference of a logit from the model's, as a share of the largest logit.
+
+A model file must pass this limit and `AGREEMENT`.
+"""
 AGREEMENT: Mapping[str, float] = {"fp32": 0.99, "int8": 0.9, "int4": 0.5}
 """Minimum share of tokens for which a file picks the same token as the model, given the model's own text."""
 MOST = 256
@@ -30,11 +33,12 @@ class DecodingSettings:
         prompts: golden prompts, as users write them. Default for `Causal`: the beginnings of three texts of the test
             part.
         features: values of the template's features for the golden prompts; default: "unknown".
-        golden_tokens: greedy tokens to record for each golden prompt.
+        golden_tokens: number of greedy tokens to record for each golden prompt.
         precisions: precisions of the model files.
-        formats: file formats for ONNX Runtime.
+        formats: file formats for ONNX Runtime; "ort" is required.
         executorch: True to add an ExecuTorch file in fp32. `Causal` sets it from the distillation's `runtimes`.
-        agreement: minimum share of equal tokens by precision; default: 0.99 for fp32, 0.9 for int8, 0.5 for int4.
+        agreement: minimum share of tokens, by precision, for which a file and the model choose the same token; default:
+            0.99 for fp32, 0.9 for int8, 0.5 for int4.
         threads: threads used to measure tokens per second.
     """
 

@@ -15,8 +15,9 @@ from isthmus.distill.shapes import agree, floats, precise
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     """Return the hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
 
-    mean max(0, 1 - real) + mean max(0, 1 + fake). `real` are scores of the teacher's outputs, `fake` of the student's,
-    detached from the student; both of any shape.
+    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake). `real` has the discriminator's scores of the teacher's
+    outputs, `fake` its scores of the student's outputs, both of any shape. Detach the student's outputs first, or the
+    student gets a gradient, too.
     """
     agree("hinge discriminator", real=floats(real, "..."))
     agree("hinge discriminator", fake=floats(fake, "..."))
@@ -24,13 +25,16 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
-    """Return the hinge loss of the student (Lim and Ye, 2017, arXiv:1705.02894): -mean fake, scores of any shape."""
+    """Return the hinge loss of the student, -mean fake (Lim and Ye, 2017, arXiv:1705.02894).
+
+    `fake` has the discriminator's scores of the student's outputs, of any shape.
+    """
     agree("hinge generator", fake=floats(fake, "..."))
     return -precise(fake).mean()
 
 
 class PatchDiscriminator(nn.Sequential):
-    """Scores overlapping patches of images (PatchGAN, Isola et al., 2017, arXiv:1611.07004).
+    """A discriminator that scores overlapping patches of images (PatchGAN, Isola et al., 2017, arXiv:1611.07004).
 
     Maps (batch, channels, height, width) to unbounded scores (batch, 1, rows, columns).
 
@@ -41,7 +45,7 @@ class PatchDiscriminator(nn.Sequential):
     Args:
         channels: number of channels of the images.
         width: number of channels after the first convolution.
-        halvings: number of convolutions that halve; with 3, a score sees 46x46 pixels.
+        halvings: number of convolutions that halve height and width; with 3, a score depends on 46x46 pixels.
     """
 
     def __init__(self, channels: int, *, width: int = 64, halvings: int = 3):
@@ -69,7 +73,10 @@ class Adversarial(nn.Module):
         self.discriminator = discriminator
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the student's loss of a batch; its gradient includes that of the discriminator's loss."""
+        """Return the student's loss for a batch, as a scalar.
+
+        Its backward pass also gives the discriminator's weights the gradient of the discriminator's loss.
+        """
         student, teacher = precise(student), precise(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
         generating = hinge_generator(functional_call(self.discriminator, constants, (student,)))

@@ -1,4 +1,4 @@
-"""Losses of embeddings: of each one, and of the similarities within a batch."""
+"""Losses of embeddings: `cosine` compares each embedding, `similarities` the similarities within a batch."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from isthmus.features.errors import Problem
 def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return the mean of 1 - cos(s, t), 0 to 2 (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
 
-    s and t are (..., width) embeddings of student and teacher; the mean is over the positions in the (...) mask. The
-    cosine with a zero vector is 0.
+    s and t are (..., width) embeddings of student and teacher. The mean is over the embeddings at which `mask`, bool
+    (...), is True; None means all. It is 0 if the mask has no True. The cosine with a zero vector is 0. The teacher
+    gets no gradient. Raises a ConfigurationError if types, shapes or devices do not fit.
     """
     agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
@@ -30,7 +31,7 @@ def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Ten
 
     The embeddings are (batch, width), with at least three rows, since with two there is only one neighbor. The widths
     of the models may differ. T is usually below 0.1, since cosines differ by little. There is no factor T², since T is
-    the scale of the similarity.
+    the scale of the similarity. Raises a ConfigurationError if types, shapes or devices do not fit.
     """
     agree(
         "similarities",

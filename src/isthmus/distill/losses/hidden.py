@@ -13,7 +13,7 @@ class HiddenStates(nn.Module):
 
     From FitNets (Romero et al., 2015, arXiv:1412.6550); for transformers, TinyBERT (Jiao et al., 2020,
     arXiv:1909.10351). With the student's states H_i of width d, the teacher's G_j of width e, and the layer map {i: j},
-    the loss is the mean over the pairs, the positions in the mask and the e numbers of::
+    the loss is the mean over the pairs, the vectors that the mask selects, and their e numbers of::
 
         (H_i W_i - G_j)²
 
@@ -52,9 +52,13 @@ class HiddenStates(nn.Module):
 
         Args:
             student: all of the student's states, each (..., width), for example (batch, tokens, width).
-            teacher: all of the teacher's states, or from the cache a single (batch, states, ...) tensor; they get no
-                gradient.
-            mask: (...) True where a position counts, like an attention mask. If no position counts, the loss is 0.
+            teacher: all of the teacher's states, as a sequence, or as the single tensor (batch, states, ..., width)
+                that the cache of teacher outputs returns; they get no gradient.
+            mask: bool (...), True for the vectors that count, like an attention mask; None for all. If it has no True,
+                the loss is 0.
+
+        Raises:
+            ConfigurationError: the number of states, or their types, shapes or devices, do not fit.
         """
         if isinstance(teacher, Tensor) and teacher.ndim > 1:
             teacher = teacher.unbind(1)

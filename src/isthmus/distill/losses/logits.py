@@ -1,4 +1,8 @@
-"""Losses of logits: cross entropy with labels, and soft targets."""
+"""Losses of logits: cross entropy with labels, and soft targets.
+
+Each loss is a scalar, is 0 if `mask` or the labels select nothing, and gives the teacher no gradient. Each raises a
+ConfigurationError if types, shapes or devices of tensors do not fit.
+"""
 
 import math
 
@@ -11,7 +15,7 @@ from isthmus.distill.shapes import agree, agree_pair, average, below, booleans, 
 from isthmus.features.errors import Problem
 
 IGNORED = -100
-"""Label of a position that does not count, as in torch."""
+"""Label that leaves an element out of the loss, as in torch."""
 
 LEAST_PROBABILITY = 2.0**-24
 """Lower bound of the teacher's probability of a class or the tail; the smallest positive float16."""
@@ -20,7 +24,8 @@ LEAST_PROBABILITY = 2.0**-24
 def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
     """Return the cross entropy with the labels: the mean of -log softmax(student)[label].
 
-    The logits are (..., classes), the labels (...) integers; positions with the label `ignored` do not count.
+    The logits are (..., classes), the labels (...) integers below the number of classes. Elements with the label
+    `ignored` do not count; if no element counts, the loss is 0.
     """
     where = "hard targets"
     agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
@@ -30,9 +35,10 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
 
 
 def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the binary cross entropy: the mean over the mask of -y log p - (1 - y) log(1 - p).
+    """Return the binary cross entropy: the mean of -y log p - (1 - y) log(1 - p).
 
-    p = sigmoid(s) for (...) logits s of the second class; the labels y are (...) floats from 0 to 1; the mask is (...).
+    p = sigmoid(s) for (...) logits s of the second class; the labels y are (...) floats from 0 to 1. The mean is over
+    the elements at which `mask`, bool (...), is True; None means all.
     """
     where = "binary hard targets"
     agree(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
@@ -43,13 +49,13 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
 def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
     """Return the divergence from the teacher's softened probabilities (Hinton et al., 2015, arXiv:1503.02531).
 
-    With logits s and t and the temperature T, the loss is the mean over the positions in the mask of::
+    With the logits s of the student, t of the teacher and the temperature T, the loss is the mean of::
 
         T² KL(softmax(t / T) ‖ softmax(s / T))
 
-    The paper uses the cross entropy, which differs by the teacher's entropy; that has no gradient, and is not 0 where
-    both agree. The factor T² keeps the gradient's size when T changes. The logits are (..., classes) and finite, the
-    mask is (...).
+    The logits are (..., classes) and finite. The mean is over the rows of logits at which `mask`, bool (...), is True;
+    None means all. The factor T² keeps the gradient's size when T changes. The paper uses the cross entropy, which has
+    the same gradient, but is not 0 where both agree.
     """
     problem = positive("temperature", temperature)
     agree_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
@@ -58,9 +64,9 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 
 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Return `soft_targets` of two classes with a single logit: sigmoid(s) is the softmax of (0, s).
+    """Return `soft_targets` for two classes, from the logit of the second class: sigmoid(s) is the softmax of (0, s).
 
-    The logits, of the second class, are (...) and finite, the mask is (...).
+    The logits are (...) and finite. The mean is over the elements at which `mask`, bool (...), is True; None means all.
     """
     agree_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
@@ -74,8 +80,8 @@ def top_k_targets(
 
     Tan et al. (ICLR 2019, arXiv:1902.10461) scale these up to a sum of 1; here the missing mass is spread instead. With
     n classes and the teacher's p_i = softmax(t / T)_i for the classes i in K, the missing mass r = max(0, 1 - Σ p_i) is
-    spread evenly over the n - k remaining classes; with k = n it is 0. The loss is the mean over the positions in the
-    mask of::
+    spread evenly over the n - k remaining classes; with k = n it is 0. The loss is the mean over the rows of logits
+    that the mask selects of::
 
         T² Σ_i q_i (log q_i - log softmax(s / T)_i)
         q_i = p_i / (r + Σ p_i) in K, and r / (n - k) / (r + Σ p_i) elsewhere
@@ -88,7 +94,7 @@ def top_k_targets(
         probabilities: (..., k) teacher probabilities at temperature T, not all 0.
         indexes: (..., k) integers, the class of each probability, without duplicates in a row.
         temperature: temperature T.
-        mask: (...) True where a position counts.
+        mask: bool (...), True for the rows of logits that count; None for all.
     """
     in_k = _in_k("top-k targets", student, probabilities, indexes, temperature, mask)
     classes, k = student.shape[-1], indexes.shape[-1]
@@ -109,13 +115,14 @@ def generalized(
     """Return a divergence between the forward and the reverse KL (GKD, Agarwal et al., ICLR 2024, arXiv:2306.13649).
 
     With p = softmax(t / T) of the teacher, q = softmax(s / T) of the student and m = beta p + (1 - beta) q, the loss is
-    the mean over the positions in the mask of::
+    the mean of::
 
         T² KL(p ‖ q)                                       beta = 0: `soft_targets`, which covers all of p
         T² KL(q ‖ p)                                       beta = 1: the reverse (MiniLLM, 2023, arXiv:2306.08543)
         T² (beta KL(p ‖ m) + (1 - beta) KL(q ‖ m))         between: the generalized Jensen-Shannon divergence
 
-    The logits are (..., classes) and finite, the mask is (...).
+    The logits s and t are (..., classes) and finite. The mean is over the rows of logits at which `mask`, bool (...),
+    is True; None means all.
     """
     problems = positive("temperature", temperature), _share("beta", beta)
     agree_pair("generalized targets", "... classes", student, teacher, *problems, mask=booleans(mask, "..."))
@@ -152,7 +159,10 @@ def top_k_tail(
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
+    """Return KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...).
+
+    The teacher gets no gradient.
+    """
     logs, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
     return kl_div(logs, wanted, reduction="none", log_target=True).sum(-1)
 

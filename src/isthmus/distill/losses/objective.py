@@ -62,7 +62,7 @@ class Schedule:
             raise ConfigurationError("schedule of a weight", problems)
 
     def __call__(self, progress: float) -> float:
-        """Return the weight at a finished share of the training, 0 to 1."""
+        """Return the weight when this share of the training, 0 to 1, is finished."""
         share = min(1.0, progress / self.until)
         if self.curve == "cosine":
             share = (1 - math.cos(math.pi * share)) / 2
@@ -120,14 +120,20 @@ class Term(nn.Module):
         return any(source.startswith("teacher.") for source in self.arguments.values())
 
     def weight_at(self, progress: float) -> float:
-        """Return the weight at a finished share of training. Raises a ConfigurationError if it is not finite."""
+        """Return the weight when this share of the training, 0 to 1, is finished.
+
+        Raises a ConfigurationError if the weight is not finite.
+        """
         weight = self.weight(progress) if callable(self.weight) else self.weight
         if not math.isfinite(weight):
             raise ConfigurationError("weight", [Problem(f"at progress {progress}", repr(weight), "a finite number")])
         return weight
 
     def forward(self, student: Outputs, teacher: Outputs, labels: Any) -> Tensor:
-        """Return the unweighted loss of a batch. Raises a ConfigurationError if outputs are missing or do not fit."""
+        """Return the unweighted loss of a batch; the teacher's outputs are detached first.
+
+        `labels` may be None if no argument uses them. Raises a ConfigurationError if outputs or labels are missing.
+        """
         values, problems = {}, []
         for name, source in self.arguments.items():
             party, _, key = source.partition(".")
@@ -147,7 +153,11 @@ class Term(nn.Module):
 
 
 class Objective(nn.Module):
-    """A weighted sum of at least one named term. Its parameters are those of the terms."""
+    """A weighted sum of at least one named term. Its parameters are the parameters of losses that are modules.
+
+    Raises:
+        ConfigurationError: there are no terms, or a name has a dot.
+    """
 
     def __init__(self, terms: Mapping[str, Term]) -> None:
         super().__init__()
@@ -168,22 +178,28 @@ class Objective(nn.Module):
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self) -> "Objective | None":
-        """Return the terms that do not use the teacher, which train the control; None without such terms."""
+        """Return an objective with only the terms that do not use the teacher; None if every term uses it.
+
+        It trains the control, the student without a teacher.
+        """
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 
     def require_weight(self, steps: int, where: str) -> None:
-        """Raise a ConfigurationError at `where` if at some step all weights are 0 or one is not finite."""
+        """Raise a ConfigurationError if, at one of `steps` training steps, all weights are 0 or a weight is not finite.
+
+        `where` is the place to name in the message.
+        """
         for step in range(steps):
             if not any(term.weight_at(step / steps) for term in self.terms.values()):
                 problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "not 0")
                 raise ConfigurationError(where, [problem], remedy="give a term a weight at every step")
 
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
-        """Compute every term once, without gradients, before the first step.
+        """Compute every term once, without gradients, to find errors before the first step.
 
-        Raises a ConfigurationError that lists all problems: outputs that are missing or do not fit, and losses that are
-        not scalars.
+        Raises a ConfigurationError that lists all problems: outputs that are missing or do not fit, losses that raise
+        an error, and losses that are not scalars. An error because memory is full is raised unchanged.
         """
         problems = []
         for name, term in self.terms.items():

@@ -18,8 +18,9 @@ class Perceptual(nn.Module):
     f_l(teacher))².
 
     Args:
-        network: network that takes the images in at least float32; in eval mode, with no parameter that requires a
-            gradient. It is not a submodule: it is not moved, saved or trained with the loss.
+        network: network that takes the images; in eval mode, with no parameter that requires a gradient. Images in half
+            precision are converted to float32 first. It is not a submodule: it is not moved, saved or trained with the
+            loss.
         layers: names of its submodules whose outputs are compared.
 
     Raises:
@@ -41,7 +42,11 @@ class Perceptual(nn.Module):
         self._network = (network,)  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of a batch of (batch, channels, height, width) images."""
+        """Return the loss of images of student and teacher, (batch, channels, height, width) each.
+
+        The teacher gets no gradient. Raises a ConfigurationError if the shapes differ, or a layer is not called or does
+        not return a tensor.
+        """
         agree_pair("perceptual loss", "batch channels height width", student, teacher)
         (network,) = self._network
         with tapped(network, self.layers) as seen:

@@ -22,8 +22,9 @@ def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: T
 
         KL over the candidates in the mask of (softmax(t / T) ‖ softmax(s / T))
 
-    The finite scores s of the student and t of the teacher and the mask are (queries, candidates), with at least two
-    candidates.
+    The scores s of the student and t of the teacher are (queries, candidates) and finite, with at least two candidates.
+    `mask`, bool (queries, candidates), is True for the candidates that count; None means all. The loss is 0 if the mask
+    has no True. Raises a ConfigurationError if types, shapes or devices do not fit.
     """
     _agree("lists", student, teacher, mask, positive("temperature", temperature))
     scores = [precise(scores) / temperature for scores in (student, teacher)]
@@ -40,10 +41,10 @@ def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, pr
 
 
 def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperature: float) -> Tensor:
-    """Return `lists` for rows with numbered queries, times T², which keeps the gradient's size when T changes.
+    """Return `lists` for rows of several queries, times T², which keeps the gradient's size when T changes.
 
-    The finite scores of student and teacher are (rows,), the groups (rows,) integers. A group of one row has no order
-    and adds 0.
+    The scores of student and teacher are (rows,) and finite. `groups`, integers (rows,), has the number of each row's
+    query. A query with a single row has no order and adds 0 to the mean.
     """
     problem = positive("temperature", temperature)
     agree_pair("grouped lists", "rows", student, teacher, problem, groups=integers(groups, "rows"))
@@ -54,11 +55,12 @@ def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperatu
 
 
 def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
-    """Return the divergence of each group's softmax from its gains (Bruch et al., ICTIR 2019).
+    """Return the divergence of the scores' softmax within each group from its gains (Bruch et al., ICTIR 2019).
 
     The loss is the mean over the groups with a relevant row of KL(p ‖ softmax(s)), with p_i = g_i / Σ g and g_i =
-    2**relevance_i - 1. It differs from the paper's cross entropy by the entropy of p. The finite scores s are (rows,),
-    relevance and groups (rows,) integers of at least 0.
+    2**relevance_i - 1; it is 0 without such a group. It differs from the paper's cross entropy by the entropy of p. The
+    scores s are (rows,) and finite. `relevance` and `groups`, the number of each row's group, are integers (rows,), at
+    least 0.
     """
     agree(
         "graded lists", student=floats(student, "rows"), relevance=integers(relevance, "rows"),

@@ -16,6 +16,10 @@ def squared_errors(student: Tensor, wanted: Tensor) -> Tensor:
 
 
 def absolute_errors(student: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean of |s - w| of numbers s and w, (...); it is minimized by the conditional median."""
+    """Return the mean absolute error over all elements of two tensors of equal shape, as a scalar.
+
+    `wanted` gets no gradient. The conditional median minimizes this loss.
+    Raises a ConfigurationError if the tensors are empty or their shapes differ.
+    """
     agree("absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
     return average((precise(student) - precise(wanted.detach())).abs())

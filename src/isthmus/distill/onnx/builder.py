@@ -11,7 +11,7 @@ from isthmus.transforms.rowwise.core.graph import Described, assembled, needed
 
 
 class Building:
-    """A graph under construction. Names of nodes and constants are unique."""
+    """A graph under construction. `add` and `constant` keep the first node or constant of a name."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
@@ -56,7 +56,11 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """Return the rows (1, N) of a tensor (count, N): the inputs of the Concat that made it, or a new Split."""
+        """Return the names of the rows (1, N) of a tensor (count, N).
+
+        These are the inputs of the Concat that made the tensor. Otherwise they are the outputs of a Split, which is
+        added unless it exists, or the tensor itself for a single row.
+        """
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)
@@ -72,7 +76,7 @@ class Building:
         return names
 
     def always(self, mask: str) -> bool | None:
-        """Return the value of a constant mask; None if the mask is computed."""
+        """Return True if a constant mask is True everywhere, else False; None if the graph computes the mask."""
         producer = self._producer(mask)
         if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:
             return None

@@ -1,4 +1,4 @@
-"""INT8 graphs with the same bits in every runtime: their last layer, and the sums between layers.
+"""Make INT8 graphs give the same bits in every runtime, in their last layer and in the sums between layers.
 
 Integer products are the same everywhere. Sums of floats are not: runtimes differ in order and in fused multiply-add.
 Neither matters if each product and sum is exact in float32, as integers up to 2**24 times a power of two are. A single
@@ -23,13 +23,14 @@ _FINEST = 100
 
 
 def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
-    """Return a graph with the same bits in every runtime, as far as layers and `primitives` decide it.
+    """Return a copy of `quantized` that gives the same bits in every runtime, as far as possible.
 
-    The inputs of the last layer stay 8-bit integers. Its weights become floats again, rounded so that its sums are
-    exact: to twelve bits for 32 inputs, to ten for 144. Its output is no longer rounded. These last layers keep 8-bit
-    weights: computed weights; operators other than Gemm, MatMul and convolutions; grouped transposed convolutions; a
-    Gemm with alpha; a product with a vector; a layer with so many inputs (65,793 or more if none is negative) that the
-    steps would exceed its weights.
+    `layer` is the last quantized layer of `model`, the float graph before quantization. The inputs of the last layer
+    stay 8-bit integers. Its weights become floats again, rounded so that its sums are exact: to twelve bits for 32
+    inputs, to ten for 144. Its output is no longer rounded. These last layers keep 8-bit weights: computed weights;
+    operators other than Gemm, MatMul and convolutions; grouped transposed convolutions; a Gemm with alpha; a product
+    with a vector; a layer with so many inputs (65,793 or more if none is negative) that the steps would exceed its
+    weights.
 
     In `quantized`, the output of ONNX Runtime's quantizer for the model, each layer is between a DequantizeLinear and a
     QuantizeLinear.

@@ -31,9 +31,10 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
-    """Measure one answer of a model in a fresh process; measure again and take the faster run above `max_load_ms`.
+    """Start a fresh process that opens a model and computes one answer, and return its memory and load time.
 
-    Raises a GateFailed if the model does not answer.
+    If loading takes longer than `max_load_ms`, measures in a second process and returns the faster run; None accepts
+    the first run. Works only on Linux. Raises a GateFailed if the model does not answer.
     """
     first = _footprint(model, feeds, threads)
     if max_load_ms is None or first.load_ms <= max_load_ms:

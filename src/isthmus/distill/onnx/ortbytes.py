@@ -46,7 +46,10 @@ _UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], [
 
 
 def canonical(model: bytes) -> bytes:
-    """Sort all unordered lists of a model; raise a ValueError if it holds a field that the schema here lacks."""
+    """Return a model with its unordered lists sorted and equal parts written once.
+
+    Raises a ValueError if the model is not in ORT format, or has a field that the schema here lacks.
+    """
     if model[4:8] != IDENTIFIER:
         raise ValueError("not a model in ORT format")
     root = encode.Get(packer.uoffset, model, 0)

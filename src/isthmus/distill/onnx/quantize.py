@@ -44,8 +44,8 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     `calibration` has batches of rows, which determine the ranges of the layer inputs.
 
     Raises:
-        ConfigurationError: the graph has no such operator, or the quantizer does not support its form.
-        DataError: rows are not finite, and the quantizer finds no range.
+        ConfigurationError: the graph has no operator of `operators`, or one in a form that the quantizer rejects.
+        DataError: a number in `calibration` is not finite, and the quantizer fails because of it.
     """
     source = onnx.ModelProto()
     source.CopyFrom(model)

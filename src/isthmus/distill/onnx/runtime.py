@@ -28,7 +28,10 @@ _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """Open a model file in ONNX Runtime on a number of threads."""
+    """Open the content of a model file in ONNX Runtime, on the CPU with a number of threads.
+
+    Raises a ConfigurationError if ONNX Runtime rejects the model.
+    """
     return _opened(model, session_options(threads))
 
 
@@ -42,7 +45,10 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """Run a session on input tensors by name, and return its first output."""
+    """Run a session on input tensors by name, and return its first output.
+
+    Raises a ConfigurationError if the run fails.
+    """
     return _outputs(opened, None, feeds)[0]
 
 

@@ -41,18 +41,19 @@ class TeacherOutputs:
     """The outputs of a teacher for each row of a data set, computed once.
 
     `outputs[indexes]` returns float16 (or float32) tensors (rows, ...) by key. Cached rows are gathered from memory
-    maps; the teacher computes missing rows, a batch at a time. These stay in memory until a shard is full (64 MiB, or a
-    minute), `fill` ends, or the `with` block ends; a process that dies loses only them. Several processes may fill a
-    folder at the same time.
+    maps; the teacher computes missing rows, a batch at a time. New outputs stay in memory until their shard is 64 MiB
+    or a minute old, `fill` ends, or the `with` block ends. A process that is killed loses only the outputs in memory.
+    Several processes may fill a folder at the same time.
 
-    The folder depends on the teacher's fingerprint, the contract, the form and the options. Every output must have the
-    same sizes for every row: pad all batches to one length.
+    The outputs are in a subfolder of `root`, named by a hash of the teacher's fingerprint, the contract, the form and
+    the options. Creating the object creates the subfolder, and reads and verifies its shards. Every output must have
+    the same sizes for every row: pad all batches to one length.
 
     Args:
-        root: folder of all outputs.
+        root: folder for the outputs of all teachers.
         teacher: teacher that computes the outputs; its fingerprint is enough if all outputs are cached.
         rows: (n, 16) uint8, the identities of the n rows. Rows with the same identity share their output.
-        batches: creates the teacher's input for an array of row numbers.
+        batches: creates the teacher's input for an array of row numbers, each from 0 to n - 1.
         contract: hash of the contract under which the rows were computed.
         form: storage format; float16 logits by default.
         options: further plain data that the outputs depend on, such as tokenizer, length and augmentation.
@@ -60,7 +61,8 @@ class TeacherOutputs:
         note: called with a line of text for each shard that is skipped.
 
     Raises:
-        ConfigurationError: an option is not plain data, `rows` are not identities, or the teacher is not frozen.
+        ConfigurationError: an option is not plain data, `rows` are not identities, `batch` is below 1, or the teacher
+            is not frozen.
     """
 
     def __init__(  # noqa: PLR0913 - what identifies the outputs, and how they are computed
@@ -118,10 +120,13 @@ class TeacherOutputs:
         self.flush()
 
     def __getitem__(self, indexes: Any) -> dict[str, Tensor]:
-        """Return the outputs of these rows, in their order, as new tensors on the CPU; computes missing ones.
+        """Return the outputs of these rows, in their order, as new tensors on the CPU.
+
+        Missing outputs are computed first. That may also publish a shard.
 
         Raises:
             ConfigurationError: the teacher is not frozen, or lacks an output.
+            DependencyError: a shard cannot be written, for example because the disk is full.
             DataError: an output is not finite, too large for float16 or of different sizes than before; or it is not
                 cached and only a fingerprint is known.
         """
@@ -137,29 +142,34 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return the outputs of these rows as float32 arrays, integers included."""
+        """Return the outputs of these rows as float32 arrays, including outputs that are integers.
+
+        Computes missing outputs first, with the errors of `outputs[indexes]`.
+        """
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
     def missing(self) -> int:
-        """Number of rows without an output."""
+        """Number of rows whose output is neither published nor in memory, as of the last `refresh`."""
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
-        """Return the number of teacher calls, a batch each, that it takes to compute all missing outputs.
+        """Return how many times the teacher must be called to compute all missing outputs, a batch per call.
 
-        The rows `first` are computed before the others, and share no batch with them.
+        `first` has row numbers that are computed before all other rows. A batch never mixes them with other rows.
         """
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())
         return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))
 
     def fill(self, progress: Progress = silent) -> None:
-        """Compute all missing outputs in row order and publish them.
+        """Compute all missing outputs in row order and publish them, even if an error ends the computation.
+
+        Leaves out rows that other processes have published meanwhile.
 
         Raises:
             ConfigurationError, DataError: see `outputs[indexes]`.
-            DependencyError: the disk is full.
+            DependencyError: a shard cannot be written, for example because the disk is full.
         """
         self.refresh()
         todo = self._in_order(np.flatnonzero(self._shard < 0))
@@ -178,7 +188,10 @@ class TeacherOutputs:
                 progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
-        """Publish the rows in memory. Raises a DependencyError if that fails; published shards stay."""
+        """Publish the outputs in memory as a shard; do nothing if there are no such outputs.
+
+        Raises a DependencyError if the shard cannot be written. The outputs then stay in memory.
+        """
         waiting = self._open
         if waiting is None:
             return
@@ -196,7 +209,10 @@ class TeacherOutputs:
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Add shards that other processes have published."""
+        """Read shards that other processes have published since the last call.
+
+        Skips shards that are damaged or have other sizes, and reports them with `note`.
+        """
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
                 continue
@@ -218,11 +234,11 @@ class TeacherOutputs:
             self._adopt(shard.rows, len(self._shards) - 1)
 
     def prune(self, *, others: bool = False) -> int:
-        """Remove damaged shards and outputs of rows outside this data set, and merge small shards.
+        """Delete damaged shards and outputs of rows outside this data set from disk, and merge small shards.
 
-        Another process keeps the shards that it has open, but may have to recompute what it reads next. `others` also
-        removes all outputs under the same root with other keys. Returns the number of removed rows, without those other
-        outputs.
+        Publishes the outputs in memory first. Another process keeps the shards that it has open, but may have to
+        recompute what it reads next. `others=True` also deletes the outputs in all other subfolders of `root`, for
+        example of other teachers. Returns the number of deleted rows, without the rows of other subfolders.
         """
         self.refresh()
         self.flush()

@@ -20,7 +20,7 @@ class OutputFormat:
     """Storage format of a teacher's outputs.
 
     Attributes:
-        dtype: "float16" or "float32".
+        dtype: "float16" or "float32" for floating-point outputs; integers are stored unchanged.
         top_k: number of largest probabilities to store instead of "logits", for `top_k_targets`; None stores the
             logits. The probabilities are softmax(logits / temperature): "probabilities" (rows, ..., k), largest first,
             "indexes" (rows, ..., k) int32, and "residual" (rows, ...), the total probability of all other classes.
@@ -47,10 +47,13 @@ class OutputFormat:
         agree("form of outputs", *checks)
 
     def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
-        """Return the arrays to store for float32 (n, ...) tensors; `rows` and `where` are for messages.
+        """Convert a teacher's outputs, float32 (n, ...) by key, to the arrays to store.
+
+        `rows` are the row numbers and `where` is the place to name in messages.
 
         Raises:
-            ConfigurationError: with `top_k`, the outputs have no logits, or fewer classes than that.
+            ConfigurationError: `top_k` is set without logits (n, ..., classes), or with fewer than `top_k` classes, or
+                an output is named like one of the stored arrays.
             DataError: a number is too large for float16.
         """
         if self.top_k is not None:

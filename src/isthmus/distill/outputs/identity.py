@@ -26,7 +26,7 @@ def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None
         seed: seed of the augmentation, if the content is augmented.
 
     Raises:
-        DataError: columns have different lengths, or values of an unsupported type.
+        DataError: there are no columns, they have different lengths, or a value has an unsupported type.
     """
     items = (
         zip(columns.column_names, columns.columns, strict=True) if isinstance(columns, pa.Table) else columns.items()

@@ -41,7 +41,7 @@ def names(folder: Path) -> Iterator[str]:
 
 
 def write(folder: Path, shard: Shard) -> str:
-    """Publish a shard under a new name and return the name."""
+    """Write a shard with its checksums to a new subfolder of `folder`, atomically, and return the subfolder's name."""
 
     def fill(fresh: Path) -> None:
         sums = {}
@@ -57,7 +57,9 @@ def write(folder: Path, shard: Shard) -> str:
 
 
 def read(path: Path) -> Shard:
-    """Read a shard with memory-mapped arrays. Each process verifies the SHA-256 of every file on first use.
+    """Read a shard with memory-mapped arrays.
+
+    Verifies the SHA-256 of every file the first time that this process reads it, and again after it was changed.
 
     Raises:
         FileNotFoundError: the shard was removed.
@@ -83,7 +85,10 @@ def read(path: Path) -> Shard:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Remove a shard atomically; readers that have mapped it keep their data."""
+    """Delete a shard atomically. Readers that have mapped it keep their data.
+
+    Raises a FileNotFoundError if the shard does not exist.
+    """
     with scratch_folder(folder, f".{_KIND}") as scratch:
         (folder / name).rename(scratch / "old")
 

@@ -18,7 +18,7 @@ SCOPE = (
 
 
 def require_boundary(report: Mapping[str, Any]) -> None:
-    """Raise a GateFailed if a half of the report has not been measured completely."""
+    """Raise a GateFailed if the training half or the serving half of the report is missing or lacks a value."""
     read = read_report(report)
     missing = []
     for name, half in (("training", read.training), ("serving", read.serving)):

@@ -70,7 +70,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     seconds: Mapping[str, float],
     paused: Mapping[str, float],
 ) -> RunReport:
-    """Measure all models and return the report; docs/evaluation.md explains each part.
+    """Measure quality, size and latency of all models and return the report; docs/evaluation.md explains each part.
 
     Args:
         task: the task.
@@ -80,6 +80,9 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         facts: size and cost of the teacher and each reference.
         seconds: duration of each stage, without pauses.
         paused: seconds for which each stage paused for servers.
+
+    Raises:
+        DataError: an output of a model is not finite.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))

@@ -66,7 +66,7 @@ def explained(names: Iterable[str]) -> list[Block]:
 
 
 def measures(report: Report) -> list[str]:
-    """Return the row names of the comparison: metrics, agreement with the teacher, latency."""
+    """Return the names of the measures in the comparison: metrics, agreement with the teacher, p50 and p99."""
     return [*metrics(report), *_agreements(report), "p50", "p99"]
 
 

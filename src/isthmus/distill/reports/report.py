@@ -18,10 +18,10 @@ class ModelRecord(msgspec.Struct, frozen=True):
     Attributes:
         about: description of the model.
         quality: test metrics by name; means over the seeds for models trained with several seeds.
-        intervals: low and high bounds of these means.
-        bytes: size of the graph.
+        intervals: low and high end of the 95 % interval of these means, by metric.
+        bytes: size of the ONNX graph in bytes; for a teacher, size of its parameters.
         p50_us: median time of one row, in microseconds.
-        p99_us: 99th percentile of the time of one row.
+        p99_us: 99th percentile of the time of one row, in microseconds.
         runtime: runtime that was measured, with version and threads.
     """
 
@@ -53,7 +53,10 @@ class SeedMean(msgspec.Struct, frozen=True):
 
 
 class WorstSlice(msgspec.Struct, frozen=True):
-    """The metric on the rows with one value of a feature; None stands for a missing value."""
+    """The metric of each model on the test rows with one value of a feature.
+
+    A `value` of None means rows without a value; a metric of None is not defined on these rows.
+    """
 
     column: str
     value: str | None
@@ -141,7 +144,7 @@ class Report(RunReport, frozen=True, kw_only=True):
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
-    """Parse a report; raise a DataError if the format does not match."""
+    """Parse the content of a `report.json`. Raises a DataError if the format does not match."""
     where = "report of a distillation"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')!r}", expected=f"format {FORMAT}")

@@ -58,7 +58,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 def read_search(data: Mapping[str, Any]) -> SearchResult:
-    """Parse the result of a search; raise a DataError if the format does not match."""
+    """Parse the content of a `search.json`. Raises a DataError if the format does not match."""
     where, remedy = "search of students", "run `isthmus model search` again"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')}", expected=f"format {FORMAT}", remedy=remedy)

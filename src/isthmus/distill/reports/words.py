@@ -62,7 +62,7 @@ def between(low: float | None, high: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a duration in the largest unit that divides it."""
+    """Format a duration in the largest unit that divides it, such as "90 minutes"; 0 seconds is "fresh"."""
     if seconds == 0:
         return "fresh"
     sizes = ((7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))

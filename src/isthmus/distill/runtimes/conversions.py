@@ -17,7 +17,7 @@ from isthmus.distill.types import Index
 
 
 class Conversion(NamedTuple):
-    """How a student becomes files of a runtime.
+    """The conversion of a student to the files of a runtime.
 
     Attributes:
         program: class that runs the files.

@@ -19,7 +19,7 @@ from isthmus.distill.runtimes.libraries import Libraries
 from isthmus.distill.runtimes.network import Converted, Portable, quiet, unconvertible
 
 SECONDS = 900
-"""Time limit of a conversion."""
+"""Time limit of a conversion, in seconds."""
 
 _FAILED = 3
 """Exit code of a process whose last line on stderr is the reason."""
@@ -40,9 +40,10 @@ class _Named(nn.Module):
 
 
 def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
-    """Convert a student in a module's process, for one row at a time.
+    """Convert the student `of` for one row at a time, in a child process that runs `module`.
 
-    The sizes in `padded` always have their maximum. Raises a GateFailed if the conversion fails.
+    Waits up to `SECONDS`. The sizes in `padded` are fixed at their maximum. Raises a GateFailed if the conversion fails
+    or takes longer.
     """
     network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in of.tensors]
@@ -76,6 +77,10 @@ _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
 
 
 def serve(converting: Callable[[ExportedProgram], bytes]) -> None:
+    """Run the child process: read a program from stdin, write the model to stdout, and exit the interpreter.
+
+    If `converting` raises an error, writes its first line to stderr and exits with code 3.
+    """
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print to stdout
     program = torch.export.load(io.BytesIO(sys.stdin.buffer.read()))

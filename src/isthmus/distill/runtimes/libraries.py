@@ -43,7 +43,7 @@ class Libraries:
 
 
 def libraries(name: str, runtime: str) -> Libraries:
-    """Read the pins of a runtime from this package's file `<runtime>.txt`."""
+    """Read the pinned versions of a runtime from the file `<runtime>.txt` in the folder of `isthmus.distill`."""
     lines = Path(__file__).parents[1].joinpath(f"{runtime}.txt").read_text(encoding="utf-8").splitlines()
     return Libraries(name, runtime, dict(line.split("==") for line in lines if not line.startswith("#")))
 

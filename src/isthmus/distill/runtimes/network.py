@@ -74,7 +74,10 @@ class Portable:
         return self.network
 
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
-        """Return the maximum of each named size, 1 for rows; raise a GateFailed for a size without a limit."""
+        """Return the maximum of each named size, 1 for rows.
+
+        Raises a GateFailed if a size has no limit, or if a tensor does not have the rows as its first axis.
+        """
         max_sizes: dict[str, int] = {}
         for tensor in self.tensors:
             for axis, size in enumerate(tensor.shape):
@@ -113,6 +116,10 @@ class Portable:
 def portable(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
+    """Return the part of a student that runtimes without ONNX operators compute, with a copy of its network.
+
+    `row` is any row, as an example; `tensors` and `outputs` are those of the student's graph.
+    """
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:
         order, keys, network = [tensor.name for tensor in core.tensors], names, core.network
@@ -147,7 +154,10 @@ class _Ordered(nn.Module):
 def running(
     kind: type[Program], program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Iterator[Run]:
-    """Run a program in a child process within the context; raise a GateFailed if the runtime rejects it."""
+    """Start a child process that runs a program, and yield a function that computes outputs in it.
+
+    The process ends with the context. Raises a GateFailed if the runtime rejects the program or its inputs.
+    """
     try:
         with kind(program.model, tensors, outputs, program.max_sizes) as opened:
             yield opened.ask
@@ -169,7 +179,7 @@ def unconvertible(file: str, libraries: Libraries, error: Exception | str) -> Ga
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the logs and warnings of the converter libraries."""
+    """Silence the logs of the converter libraries and all Python warnings within the context."""
     loggers = [logging.getLogger(name) for name in _CHATTER]
     levels = [logger.level for logger in loggers]
     try:

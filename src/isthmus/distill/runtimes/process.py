@@ -76,12 +76,13 @@ class Loaded(NamedTuple):
 
 
 class Program(AbstractContextManager["Program"]):
-    """A model file, running in a child process. Close it, or use it as a context manager.
+    """A model file, running in a child process. Close it, or use it as a context manager, to end the process.
 
     A subclass names the runtime's libraries, and the Python package that runs its files. Its module calls `serve`: the
     child is `python -m MODULE MEMORY`.
 
-    Rows are computed one at a time, so that the planned memory is that of a single row.
+    Rows are computed one at a time, so the program needs the memory for a single row. The process is killed if it
+    takes more than `SECONDS` to load the file or to answer a message.
 
     Args:
         model: content of the file.
@@ -92,7 +93,7 @@ class Program(AbstractContextManager["Program"]):
 
     Raises:
         DependencyError: the runtime is not installed.
-        ProgramRejected: the file is not a program, or has different inputs or outputs.
+        ProgramRejected: the file is not a program, has different inputs or outputs, or takes too long to load.
     """
 
     libraries: ClassVar[Libraries]
@@ -138,9 +139,9 @@ class Program(AbstractContextManager["Program"]):
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Return the outputs by name for any number of rows.
+        """Return the outputs by name for one or more rows.
 
-        Raises a ProgramRejected if the process does not answer.
+        Raises a ProgramRejected if the inputs differ in their number of rows, or if the process does not answer.
         """
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
@@ -252,10 +253,11 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
-    """Run the child process: answer requests from stdin on stdout until stdin ends.
+    """Run the child process: read a file and then requests from stdin, and answer on stdout until stdin ends.
 
     `prepare` imports the runtime, sets it to one thread, and returns the function that loads a file. An ImportError
-    means that the runtime is not installed; any other error is blamed on the file.
+    means that the runtime is not installed; an error of that function is blamed on the file. Limits the memory of the
+    process before it loads the file (on Linux).
     """
     memory = int(sys.argv[1])
     # Libraries print to stdout, which carries the answers: give them /dev/null.

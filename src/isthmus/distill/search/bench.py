@@ -35,12 +35,21 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress
 
 FEW, MANY = 500, 2000
-"""Calls per round of a latency measurement: for untrained graphs and for many graphs at once; for one trained graph."""
+"""Calls per round of a latency measurement.
+
+FEW is for an untrained graph, and for many graphs that are compared. MANY is for one trained graph.
+"""
 
 
 @dataclass(eq=False)
 class Bench:
-    """Measure the students of a task; `graphs` is the folder for graphs within the budget, named by trial number."""
+    """The bench on which a search measures and trains the students of a task.
+
+    Attributes:
+        weights: folder for trained students, which several searches may share.
+        graphs: folder for the graphs of trained students, named by trial number.
+        runs: folder for checkpoints, which are deleted after training.
+    """
 
     task: Task
     outputs: TeacherOutputs
@@ -61,6 +70,12 @@ class Bench:
         )  # fmt: skip
 
     def measure(self, number: int, shape: Mapping[str, Any], precision: str, progress: Progress) -> SearchTrial:
+        """Measure a new student, train it if it is within the budget, and return the facts about it.
+
+        Reuses trained weights, and waits while another search trains the same student. Writes the trained graph to
+        `graphs`. An error becomes a trial with the status "failed", except a full disk, a `Stopped`, and a
+        DependencyError for which waiting may help.
+        """
         began, facts = time.perf_counter(), dict[str, Any]()
         try:
             candidate = self._fill(facts, self.task.with_shape(shape), precision, progress)
@@ -77,9 +92,9 @@ class Bench:
         return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
     def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
-        """Measure p50 of all students within the budget alternately: their earlier figures are from different times.
+        """Measure students within the budget again, alternately, so that their latencies are comparable.
 
-        Raises a DataError if a graph is missing.
+        Returns all trials, with the new `p50_us` of these students. Raises a DataError if a graph cannot be read.
         """
         calls = {}
         for trial in trials:
@@ -155,7 +170,7 @@ class Bench:
         return candidate
 
     def _trained(self, task: Task, progress: Progress) -> nn.Module:
-        """Return the trained student of a shape. It is trained once for all precisions and budgets."""
+        """Load the trained student of the task's shape, or train it once for all precisions and budgets."""
         origin, depends = origins(task), {
             "contract": task.material.contract, "shape": dict(task.shape),
             "settings": self._settings.identity(), "outputs": self.outputs.path.name,
@@ -182,7 +197,7 @@ class Bench:
 
 @contextmanager
 def _exclusive(lock: Path, progress: Progress) -> Iterator[None]:
-    """Wait until no other search trains the same student in the same folder."""
+    """Hold a lock file within the block. Wait without limit while another search holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as handle:
         try:

@@ -17,12 +17,18 @@ RANDOM = 8
 """Number of random students before the estimator proposes."""
 
 Place = tuple[int, ...]
-"""A point of the search space: the index of a value for each name."""
+"""A point of the search space: for each name, the index of one of its values."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """The outcome of a trial. Lower is better in each of `values`, which is None if they were not measured."""
+    """The outcome of a trial.
+
+    Attributes:
+        place: point of the search space.
+        values: quality, median latency and bytes, where lower is better in each; None if they were not measured.
+        over: relative excess by exceeded limit.
+    """
 
     place: Place
     values: tuple[float, float, float] | None
@@ -30,11 +36,11 @@ class Known:
 
 
 def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
-    """Return a new place, or None if all have been tried.
+    """Return a point of the search space that is not in `known`, or None if all points have been tried.
 
-    The first places are random. Then optuna's tree-structured Parzen estimator samples where good places by several
-    objectives are dense (Ozaki et al., 2020, doi:10.1145/3377930.3389817). A place over the budget counts as worse the
-    more it exceeds it.
+    `sizes` has the number of values of each name. The first 8 points are random. Then optuna's tree-structured Parzen
+    estimator samples where good points by several objectives are dense (Ozaki et al., 2020,
+    doi:10.1145/3377930.3389817). The more a point exceeds the budget, the worse it counts.
     """
     visited = {outcome.place for outcome in known}
     if len(visited) >= math.prod(sizes.values()):

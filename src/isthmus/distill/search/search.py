@@ -42,7 +42,7 @@ PRECISION = "precision"
 
 @dataclass(frozen=True)
 class SearchReport:
-    """`search.json` as plain data (docs/search.md), and the folder of the search."""
+    """The content of `search.json` as plain data (docs/search.md), and the folder of the search."""
 
     path: Path
     data: Mapping[str, Any]
@@ -61,16 +61,20 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     trials: int | None = None,
     progress: Progress = silent,
 ) -> SearchReport:
-    """Measure students until the declared number is reached, counting earlier calls.
+    """Try `trials` students, counting students of earlier calls, and write the report `search.json`.
 
-    Each search has a subfolder of `folder`, named by a digest of everything it depends on. `runs` is for checkpoints.
+    `trials=None` means the declared number. Computes the teacher's missing outputs into `cache`, then trains each
+    student that fits the budget. Each search has a subfolder of `folder`, named by a digest of everything it depends on
+    and this machine; trained weights are in `folder`/students. `runs` is for checkpoints. If there is nothing new to
+    try, returns the stored report.
 
     Raises:
         ConfigurationError: the declaration is invalid, has no search, or searches a shape or precision that the task
-            does not have.
-        DataError: the table lacks declared columns, or the journal of the search is damaged.
+            does not have; or student, teacher and objective do not fit each other.
+        DataError: the table lacks declared columns, an input leaks the label, or the journal of the search is damaged.
         DependencyError: the machine lacks something the profile needs, the disk is full, or another process runs this
             search.
+        GateFailed: the loss of the first batch is not finite.
         Stopped: SIGINT or SIGTERM during training; the same call continues from there.
     """
     declared, count = _declared(material, trials)

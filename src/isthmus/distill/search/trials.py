@@ -16,15 +16,17 @@ FORMAT = 1
 
 
 class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a student, including the `Footprint` of its graph.
+    """The facts about a student, including the `Footprint` of its graph. A figure that was not measured is None.
 
     Attributes:
-        status: "trained"; "over budget", with a score only if it was trained first; or "failed".
+        number: number of the trial, from 0.
+        status: "trained" and within the budget; "over budget", usually before training; or "failed" with an error.
         why: limits it exceeds, or the error.
         over: relative excess by exceeded limit.
         bytes: size of its file in ORT format.
         difference: largest difference from the student in torch.
         score: the task's metric on the validation part, for the exported graph; `quality` has all metrics.
+        seconds: time to measure and train it.
     """
 
     number: int
@@ -69,7 +71,10 @@ class Budget:
     def exceeded(
         self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
     ) -> dict[str, tuple[float, str]]:
-        """Return the relative excess and a text for each exceeded limit; `files` has the ORT size first."""
+        """Return the relative excess and a text for each exceeded limit, by name; empty within the budget.
+
+        `files` has the bytes of the ORT file and of the ONNX file, `weights` the student's number of parameters.
+        """
         figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
             "memory": (memory_mb, self.memory_mb, "MiB"),

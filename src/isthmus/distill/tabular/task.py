@@ -233,7 +233,7 @@ class TabularTask(Task):
         return Case(feeds(self._fed, raw), expected, plain(raw, self._fed), core_feeds(*self._prepare(data)))
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Return the scores behind the outputs of a graph."""
+        """Return the scores (logits) from which a graph computed its outputs."""
         return {self._kind.key: self._answer.to_scores(run(self.feeds(rows))[self._answer.name])}
 
     def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:

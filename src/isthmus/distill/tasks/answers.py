@@ -13,8 +13,9 @@ from isthmus.package.inputs import Feeds
 
 
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
-    """Return the outputs of a module in eval mode for rows, in batches. Outputs that are lists of layers are dropped.
+    """Run a module on rows in batches, and return its outputs as float32 arrays by key.
 
+    The module must be in eval mode and on `device`. Outputs that are not tensors, such as lists of layers, are dropped.
     Raises a ConfigurationError if the sizes of an output differ between batches.
     """
     parts: list[dict[str, Tensor]] = []
@@ -37,7 +38,8 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
     """Raise a ConfigurationError if a module in eval mode is random, or if a row's output depends on the other rows.
 
-    Measuring such a module would be meaningless. Buffers are restored after the check.
+    Call it before measuring a module: figures of a random module mean nothing. Restores the module's buffers and
+    torch's random state.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}

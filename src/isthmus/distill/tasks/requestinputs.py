@@ -44,7 +44,10 @@ class RequestInputs:
         return (*(item for item in inputs if item.name not in computed), *rows)
 
     def complete(self, raw: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """Return the network's inputs for inputs of the graph, and the mask of rows that a transform refuses."""
+        """Compute the network's inputs from the raw inputs of the graph.
+
+        Returns all columns by name, and a mask that is True for rows that a request transform refuses.
+        """
         columns = dict(raw)
         refused = np.zeros(len(next(iter(raw.values())).data), bool)
         for graph in self._graphs:

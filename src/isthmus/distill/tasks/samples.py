@@ -29,7 +29,10 @@ _EDGES: dict[str, tuple[Any, Any]] = {
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
-    """Return edge cases: all null, all zero, the extremes of each type, and a row with unseen texts."""
+    """Return five rows of edge cases for the columns of `row`.
+
+    They are all null, all zero, the largest value of each type, the smallest, and the first row with unseen texts.
+    """
     edge_rows = {}
     for name, values in row.items():
         dtype = types[name]
@@ -44,7 +47,7 @@ def take(columns: Columns, rows: Index | np.ndarray[Any, np.dtype[np.bool_]] | s
 
 
 def plain(columns: Columns, inputs: Iterable[ModelInput]) -> list[tuple[Any, ...]]:
-    """Return the rows as JSON values in the order of the inputs; null, and words for NaN and infinities."""
+    """Return the rows as JSON values in the order of the inputs; NaN and infinities become texts such as "NaN"."""
     types = {item.name: item.dtype for item in inputs}
     return list(zip(*(_words(columns[name], dtype) for name, dtype in types.items()), strict=True))
 

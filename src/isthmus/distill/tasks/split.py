@@ -1,4 +1,4 @@
-"""Splits rows into training, validation and test parts, by time or by a column."""
+"""Split rows into training, validation and test parts, by time or by a column."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +102,8 @@ def split_table(
     """Split a training set by a hash of the column `by`, or by time with the columns `event_timestamp` and `known_at`.
 
     A split by time leaves out rows whose label became known after their part ended. It keeps rows with the same value
-    in the column `within` together and gives them the time of the latest. A split by column ignores `within`.
+    in the column `within` together: all of them get the latest of their event times and of their known times. A split
+    by column ignores `within`.
 
     Raises a DataError if a column is missing or has nulls, or a part is empty.
     """
@@ -148,7 +149,7 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
 
 
 def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
-    """Return a column of a training set. Raises a DataError if it is missing or has nulls."""
+    """Return a column of a training set. Raises a DataError that shows `expected` if it is missing or has nulls."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]
@@ -158,7 +159,10 @@ def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArra
 
 
 def whole_numbers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
-    """Return a column cast to `dtype`, then to int64. Raises a DataError if the cast fails."""
+    """Return a column cast to `dtype`, then to int64.
+
+    Raises a DataError if the column is missing or has nulls, or if the cast fails.
+    """
     column = required_column(table, name, f"{name} of type {dtype}")
     try:
         values: Index = pc.cast(pc.cast(column, dtype), pa.int64()).to_numpy(zero_copy_only=False)

@@ -64,7 +64,7 @@ class Material:
         latency: returns recent latency of the servers on this machine, for which training pauses; None to ignore them.
         device: table with the student's inputs as a device sees them; None if it sees what the server sees.
         aged: returns, for some rows and ages in microseconds, a table per age with the inputs of the student's graph;
-            None like `device`.
+            None if a device sees what the server sees.
         division: parts of a task that makes its own table of rows; None for the declared split.
     """
 
@@ -137,7 +137,7 @@ class Case:
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the inputs for a model file: those of the numeric core if the file holds only that."""
+        """Return the inputs for a model file: `core` if the file holds only the numeric core, else `feeds`."""
         return self.core if variant.core else self.feeds
 
 
@@ -145,7 +145,7 @@ class Core(NamedTuple):
     """The numeric core of a graph, as a torch module from `tensors`, in their order, to the outputs of the graph.
 
     `head` returns the content of `head.json`, which computes these tensors from raw values, or raises a GateFailed;
-    None if the task has none.
+    None if the task provides no `head.json`.
     """
 
     network: nn.Module
@@ -154,7 +154,7 @@ class Core(NamedTuple):
 
 
 class Task(ABC):
-    """A kind of model. Each distillation creates one instance; rows are given by their number in the training set.
+    """A kind of model. Each distillation creates one instance; `rows` are row numbers in the training set.
 
     Attributes:
         metric: figure of `quality` that selects weights and comes first in reports.
@@ -173,7 +173,7 @@ class Task(ABC):
             numbers over 256 test rows, but at least 1. So for probabilities it is absolute.
         rounding: largest difference between the outputs of two processors.
         quantized: ONNX operators that INT8 graphs quantize, weights and inputs; for Gather, only the weights.
-        golden: number of test rows with outputs in a package; with 0 it has only the edges.
+        golden: number of test rows with outputs in a package; with 0 it has only the cases of `edges`.
         compared: maximum number of rows on which the verdict compares a package with its student.
         measured: names of all figures of `measures`; a gate on another figure fails before the first step.
         pipeline: Hugging Face pipeline name ("image-to-image") for the model card, or None.
@@ -224,7 +224,7 @@ class Task(ABC):
 
     @abstractmethod
     def asked(self, rows: Index) -> Any:
-        """Return these rows as a batch for teacher and references."""
+        """Return these rows as the batch that teacher and references are called with."""
 
     def tokenizers(self) -> tuple[Any, Any] | None:
         """Return the tokenizers of teacher and student, or None without tokenizers.
@@ -253,16 +253,20 @@ class Task(ABC):
     def leaks(self) -> Sequence[str]:
         """Describe the student's inputs that reveal the label on their own; by default none.
 
-        If there is a leak, training is refused: such an input is known only after the label, or no model is needed.
+        If there is one, `distill` raises a DataError: such an input is known only after the label, or makes a model
+        unnecessary.
         """
         return ()
 
     def groups(self, rows: Index) -> Index | None:  # noqa: ARG002 - for subclasses
-        """Return the group number of each row, whose groups batches never split; None, the default, without groups."""
+        """Return the group number of each row; a batch never splits a group. None, the default, means no groups."""
         return None
 
     def after_training(self, student: nn.Module) -> None:  # noqa: B027 - most learn nothing more
-        """Fit what the student learns from the validation part after training, in place; by default nothing."""
+        """Fit parts of the student, such as a calibration, on the validation part after training.
+
+        Changes the student in place; by default does nothing.
+        """
 
     @abstractmethod
     def objective(self) -> Objective:
@@ -278,7 +282,10 @@ class Task(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return metrics of a model's outputs for these rows; `teacher` has the teacher's. NaN if undefined."""
+        """Return metrics of a model's outputs for these rows; a metric that is not defined is NaN.
+
+        `teacher` has the teacher's outputs for the same rows.
+        """
 
     def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
         """Return `metric` of `quality`; override it if it can be computed faster on its own."""
@@ -302,7 +309,10 @@ class Task(ABC):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Return figures for gates on a model file of the `writer`; `teacher` has the outputs for all rows."""
+        """Return figures for gates on a model file, which `run` runs. Required only for tasks with a `writer`.
+
+        `teacher` has the outputs for all rows.
+        """
         raise NotImplementedError
 
     def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - for subclasses
@@ -322,12 +332,12 @@ class Task(ABC):
         return None
 
     def core_feeds(self, rows: Index) -> Feeds:
-        """Return the inputs of the core for these rows."""
+        """Return the inputs of the core for these rows, arrays by name. Required only with a `core`."""
         raise NotImplementedError
 
     @abstractmethod
     def feeds(self, rows: Index) -> Feeds:
-        """Return the inputs of the graph for these rows."""
+        """Return the inputs of the graph for these rows, arrays by name."""
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
         """Return what the exported graph should return, computed in torch by a student in eval mode without gradients.
@@ -338,16 +348,16 @@ class Task(ABC):
         return {key: value.numpy() for key, value in outputs.items() if isinstance(value, Tensor)}
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the case of these rows."""
+        """Return the graph's inputs for these rows, with the outputs of the student in torch."""
         fed = self.feeds(rows)
         return Case(fed, self.expected(student, fed))
 
     def numbered_case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the case of these rows with their row numbers, for messages."""
+        """Return the result of `case` with the row numbers, for messages."""
         return replace(self.case(student, rows), numbers=rows.tolist())
 
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - for subclasses
-        """Return cases of inputs that do not occur in the rows but may occur on a device; by default none."""
+        """Return cases with inputs that may occur on a device but not in the training set; empty by default."""
         return ()
 
     def cases(self, student: nn.Module) -> list[Case]:
@@ -361,13 +371,15 @@ class Task(ABC):
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return further files for a device: content and purpose by name; `teacher` has the outputs for all rows."""
+        """Return more files for the package: content and purpose by name; `teacher` has the outputs for all rows."""
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Compare the outputs of student and teacher for the same rows, by the first output that both have.
+        """Compare the outputs of student and teacher for the same rows, by the first output of the same key and shape.
 
-        For logits at several positions per row, every position counts. NaN if an embedding is zero.
+        Returns `agreement` and `kl` for logits, counting each token of a text, and `cosine` for other outputs, NaN if
+        an embedding is zero. Returns only `agreement` if the teacher has `indexes` of classes, and an empty mapping if
+        no output can be compared.
         """
         if "logits" in student and "indexes" in teacher:
             return {"agreement": float((student["logits"].argmax(-1) == teacher["indexes"][..., 0]).mean())}
@@ -405,7 +417,7 @@ class Task(ABC):
         return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
 
     def options(self) -> dict[str, Any]:
-        """Return further plain data on which the teacher's outputs depend."""
+        """Return plain data, besides rows and teacher, that the teacher's outputs depend on; part of their identity."""
         return {}
 
     def content(self) -> str:

@@ -1,4 +1,4 @@
-"""Checks, before the first step, that teacher and student fit; reports all problems together."""
+"""Check, before the first step, that teacher and student fit; report all problems together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -24,6 +24,8 @@ class EstimatorTeacher(Teacher):
 
     A batch is the argument of these methods; a tensor is converted to an array. The default key is "logits", or
     "predictions" for an estimator without classes; the default name is the class name. Do not fit the estimator again.
+
+    Raises a ConfigurationError if the estimator cannot compute a key.
     """
 
     def __init__(

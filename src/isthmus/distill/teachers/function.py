@@ -18,6 +18,8 @@ class FunctionTeacher(Teacher):
     estimators in its closure. A remote model, or state that cannot be read, needs a `version`, which then replaces
     everything except the code. If the function returns names of its `labels` instead of numbers, each becomes logits or
     probabilities with all mass on that class. Arguments are as in `Teacher`; the default name is the function's.
+
+    An exception of the function becomes a DependencyError; outputs up to then stay cached.
     """
 
     def __init__(

@@ -24,9 +24,12 @@ class NetworkTeacher(Teacher):
         module: the module.
         keys: outputs to use.
         taps: further outputs by key, each the output of the submodule with this name.
-        labels: class names in the order of its logits; None if unknown.
-        version: text that changes the fingerprint, if it cannot see a change by itself.
+        labels: class names in the order of the module's logits; None if unknown.
+        version: text that changes the fingerprint; change it when outputs change in a way that the fingerprint misses.
         name: name for messages; by default the class name.
+
+    Raises:
+        ConfigurationError: `Teacher` raises one, or no submodule has the name of a tap.
     """
 
     def __init__(

@@ -26,13 +26,14 @@ _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 class Teacher(ABC):
     """A model that computes outputs for batches.
 
-    It is not a `torch.nn.Module`, so that it is no submodule of a student and no optimizer trains its parameters.
+    It is not a `torch.nn.Module`: a student that has it as an attribute does not include its parameters, and no
+    optimizer trains them.
 
     Args:
         name: name for messages.
         keys: outputs to use, at least one.
-        labels: class names in the order of its logits; None if unknown.
-        version: text that changes the fingerprint, if it cannot see a change by itself.
+        labels: class names in the order of the teacher's logits; None if unknown.
+        version: text that changes the fingerprint; change it when outputs change in a way that the fingerprint misses.
 
     Raises:
         ConfigurationError: keys are not valid names, or keys or labels are not unique.
@@ -95,7 +96,7 @@ class Teacher(ABC):
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield its weights. Raises a ConfigurationError if a weight requires a gradient."""
+        """Yield the teacher's weights. Raises a ConfigurationError if the teacher is no longer frozen."""
         self.hold()
         yield from self._weights()
 
@@ -105,13 +106,16 @@ class Teacher(ABC):
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
-        """Raise a ConfigurationError that lists the parts that are no longer frozen."""
+        """Check that the teacher is still frozen; raise a ConfigurationError that lists the parts that are not."""
         problems, remedy = self._thawed()
         if problems:
             raise ConfigurationError(self.where, problems, remedy=remedy)
 
     def relabelled(self, labels: Sequence[str]) -> "Teacher":
-        """Return a copy with its classes in this order. Raises a ConfigurationError if the labels differ."""
+        """Return a copy with its classes in this order, or the teacher itself if that is their order already.
+
+        Raises a ConfigurationError if the teacher's labels are unknown, or are not the same set.
+        """
         if self.labels is None:
             raise ConfigurationError(self.where, [Problem("labels", "unknown", "labels= passed to the teacher")])
         if problem := misfit(self.labels, labels):

@@ -1,8 +1,9 @@
-"""Training yields to the servers of its machine step by step, and speeds up again.
+"""Slow down training for the servers on its machine step by step, and speed it up again.
 
-Degree 0 is a low priority, which all training next to a server has. Degree 1 is the lowest priority. Further degrees
-use ever fewer cores, down to one; the last degree is a pause. No degree changes results. The lowest priority is never
-raised again: it still gets all idle time, and on Linux only a privileged user may raise it.
+A degree says how much training gives way. Degree 0 is a low priority, which all training next to a server has. Degree 1
+is the lowest priority. Each further degree uses fewer cores, down to one; the last degree is a pause. No degree changes
+results. The lowest priority is never raised again during training: it still gets all idle time, and on Linux only a
+privileged user may raise it.
 """
 
 import time
@@ -16,20 +17,20 @@ from isthmus.features.latency import WINDOW_SECONDS, WRITE_SECONDS, Latency
 from isthmus.features.progress import Progress
 
 LOWEST = 1
-"""Degree of the lowest priority."""
+"""Degree at which the process has the lowest priority."""
 LOOK_SECONDS = 1.0
 SETTLE_SECONDS = WINDOW_SECONDS + WRITE_SECONDS
-"""Time until a new degree shows in the latency of servers."""
+"""Seconds until a new degree shows in the latency of servers."""
 SHORTEST_SECONDS, LONGEST_SECONDS = 30.0, 960.0
-"""Time that the p99 must meet its objective before the degree falls: at first, and after repeated failures."""
+"""Seconds that the p99 must meet its objective before the degree falls: at first, and after repeated failures."""
 STARVED_SECONDS = 600.0
-"""Time of almost continuous pauses after which training warns."""
+"""Seconds of almost continuous pauses after which training warns."""
 _NAP_SECONDS, _REPORT_SECONDS = 0.1, 60.0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The current degree and its history; times are seconds of any clock.
+    """The current degree (see the module) and its history; times are seconds of any clock.
 
     Attributes:
         degree: current degree.
@@ -62,13 +63,15 @@ class Policy:
 
 
 class Throttle:
-    """Applies the policy to this process.
+    """Apply the policy to this process: change its priority and its cores, and say when to pause.
+
+    Call `look` between two steps, `pause` if it returns True, and `end` at the end, which undoes the changes.
 
     Args:
         latency: returns recent latency of servers on this machine, None without a server.
         report: called with a line of text about each change.
-        threads: number of threads that compute; more cores than that are given up first.
-        pauses: whether the last degree is a pause.
+        threads: number of threads that compute; the process first gives up the cores beyond this number.
+        pauses: True if the last degree is a pause, False to never pause.
         slowed: seconds on fewer cores in earlier runs.
         paused: seconds of pauses in earlier runs.
 
@@ -97,7 +100,11 @@ class Throttle:
         return self._policy.degree == len(self._cores)
 
     def look(self) -> bool:
-        """Read the latency if it is time, change the degree, and return whether to pause."""
+        """Read the latency, change the degree and apply it, and return whether to pause.
+
+        Reads at most once per `LOOK_SECONDS`. Reports each change, and warns once if training has hardly run for
+        `STARVED_SECONDS`.
+        """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return self.pausing
@@ -123,7 +130,7 @@ class Throttle:
     def pause(self, ended: Sequence[int]) -> float:
         """Sleep until the policy no longer asks for a pause, or `ended` has an entry; return the seconds slept.
 
-        `ended` is a list that a signal handler appends to. Long pauses are reported now and then.
+        `ended` is a list that a signal handler appends to. Long pauses are reported every minute.
         """
         before, reported = self.paused, time.monotonic()
         self._looked = reported  # time since the decision to pause was work
@@ -135,7 +142,7 @@ class Throttle:
         return self.paused - before
 
     def end(self) -> None:
-        """Restore the process's priority and cores."""
+        """Restore the process's cores, and its priority as far as this user may raise it."""
         self._priority.restore()
 
     def _apply(self) -> None:
@@ -170,9 +177,10 @@ class Throttle:
 def throttled(
     latency: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
 ) -> Iterator[Progress]:
-    """Make work that reports to the yielded progress yield to servers at each report.
+    """Yield a progress function; each call of it slows down or pauses the caller if servers need the machine.
 
-    `latency` is as in `Throttle`, or None to never yield. `paused` is called with the seconds of each pause.
+    `latency` is as in `Throttle`, or None to ignore servers. `paused` is called with the seconds of each pause. The
+    priority of the process is restored at the end.
     """
     if latency is None:
         yield progress

@@ -22,14 +22,20 @@ class _Scheduling(NamedTuple):
 
 
 class Priority:
-    """The priority of all threads of this process. `cores` is their initial number. Does nothing outside Linux."""
+    """The priority and cores of all threads of this process; does nothing outside Linux.
+
+    `cores` is the number of cores when this object is created, 1 outside Linux.
+    """
 
     def __init__(self) -> None:
         self._before: Mapping[int, _Scheduling] = {}
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """Lower the priority, and use only the last `cores`; with `idle`, use only idle time."""
+        """Lower the priority of all threads, and use only the last `cores` of their cores.
+
+        With `idle`, threads run only when a core is idle. The first call remembers the state for `restore`.
+        """
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():

@@ -67,7 +67,7 @@ class Checkpoints:
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """Return state and tensors of the last complete checkpoint, or None."""
+        """Return state and tensors of the last complete checkpoint of this run, or None."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:
@@ -85,7 +85,7 @@ class Checkpoints:
         return None
 
     def write(self, state: RunState, tensors: Tensors) -> None:
-        """Write a checkpoint in place of the older one.
+        """Write a checkpoint, which replaces the older of the two.
 
         Raises a DependencyError if the folder cannot be written, as on a full disk; earlier checkpoints stay.
         """
@@ -128,12 +128,15 @@ def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> 
 
 
 def final(best: Tensors) -> dict[str, torch.Tensor]:
-    """Return the part of a checkpoint that a finished run still needs."""
+    """Return the tensors for the checkpoint of a finished run, on the CPU: only its best weights."""
     return {f"best.{name}": value.cpu().contiguous() for name, value in best.items()}
 
 
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Load a checkpoint of `pack` or `final` into module and optimizer; return the best weights."""
+    """Load the tensors of `pack` or `final` into module and optimizer; return the best weights.
+
+    After `final`, the module gets the best weights, and the optimizer starts anew.
+    """
     begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
     weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
     module.load_state_dict(weights)
@@ -155,9 +158,9 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
 
 
 def discard(folder: Path, *, finished: bool = True) -> None:
-    """Remove the checkpoints of a run.
+    """Delete the checkpoints of a run; its event files stay.
 
-    With `finished=False`, keep one whose training is over, since its final weights may still be needed.
+    With `finished=False`, keep a checkpoint whose training is over, since its final weights may still be needed.
     """
     for place in _PLACES:
         if not finished and _is_over(folder / place):

@@ -9,10 +9,11 @@ from isthmus.features.errors import Problem
 
 
 def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -> Sequence[torch.Tensor]:
-    """Return the batches of an epoch; there are as many as for single rows, and none is empty.
+    """Return the row numbers of each batch of an epoch, such that no batch splits a group.
 
-    Groups, int64 (rows,), come in random order, the rows of a group in theirs. A batch has the groups that end within
-    its share of `batch` rows, so no group may have more than `batch` rows.
+    `groups`, int64 (rows,), has the group number of each row. Groups come in random order, and rows of a group in their
+    own. There are as many batches as without groups, and none is empty: a batch has the groups that end within its
+    share of `batch` rows. No group may have more than `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)

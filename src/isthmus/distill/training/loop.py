@@ -43,7 +43,7 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 class TrainingRows(Protocol):
-    """The training data."""
+    """The training rows, which `Training` reads in batches."""
 
     def __len__(self) -> int: ...
 
@@ -73,7 +73,7 @@ class Training:
         step: computes the loss of a batch. It calls the module, and names the same terms each time.
         settings: duration, learning rate and gate.
         accelerator: device, precision and processes (`accelerator.accelerator`).
-        evaluate: computes the metrics; with several processes, those of the first count.
+        evaluate: computes the metrics; with several processes, the metrics of the first count. None to have no metrics.
         folder: folder of checkpoints and event files, visible to all processes; None to write neither.
         data_id: identity of the data; different data make a different run.
         where: name of the training for error messages.

@@ -15,7 +15,10 @@ PLOT_SECONDS, LINE_SECONDS = 1.0, 10.0
 
 
 class RunLog:
-    """Reports on a run of `total` steps, rarely enough to cost nothing; writes event files to `folder`."""
+    """Progress lines and event files of a run of `total` steps, rare enough to cost nothing.
+
+    Event files are written to `folder`; None writes none. Call `begin` first, and `end` to close them.
+    """
 
     def __init__(self, progress: Progress, total: int, folder: Path | None) -> None:
         self.progress, self._total, self._folder = progress, total, folder
@@ -23,7 +26,10 @@ class RunLog:
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """Start at a step. TensorBoard drops later steps; at step 0, event files of an earlier run are deleted."""
+        """Open the event files; `step` is the number of steps that an earlier run has finished.
+
+        At step 0, deletes event files of an earlier run; otherwise TensorBoard drops the steps after `step`.
+        """
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 
@@ -35,7 +41,10 @@ class RunLog:
         self._last_line = self._last_point = self._began
 
     def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        """Log a step; `rows` counts rows since the last call."""
+        """Log a step if it is time for a progress line or a point in a plot.
+
+        `rows` is the number of rows since the last call, `values` must have "loss", and `place` begins the line.
+        """
         self._rows += rows
         now = time.monotonic()
         if self._writer and now - self._last_point >= PLOT_SECONDS:
@@ -45,7 +54,7 @@ class RunLog:
             self._report(step, {"loss": values["loss"]}, place)
 
     def paused(self, seconds: float) -> None:
-        """Exclude a pause from the rate."""
+        """Exclude a pause from the rows per second and the remaining time."""
         self._began += seconds
 
     def evaluation(self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], place: str) -> None:

@@ -1,4 +1,4 @@
-"""Records SIGINT and SIGTERM, so that training stops between two steps."""
+"""Record SIGINT and SIGTERM, so that training stops between two steps."""
 
 import signal
 import threading

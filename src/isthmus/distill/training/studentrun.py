@@ -29,7 +29,10 @@ IN_MEMORY_BYTES = 256 << 20
 
 
 class TeacherBatches:
-    """The training rows in the order of their numbers; `with_teacher` adds the teacher's outputs."""
+    """Training rows of a task as batches on `device`, indexed by position in `rows`.
+
+    With `with_teacher`, batches have the teacher's outputs, and missing outputs are computed when they are read.
+    """
 
     def __init__(
         self, task: Task, rows: Index, outputs: TeacherOutputs, device: torch.device, *, with_teacher: bool
@@ -100,6 +103,9 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     folder: Path, progress: Progress,
 ) -> StudentRun:  # fmt: skip
     """Train a student in place, and leave it on the CPU with the best weights.
+
+    Writes checkpoints and event files to `folder`, and resumes from a checkpoint of the same run there. After training,
+    calls `Task.after_training`.
 
     Raises:
         ConfigurationError: settings, objective, student and teacher do not fit; checked before the first step.

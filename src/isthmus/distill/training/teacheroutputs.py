@@ -55,7 +55,7 @@ def most_parameters(parameters: int, size: int) -> int:
 
 
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
-    """Open the outputs of a teacher for these rows, by position; missing ones are computed when first read.
+    """Open the cached outputs of a teacher, indexed by position in `rows`; missing ones are computed when first read.
 
     Classes are reordered to the task's, if it has any. Raises a ConfigurationError if the teacher is not a `Teacher`,
     or its labels are not the task's classes.
@@ -76,9 +76,10 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
 
 
 def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
-    """Describe how many calls of a function complete its outputs if the `first` rows are computed first.
+    """Describe how many calls a `FunctionTeacher` still needs for all its outputs, to announce the cost.
 
-    Returns an empty text for other teachers, and if no output is missing.
+    The rows at the indexes `first` are computed before all others, in their own batches. Returns an empty text for
+    other teachers, and if no output is missing.
     """
     if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
         return ""

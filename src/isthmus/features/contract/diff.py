@@ -1,7 +1,7 @@
-"""Describe the differences between two contracts, and which services they break.
+"""Describe the differences between two contracts, and the services whose models stop running because of them.
 
-The hash of its service alone decides whether a model still runs under another contract. A view, source or service that
-was added elsewhere changes the hash of the contract, but no value that the model reads.
+A model runs under another contract of its project if its service has the same hash there. Adding an unrelated view,
+source or service changes the hash of the contract, but no value that the model reads.
 """
 
 import json
@@ -18,7 +18,7 @@ _COLUMNS = {"keys": "key", "fields": "feature", "features": "feature", "request"
 """Parts that are lists of columns ([name, type], then optionally availability and size), and the noun for a column."""
 
 _PAIRS = ("features", "stored", "computed")
-"""Parts whose items are [view, feature]."""
+"""Parts that are lists of [view, feature], or of [transform, field] for `computed`."""
 
 _TIMES = ("ttl", "delay", "lookback")
 """Parts in microseconds; None is unlimited."""
@@ -41,6 +41,7 @@ class ContractChange:
     Attributes:
         kind: "view", "source", "service", …, or "project".
         outcome: "new", "gone", "changed", or "renamed" for the project.
+        parts: the changes in words, for example "ttl was 1 day, is 2 days".
     """
 
     kind: str
@@ -57,7 +58,8 @@ class ServiceChange:
     """The effect of a contract change on the models of one service.
 
     Attributes:
-        outcome: "same" if existing models keep running, "changed" if they do not; "new" or "gone".
+        outcome: "same" if existing models keep running, "changed" if they do not, "new" or "gone" for the service.
+        because: the differences in words; empty if the outcome is "same".
     """
 
     service: str
@@ -66,7 +68,7 @@ class ServiceChange:
 
 
 def changes(old: Contract, new: Contract) -> list[ContractChange]:
-    """Return every declaration that differs; empty only if the contracts are the same."""
+    """Return every declaration that differs; empty only if both contracts have the same hash."""
     result = []
     if old.project != new.project:
         result.append(ContractChange("project", old.project, "renamed", (f"is now {new.project}",)))
@@ -91,11 +93,12 @@ def differences(old: Contract, new: Contract) -> list[str]:
 
 
 def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the names of the entries that differ between two canonical forms; a missing entry equals None."""
     return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
 def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
-    """Return the changed parts of a view that affect its stored rows, not only how rows are read."""
+    """Return the names of the changed parts of a view that affect its stored rows, not only how rows are read."""
     columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
     unstored = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
     return [part for part in changed_parts(before.as_dict(), after.as_dict()) if part not in unstored]
@@ -128,6 +131,7 @@ def view_differences(old: ViewContract, new: ViewContract) -> str:
 
 
 def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
+    """Return the effect on each service of either contract, by name."""
     result = []
     for name in sorted({*old.services, *new.services}):
         because = tuple(service_differences(old, new, name))
@@ -152,13 +156,13 @@ def require_service(where: str, old: Contract, new: Contract, service: str) -> N
 
 
 def summary(lines: Sequence[str]) -> str:
-    """Join differences for a message: the first few, and the number of further ones."""
+    """Join the first five differences for a message, and add the number of further ones."""
     more = len(lines) - _MOST
     return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")
 
 
 def duration(micros: int | None) -> str:
-    """Return microseconds in words, exactly; None is unlimited."""
+    """Return microseconds in words, exactly: "1 day 2 hours", "none" for 0, "unlimited" for None."""
     if micros is None:
         return "unlimited"
     words = []

@@ -1,11 +1,14 @@
-"""The contracts of a project: the current one, the next one, and those that were current before.
+"""The contracts of a project: the current one, the next one, and earlier ones (retired and forgotten).
 
 A contract becomes current when all of its rows are in the online store. Until then it is the next one: tables are built
-and rows are written for it, while servers still use the current one. Each definition of a view has its rows in a slot
-of its own in the online store; a view that did not change keeps its slot. A retired contract keeps its rows for a
-while, for models that were trained for it and for going back. It is then forgotten, and its rows are deleted.
+and rows are written for it, while servers still use the current one. A retired contract keeps its rows for a while, for
+models that were trained for it and for rolling back. It is then forgotten, and its rows are deleted.
 
-Each group is a file in the state folder and is replaced atomically. `contract.json` alone makes a contract current.
+Rows of different definitions of a view must not mix, so each definition has its own slot: a suffix of the view's name
+in the online store. A view that did not change keeps its slot.
+
+Each kind of contract has a file in the state folder, which is replaced atomically. `contract.json` holds the current
+contract.
 """
 
 import json
@@ -28,7 +31,7 @@ NEXT, RETIRED, FORGOTTEN = "contract.next.json", "contract.retired.json", "contr
 
 @dataclass(frozen=True)
 class Retired:
-    """A contract that a later one has replaced."""
+    """A contract that a later one has replaced, and the time at which that happened."""
 
     contract: Contract
     at: int  # microseconds since 1970 UTC
@@ -36,7 +39,14 @@ class Retired:
 
 @dataclass(frozen=True)
 class Generations:
-    """The contracts of a project. Forgotten contracts are not served, but may still have rows in the online store."""
+    """The contracts of a project. Methods return changed copies; only `write` writes files.
+
+    Attributes:
+        current: contract that servers use; None before any contract became current.
+        next: contract whose rows are still being built and written; None if the newest contract is current.
+        retired: replaced contracts that are still served.
+        forgotten: contracts that are not served, but may still have rows in the online store.
+    """
 
     current: Contract | None = None
     next: Contract | None = None
@@ -45,7 +55,11 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the files next to the current contract; raise ContractMismatch if one is damaged."""
+        """Read the file of the current contract, `current`, and the files next to it. A missing file is empty.
+
+        Raises:
+            ContractMismatch: a file is damaged.
+        """
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
         contract = _read(current, Contract.loads)
@@ -58,7 +72,10 @@ class Generations:
         return cls(contract, upcoming, retired, tuple(item.contract for item in forgotten))
 
     def write(self, current: Path) -> None:
-        """Write the files. If the process is killed in between, no contract that has rows is lost."""
+        """Write the file of the current contract, `current`, and the files next to it; remove files without a contract.
+
+        If the process is killed in between, no contract that has rows is lost.
+        """
         # In this order, each contract is in its new file before it leaves its old one.
         if self.forgotten:
             write_atomically(
@@ -75,6 +92,7 @@ class Generations:
             current.with_name(NEXT).unlink(missing_ok=True)
 
     def newest(self) -> Contract | None:
+        """Return the next contract, or the current one if there is no next; None if nothing has been applied."""
         return self.next or self.current
 
     def served(self) -> tuple[Contract, ...]:
@@ -88,17 +106,25 @@ class Generations:
             yield self.next
 
     def views(self) -> dict[str, ViewContract]:
+        """Return the views of all contracts except forgotten ones, by hash."""
         return {view.hash: view for contract in self.every() for view in contract.views.values()}
 
     def of_model(self, exported: Contract, service: str) -> Contract | None:
-        """Return the latest served contract in which a model's service is as it was at export, or None."""
+        """Return the latest served contract under which a model runs, or None.
+
+        `exported` is the contract under which the model was exported. The model runs if `service` has not changed.
+        """
         for contract in self.served():
             if service in contract.services and not service_differences(exported, contract, service):
                 return contract
         return None
 
     def require_model(self, where: str, exported: Contract, service: str) -> Contract:
-        """Return the contract that a model, named by `where`, runs under; raise ContractMismatch without one."""
+        """Return the contract under which a model runs, like `of_model`, but never None.
+
+        Raises:
+            ContractMismatch: the model runs under no served contract. The message begins with `where` and says why.
+        """
         contract = self.of_model(exported, service)
         if contract is not None:
             return contract
@@ -113,10 +139,14 @@ class Generations:
         raise AssertionError("the service has not changed")
 
     def places(self, view: str) -> list[ViewContract]:
+        """Return the definitions of a view in all contracts except forgotten ones, one for each slot."""
         return list({item.slot: item for c in self.every() if (item := c.views.get(view)) is not None}.values())
 
     def placed(self, contract: Contract) -> Contract:
-        """Return the contract with a slot for each view: its own if it has one, else a new one."""
+        """Return a copy of a contract with the slot of each view set.
+
+        A definition that is in one of these contracts already keeps its slot. A new definition gets an unused slot.
+        """
 
         def place(view: ViewContract) -> ViewContract:
             known = self.places(view.name)
@@ -131,7 +161,11 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return the generations with a placed contract as the next one. The previous next one is retired."""
+        """Return a copy with `contract`, which `placed` returned, as the next contract.
+
+        If it equals the current contract, there is no next one. A previous, different next contract is retired at the
+        time `at`, microseconds since 1970 UTC.
+        """
         replaced = [self.next] if self.next is not None and self.next.hash != contract.hash else []
         upcoming = None if self.current is not None and self.current.hash == contract.hash else contract
         # A contract that was current before also stays retired: models run under it until it is current again.
@@ -139,12 +173,16 @@ class Generations:
         return replace(self, next=upcoming, retired=retired)
 
     def switch(self, contract: Contract, at: int) -> "Generations":
+        """Return a copy with `contract` as the current one and no next one.
+
+        The previous current and next contracts are retired at the time `at`, microseconds since 1970 UTC.
+        """
         replaced = [item for item in (self.current, self.next) if item is not None and item.hash != contract.hash]
         # If the contract was retired, it stays in that file, which is written before `contract.json`.
         return replace(self, current=contract, next=None, retired=_retire(self.retired, replaced, at, []))
 
     def abandoned(self) -> list[ViewContract]:
-        """Return the definitions of views whose slots only forgotten contracts use."""
+        """Return the views whose rows can be deleted: only forgotten contracts use their slots."""
         used = {(view.name, view.slot) for contract in self.every() for view in contract.views.values()}
         views = {(view.name, view.slot): view for contract in self.forgotten for view in contract.views.values()}
         return [view for place, view in views.items() if place not in used]

@@ -69,7 +69,8 @@ class ViewContract(_Canonical):
         ttl: microseconds, or None for no limit.
         delay: microseconds from event time to known time, if the transform returns no `known_at`.
         code: digest of the transform and of how its sources are read.
-        lookback: microseconds before a row's event time that the transform reads; None for everything.
+        lookback: microseconds before and after a row's event time that the transform reads; None for everything.
+        version: version of the offline table.
         slot: suffix that separates the online rows of this definition from other definitions of the view; see
             `generations`. Not part of the declaration or the hash.
     """
@@ -158,7 +159,10 @@ class TransformContract(_Canonical):
 
     Attributes:
         stored: stored input features, as (view, feature).
+        request: request fields that the transform reads.
+        fields: computed fields.
         graph: compiled ONNX model; see `request.layout` for its tensors.
+        rules: request field to its expectations and default, for the fields that have any.
     """
 
     name: str
@@ -170,6 +174,7 @@ class TransformContract(_Canonical):
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs: stored features by full name, then request fields."""
         return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
 
     def as_dict(self) -> dict[str, Any]:
@@ -208,7 +213,11 @@ def request_column(name: str, dtype: DataType, size: int | None = None) -> Colum
 class ServiceContract:
     """The features of a model, in order: stored features, request fields, and computed fields of request transforms.
 
-    The hash covers all of them, the transforms, and every view that is read.
+    Attributes:
+        features: stored features, as (view, feature).
+        request: request fields.
+        hash: SHA-256 of these features, the transforms, and every view that the service or a transform reads.
+        computed: computed fields, as (transform, field).
     """
 
     name: str
@@ -227,6 +236,7 @@ class ServiceContract:
         computed: tuple[tuple[str, str], ...] = (),
         transforms: Mapping[str, TransformContract] | None = None,
     ) -> "ServiceContract":
+        """Create a service and compute its hash. `views` and `transforms` must include all that it reads."""
         used = {transform: (transforms or {})[transform] for transform, _ in computed}
         read = [*features, *(pair for transform in used.values() for pair in transform.stored)]
         service = cls(name, features, request, "", computed)
@@ -308,15 +318,17 @@ class Contract:
         return (*map(self.stored, declared.features), *declared.request, *map(self.computed, declared.computed))
 
     def raw_inputs(self, service: str) -> tuple[Column, ...]:
-        """Return the columns that determine all inputs of a service's model: stored features, then request fields.
+        """Return the columns from which all inputs of a service's model follow: stored features, then request fields.
 
-        In each group, columns that only request transforms read come last.
+        Computed features are not included, but the columns that their request transforms read are. In each group, the
+        columns that only request transforms read come last.
         """
         used = self.used(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))
         return (*map(self.stored, self.read(service)), *dict.fromkeys(request))
 
     def used(self, service: str) -> list[TransformContract]:
+        """Return the request transforms that compute features of a service."""
         return [self.transforms[name] for name in dict.fromkeys(name for name, _ in self.service(service).computed)]
 
     def read(self, service: str) -> list[tuple[str, str]]:
@@ -325,9 +337,11 @@ class Contract:
         return list(dict.fromkeys((*self.service(service).features, *transformed)))
 
     def stored(self, pair: tuple[str, str]) -> Column:
+        """Return the column of a stored feature, (view, feature), with its full name."""
         return _full(self.views[pair[0]], pair[1])
 
     def computed(self, pair: tuple[str, str]) -> Column:
+        """Return the column of a computed field, (transform, field), with its full name."""
         return _full(self.transforms[pair[0]], pair[1])
 
     def transform_inputs(self, transform: TransformContract) -> list[Column]:
@@ -404,5 +418,5 @@ def _full(declaration: ViewContract | TransformContract, name: str) -> Column:
 
 
 def sha256(data: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of plain data in canonical form, in hex."""
+    """Return the SHA-256 of plain data, written as JSON with sorted keys, in hex."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

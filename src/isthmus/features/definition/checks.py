@@ -47,7 +47,11 @@ _CHECKED_ELSEWHERE = ("dtype", "available", "description", "tolerance", "size")
 
 
 class Declarations:
-    """All declarations of a project by kind and name, and what is wrong with them."""
+    """All declarations of a project by kind and name, and the problems in them.
+
+    Call `add` for each declaration, then `check` once, then read `problems`. Neither method raises for a wrong
+    declaration.
+    """
 
     def __init__(self, project: str) -> None:
         self._by_type: dict[type, dict[str, Any]] = {kind: {} for kind in _TITLES}
@@ -63,7 +67,10 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Add a declaration and everything it refers to; return False if a part has the wrong type."""
+        """Add a declaration and everything it refers to.
+
+        If a part has the wrong type, record the problem and return False. The declaration is then not added.
+        """
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"
@@ -92,6 +99,7 @@ class Declarations:
         return True
 
     def check(self) -> None:
+        """Check all added declarations, and add every problem to `problems`."""
         for entity in self.entities.values():
             if not entity.join_keys:
                 self._wrong(f"entity {entity.name}", "has no join key", "at least one")
@@ -367,7 +375,7 @@ def _same_but_case(name: str, names: Iterable[str]) -> str | None:
 
 
 def sized(name: str, dtype: DataType) -> str:
-    """Return an example declaration of a field whose arrays have a fixed size, for a message."""
+    """Return the advice, for a message, to declare a field whose arrays have a fixed size."""
     return f'declare Field("{name}", {dtype}, size=n)'
 
 

@@ -43,7 +43,8 @@ class _Seen(list[object]):
 def digest(function: Callable[..., Any], *, state: bool = True) -> str:
     """Return the SHA-256 of what a function computes, in hex.
 
-    Without `state`, library objects in containers, instances and closures do not count: the caller reads them.
+    May import user modules that the function's code imports. Without `state`, library objects in containers, instances
+    and closures do not count: the caller hashes them.
 
     Raises:
         OSError: the function's source, or the state of an object that it uses, cannot be read.
@@ -59,12 +60,18 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
-    """Describe a class definition and the user code it refers to as plain data; `seen` objects count by position."""
+    """Describe a class definition, and the user code it refers to, as plain data.
+
+    An object in `seen` is described by its position there, because its own description is elsewhere.
+
+    Raises:
+        OSError: the state of an object that the class uses cannot be read.
+    """
     return _statement(tree, kind, _Seen(seen, state=True))
 
 
 def class_tree(kind: type) -> ast.ClassDef:
-    """Parse the statement of a class. Raise an OSError if a call made the class."""
+    """Read and parse the `class` statement of a class. Raise an OSError if a call created the class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     file = ast.walk(ast.parse("".join(inspect.findsource(kind)[0])))
     same = [node for node in file if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
@@ -97,7 +104,7 @@ def pickle_state(value: Any) -> tuple[Any, ...]:
     try:
         registered = copyreg.dispatch_table.get(type(value))
         state = registered(value) if registered else value.__reduce_ex__(2)
-    except Exception as error:  # the `__reduce_ex__` of whatever class it is
+    except Exception as error:  # any class may define `__reduce_ex__`
         raise OSError(f"a {type(value).__name__} has no state: {error}") from error
     # An iterator's own state may name what it iterates, which is described already.
     return (state,) if isinstance(state, str) else tuple([*p] if isinstance(p, Iterator) else p for p in state)
@@ -362,7 +369,7 @@ def _file(value: type | types.FunctionType) -> str | None:
 
 
 def _references(tree: ast.AST) -> list[str]:
-    """Every dotted name in a tree, and each of its prefixes."""
+    """Return every dotted name in a tree, and each of its prefixes."""
     references = set()
     for node in ast.walk(tree):
         dotted: list[str] = []
@@ -388,5 +395,5 @@ def _normal(tree: ast.Module, *, decorated: bool) -> ast.Module:
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's parameters, in order."""
+    """Return the names of a function's parameters, in order, without `*args` and `**kwargs`."""
     return list(function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount])

@@ -39,11 +39,11 @@ problems."""
 def compile_contract(
     project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
 ) -> Contract:
-    """Check all declarations of a project together and return their canonical form.
+    """Check all declarations of a project together and return their canonical form. Views get no slots.
 
     Raises:
-        ConfigurationError: lists every problem, in the file `where`.
-        TypeError: a request transform is declared, but there is no `compiler`.
+        ConfigurationError: a declaration is wrong. Lists every problem, and names the file `where`.
+        TypeError: a request transform or a checked request source is declared, but there is no `compiler`.
     """
     declared = Declarations(project)
     for declaration in declarations:

@@ -22,6 +22,7 @@ _BITS = {"Int32": 31, "Int64": 63}
 
 
 def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
+    """Yield what is wrong with the snapshot that a service declares for devices; nothing without one."""
     device = service.device
     if device is None:
         return

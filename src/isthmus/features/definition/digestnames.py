@@ -89,7 +89,10 @@ _OBJECTS = {
 
 
 def digest_name(module: str, name: str) -> str:
-    """Return the dotted name by which digests know a class or function of Isthmus."""
+    """Return the dotted name that digests use for a class or function, which `name` in `module` identifies.
+
+    Code of Isthmus that was renamed or moved keeps its first name. Other code has its current name.
+    """
     package, _, rest = module.rpartition(".")
     known = _MODULES.get(module) or (f"{_MODULES[package]}.{rest}" if package in _MODULES else module)
     return _OBJECTS.get(f"{module}.{name}") or f"{known}.{name}"

@@ -1,7 +1,8 @@
 """Expectations: rules for the rows of a view or the fields of a request.
 
-Expectations are not part of a view's contract or hash. A build whose rows break one writes nothing. Expectations of a
-request source decide values, see `transforms.request.fields`. Write them as:
+Expectations are not part of a view's contract or hash. A build whose rows break one writes nothing. A request value
+that breaks one is replaced by the default of its field; without a default, its row is rejected (see
+`transforms.request.fields`). Write expectations as:
 
     transform(..., expectations=[Expect.present("price"), Expect.between("price", 0, 1e6), Expect.rows(at_least=1)])
 """
@@ -103,7 +104,7 @@ class RowCount(Expectation):
 
 @dataclass(frozen=True)
 class Fresh(Expectation):
-    """The latest event time is at most this old, by the project's clock."""
+    """The latest event time of the rows is at most `within` ago, by the project's clock."""
 
     feature: str = field(default="", init=False)
     within: timedelta = field(kw_only=True)
@@ -114,9 +115,9 @@ class Fresh(Expectation):
 
 @dataclass(frozen=True)
 class NoDrift(Expectation):
-    """Rows later than the training set in use have at most this population stability index.
+    """The feature has drifted at most this far since the training set in use, by its population stability index.
 
-    Holds if there is no training set or no later row.
+    Compares the training set with the rows after it. Holds if there is no training set or no later row.
     """
 
     psi: float = field(default=0.25, kw_only=True)

@@ -1,4 +1,4 @@
-"""Explain why definitions do not run or a declaration does not fit. Suggest the name or line that was meant."""
+"""Explain why definitions fail or an argument does not fit. Suggest the name or line that the user meant."""
 
 import builtins
 import functools
@@ -26,10 +26,10 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def declared(function: F, name: str = "") -> F:
-    """Raise a ConfigurationError in place of a TypeError if a call does not fit a declaration's parameters.
+    """Decorate a declaration so that a call with wrong arguments raises a ConfigurationError instead of a TypeError.
 
-    Raises:
-        ConfigurationError: an argument is unknown or missing. The message has the line to write.
+    The message names the declaration, by default with the function's name, and says what to write. A TypeError from
+    inside the function is raised unchanged.
     """
 
     @functools.wraps(function)
@@ -53,7 +53,10 @@ def declared(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem for each dataclass field whose value has another type than declared. Skip fields in `but`."""
+    """Return a problem for each field of a dataclass instance whose value has another type than declared.
+
+    `where` is the start of each problem's location. Fields in `but` are skipped.
+    """
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()
@@ -125,7 +128,7 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
 
 
 def reason(error: BaseException) -> tuple[str, str]:
-    """Explain an error in user code: the problem, and the expected value or an empty text."""
+    """Explain an error that user code raised. Return the problem, and what was expected or an empty text."""
     text = str(error).rstrip(".")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = frames[-1].f_globals if frames else {}

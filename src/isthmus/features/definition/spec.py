@@ -138,11 +138,11 @@ class FeatureView:
         ttl: maximum age of a value that is served; None, which must be written out, for no limit.
         delay: time from a row's event until it becomes known, unless the transform returns `known_at`.
         function: PySpark transform with one DataFrame parameter per source, named like the source.
-        expectations: rules that a build must meet to be written; not part of the contract.
+        expectations: rules for the rows. A build whose rows break one writes nothing. Not part of the contract.
         lookback: time before and after a row's event that the transform reads from its sources; None reads all of them.
             With a lookback, a build of a few days reads only that part of each source with a `timestamp`.
-        lateness: delay after which rows may still arrive at the sources; `isthmus build --catch-up` goes back that far.
-            Not part of the contract.
+        lateness: longest delay with which rows arrive at the sources. `isthmus build --catch-up` builds again from that
+            long before the end of the table. Not part of the contract.
         version: table version. Raise it to start a new table, for example to change a feature's type.
         owner: email address or "team:NAME"; not part of the contract.
     """

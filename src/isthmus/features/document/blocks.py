@@ -21,7 +21,15 @@ class StyledText:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An SVG drawing, as a block or in a table cell: SVG content, label for screen readers, caption, view box size."""
+    """An SVG drawing, as a block or in a table cell.
+
+    Attributes:
+        content: SVG elements, without the `<svg>` around them; not escaped.
+        label: text for screen readers.
+        caption: plain text below the drawing; not shown in a table cell.
+        width: width of the view box.
+        height: height of the view box.
+    """
 
     content: str
     label: str
@@ -62,7 +70,7 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines to copy into a file."""
+    """A text to copy into a file, shown below the name of the file."""
 
     text: str
     file: str
@@ -70,14 +78,14 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Names and values: two columns without a header."""
+    """A table of names and values: two columns without a header."""
 
     rows: Sequence[tuple[str, Text]]
 
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """The meaning of colors in figures: color class, name and explanation."""
+    """The meaning of colors in figures. Each entry has the color (`charts.Color`), its name and an explanation."""
 
     entries: Sequence[tuple[str, str, str]]
 
@@ -112,11 +120,12 @@ Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Fi
 
 
 def drawn(cells: Sequence[Text]) -> bool:
-    """Return True for a column of figures only, which Markdown and terminals leave out."""
+    """Return True if there are cells and all are figures. Markdown and terminals leave out such a column."""
     return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
 
 
 def plain(text: Text) -> str:
+    """Return the text without styles and figures."""
     match text:
         case str():
             return text

@@ -41,7 +41,7 @@ _TICKS = 3
 
 @dataclass(frozen=True)
 class Axis:
-    """Map numbers from `low` to `high` to pixels from `start` to `end`, logarithmically with `log`."""
+    """A function that maps numbers from `low` to `high` to pixels from `start` to `end`, logarithmically with `log`."""
 
     low: float
     high: float
@@ -73,7 +73,10 @@ class Axis:
 
 
 def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """Return an axis that shows all numbers, with a margin at both ends."""
+    """Return an axis that shows all numbers, with a margin at both ends.
+
+    There must be at least one number. With `log`, all must be positive.
+    """
     values = list(numbers)
     low, high = min(values), max(values)
     if log:
@@ -85,7 +88,7 @@ def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = Fals
 
 
 def drawable(value: float | None) -> TypeGuard[float]:
-    """Return True if a number can be drawn; sums of larger numbers would overflow."""
+    """Return False for None, NaN, and numbers so large that drawing them would overflow."""
     return value is not None and abs(value) < _LARGEST
 
 
@@ -99,7 +102,7 @@ class Row:
 
     Attributes:
         bars: bars, drawn in this order.
-        span: ends of a line, for example an interval.
+        span: ends of a horizontal line, for example a confidence interval.
         dots: numbers shown as dots.
         faint: numbers shown as small, faint dots.
         text: text to the right of the row.
@@ -144,7 +147,14 @@ def rows_chart(rows: Sequence[Row], label: str, caption: str = "", *, log: bool 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a plot: `name` is written next to it, `title` appears under the mouse."""
+    """A point of a plot.
+
+    Attributes:
+        name: text next to the point.
+        title: text that appears under the mouse.
+        interval: ends of a vertical line through the point, for example a confidence interval.
+        faint: True for a small, faint point.
+    """
 
     x: float
     y: float
@@ -157,7 +167,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot; lines of the same name and color share an entry of its legend."""
+    """A line of a plot. Lines of the same name and color share an entry in the legend; nameless lines get no entry."""
 
     points: Sequence[tuple[float, float]]
     color: Color
@@ -180,8 +190,9 @@ def plot(  # noqa: PLR0913 - everything that a plot can show
 ) -> Figure:
     """Draw lines, and dots above them, over two axes.
 
-    `x_names` are the names of the places 0, 1, ... of a horizontal axis without numbers. `x_limits` and `y_limits` are
-    numbers to mark. With `diagonal`, both axes have the same ends, and the line of equal x and y replaces the numbers.
+    There must be at least one dot or line point. `x_names`, if any, replace the numbers of the horizontal axis: the
+    first name is at x = 0, the next at x = 1. `x_limits` and `y_limits` are numbers to mark with dashed lines. With
+    `diagonal`, both axes have the same ends, and a line of equal x and y replaces the numbers.
     """
     legend = dict.fromkeys((line.name, line.color) for line in lines if line.name)
     left, top, bottom = _LEFT, 22 if legend else 8, _HEIGHT - _FOOT - 4 - (_LABEL if x_label else 0)
@@ -232,7 +243,7 @@ def plot(  # noqa: PLR0913 - everything that a plot can show
 def histogram(
     counts: Sequence[float], label: str, caption: str = "", *, color: Color, size: tuple[int, int] = (_WIDTH, _HEIGHT)
 ) -> Figure:
-    """Draw a bar per count; the largest fills the height."""
+    """Draw a bar for each count. The bar of the largest count fills the height. `size` is in pixels."""
     width, height = size
     margin = height // 25
     step, tallest = (width - 2 * margin) / max(len(counts), 1), max(counts, default=0) or 1
@@ -245,14 +256,14 @@ def histogram(
 
 
 def dots_in_cell(dots: Sequence[tuple[Color, float]], x: Axis, label: str) -> Figure:
-    """Draw dots on a line, for a table cell; `x` has the 120 pixels of its width."""
+    """Draw dots on a line, for a table cell 120 pixels wide. `x` must map the numbers of the dots to these pixels."""
     ends = [x(value) for _, value in dots]
     drawn = (_colored(color, _dot(x(value), 7)) for color, value in dots)
     return Figure(_line("grid", min(ends), max(ends), 7, 7) + "".join(drawn), label, "", 120, 14)
 
 
 def share_in_cell(share: float, label: str) -> Figure:
-    """Draw a green bar for a table cell, with a share of 0 to 1 in red."""
+    """Draw a green bar for a table cell, whose left part is red. `share`, from 0 to 1, is the red part."""
     red = _colored("red", f'<rect width="{100 * share:.2f}" height="8"/>')
     return Figure(_colored("green", '<rect width="100" height="8"/>') + red, label, "", 100, 8)
 

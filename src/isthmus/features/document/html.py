@@ -72,6 +72,7 @@ _SPANS: dict[blocks.Style, str] = {
 
 
 def to_html(title: str, blocks: Iterable[Block]) -> str:
+    """Return a document as a complete HTML page. `title` is the page's title for the browser, not a heading."""
     all_blocks = list(blocks)
     headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
     links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)
@@ -96,7 +97,7 @@ def _anchor(heading: Heading) -> str:
 
 
 def image(figure: Figure) -> str:
-    """Return a figure as a `data:` image address, for pages without our CSS."""
+    """Return a figure as a `data:` URL of an SVG image, for pages without our CSS."""
     size = f'width="{figure.width}" height="{figure.height}"'
     # The attributes set the size of the image; the CSS keeps the drawing from growing beyond it.
     size += f' style="width: {figure.width}px; height: {figure.height}px; border: 0"'

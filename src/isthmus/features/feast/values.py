@@ -168,7 +168,7 @@ def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyV
 
 
 def key_type(value: Value) -> str:
-    """Return Feast's type name of an entity key's value, for a key without a declared type."""
+    """Return Feast's type name of an entity key's value, for a key without a declared type. Int32 counts as Int64."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
     return _wide(next((name for name, known in _KINDS.items() if known == kind), kind))
 

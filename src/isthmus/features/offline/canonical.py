@@ -17,12 +17,17 @@ from isthmus.features.values.rows import RowCodec
 
 
 def declared_schema(view: ViewContract) -> pa.Schema:
-    """Return the columns that a transform returns: the table's columns without the content hash."""
+    """Return the schema of the rows that a transform returns: the table's columns without `content_hash`."""
     schema = table_schema(view)
     return schema.remove(schema.get_field_index("content_hash"))
 
 
 def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
+    """Return rows in stored form: cast to the view's types, with content hashes, sorted by day, key and times.
+
+    Raises:
+        DataError: a column is missing or does not fit (see `cast`), or an event time is outside the years 1 to 9999.
+    """
     # The content hash covers the stored values, so cast them before.
     rows = cast(view, rows, declared_schema(view))
     columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
@@ -43,7 +48,12 @@ def identity(view: ViewContract) -> list[str]:
 
 
 def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Select the columns of the schema and cast them without loss; raise a DataError if they do not fit."""
+    """Select the columns of the schema and cast them to its types without loss.
+
+    Raises:
+        DataError: a column is missing or appears twice, has nulls where the schema or an array allows none, has a value
+            that does not fit, or is a timestamp without a time zone.
+    """
     columns = []
     for field in schema:
         where = f"view {view.name}, column {field.name}"
@@ -67,10 +77,11 @@ def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
-    """Merge rows with pushed rows, both in stored form. Return them and the number of rows that a push replaced.
+    """Merge rows with pushed rows. Return the merged table and the number of `rows` that a pushed row replaced.
 
-    Of several rows with the same key and times, the one with the greatest content hash wins, so the order of arrival
-    does not matter. If a pushed row equals another row, the other row stays.
+    Both tables must be in stored form (see `canonical`), and so is the result. Among rows with the same key and times,
+    the row with the greatest content hash wins, so the order of arrival does not matter. If a pushed row has the same
+    content hash as a row in `rows`, the latter wins.
     """
     if not len(pushed):
         return rows, 0
@@ -88,20 +99,23 @@ def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tabl
 
 
 def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
-    """Return pushed rows in stored form, without duplicates of a key and times."""
+    """Return pushed rows in stored form. Among rows with the same key and times, keep the greatest content hash."""
     rows = canonical(view, pushed)
     return merge(view, rows.slice(0, 0), rows)[0]
 
 
 def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
-    """Return the rows that match no row of `stored` in its columns."""
+    """Return the rows that equal no row of `stored` in the columns of `stored`. Keep their order and all columns."""
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
     return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
 
 
 def repeated(view: ViewContract, rows: pa.Table) -> Mask:
-    """Return a mask, shape (n - 1,): True where a sorted row has the key and times of the row before."""
+    """Compare each row with the row before it. Return a mask, shape (n - 1,), True for the same key and times.
+
+    Rows must be in stored form. Element i of the mask is about row i + 1.
+    """
     same: Mask = np.ones(max(0, len(rows) - 1), bool)
     for name in identity(view) if len(same) else ():
         column = rows[name].combine_chunks()
@@ -111,7 +125,14 @@ def repeated(view: ViewContract, rows: pa.Table) -> Mask:
 
 @dataclass
 class Duplicates:
-    """Counts rows with the key and times of another row. Both are on the same day, so in the same group of rows."""
+    """A counter of rows that repeat the key and times of another row.
+
+    Pass tables in stored form to `add`, with all rows of a day in the same table. Then call `refuse`.
+
+    Attributes:
+        count: number of repeated rows so far.
+        first: key and times of the first repeated row, for the message.
+    """
 
     view: ViewContract
     count: int = 0
@@ -126,6 +147,7 @@ class Duplicates:
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def refuse(self) -> None:
+        """Raise a DataError if any row was repeated."""
         if self.count:
             raise DataError(
                 f"view {self.view.name}",
@@ -135,6 +157,7 @@ class Duplicates:
 
 
 def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]]:
+    """Split rows in stored form by the day of their event. Return each day's summary and rows."""
     days, starts = np.unique(micros(rows["event_timestamp"]) // DAY, return_index=True)
     identity = [column.name for column in table_schema(view) if not column.nullable]
     parts = {}
@@ -145,4 +168,5 @@ def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]
 
 
 def ahead_of(rows: pa.Table, now: int) -> int:
+    """Count the rows whose event or known time is after `now`, in microseconds since 1970 UTC."""
     return int(np.count_nonzero(np.maximum(micros(rows["event_timestamp"]), micros(rows["known_at"])) > now))

@@ -27,7 +27,7 @@ class Day:
 
     Attributes:
         rows: number of rows.
-        digest: first 16 bytes of the SHA-256 of the rows.
+        digest: first 16 bytes of the SHA-256 of the rows' keys, times and content hashes.
     """
 
     rows: int
@@ -39,7 +39,7 @@ class RowSources:
     """The sources from which rows were computed.
 
     Attributes:
-        schemas: column types of each source.
+        schemas: column types by source name and column name.
         content: hash of the sources' content; empty if unknown.
     """
 
@@ -47,6 +47,7 @@ class RowSources:
     content: str = ""
 
     def retyped(self, later: "RowSources") -> bool:
+        """Return whether a column that both know has another type in `later`."""
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 
@@ -57,11 +58,12 @@ class Commit:
 
     Attributes:
         contract: hash of the view's contract.
-        days: summaries by day; None in tables of early versions of Isthmus.
-        until: time covered by builds, in microseconds.
-        origin: sources of the rows.
-        done: ranges that were built from exactly that content.
-        fingerprint: hash of all rows.
+        days: summaries by day, counted from 1970-01-01; None in tables of early versions of Isthmus.
+        until: end of the time that builds have covered, in microseconds since 1970 UTC.
+        origin: sources of the rows; its `content` is from the last build.
+        done: ranges of days that were built from sources with the content `origin.content`.
+        fingerprint: SHA-256 of `days`, which changes if any row changes.
+        rows: number of rows in the table.
         written: time of the commit, in milliseconds since 1970 UTC.
         built: fingerprint of the last build, if later commits only added pushed rows; otherwise empty.
     """
@@ -80,6 +82,7 @@ class Commit:
     def of(
         cls, contract: str, days: Mapping[int, Day], until: int, origin: RowSources, done: Sequence[Days]
     ) -> "Commit":
+        """Create a commit; compute its fingerprint and its number of rows from the days."""
         fingerprint = hashlib.sha256(_pack(days)).hexdigest()
         return cls(contract, days, until, origin, done, fingerprint, sum(day.rows for day in days.values()))
 
@@ -88,9 +91,16 @@ class Commit:
         cls, before: "Commit | None", contract: str, days: Mapping[int, Day], within: Days | None, origin: RowSources,
         done: Sequence[Days], now: int,
     ) -> "Commit":  # fmt: skip
-        """Return the commit of a build of all days, or of those `within` a range, at the time `now`.
+        """Return the commit to record after a build at the time `now`, in microseconds since 1970 UTC.
 
-        `done` are ranges that were built from the same sources since the commit `before`, with the same result.
+        Args:
+            before: commit of the table before the build, or None.
+            contract: hash of the view's contract.
+            days: summaries of all days after the build, built or not.
+            within: days that were built; None for all days.
+            origin: sources of the built rows.
+            done: ranges that were built from the same sources since `before`, with the same result.
+            now: time of the build.
         """
         until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
         if within is None or before is None:
@@ -147,7 +157,7 @@ class Commit:
 
 
 def digest(rows: pa.Table) -> bytes:
-    """Return 16 bytes of SHA-256 over the columns of rows without nulls."""
+    """Return the first 16 bytes of the SHA-256 over all columns of the rows. No value may be null."""
     sha = hashlib.sha256()
     for name in rows.column_names:
         column = rows[name]

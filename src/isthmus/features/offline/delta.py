@@ -29,7 +29,7 @@ _SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>"
 
 @dataclass(frozen=True, slots=True)
 class TableErrors:
-    """The words of a table's errors.
+    """The texts in a table's error messages.
 
     Attributes:
         where: name of the table.
@@ -45,9 +45,10 @@ class TableErrors:
 
 
 class StoredTable:
-    """The table `name` under `root`, a folder or a URL that deltalake accesses with `storage_options`.
+    """The Delta table `name` under `root`, which is a folder or a URL. Creating this object reads and writes nothing.
 
-    With `private`, only the owner of a local folder may enter it.
+    deltalake gets `storage_options` for a URL; they are ignored for a folder. With `private`, a write to a local table
+    first creates its folder, or restricts an existing one, so that only its owner can enter it.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class StoredTable:
         self._errors, self._private = errors, private
 
     def open(self, version: int | None = None, *, check: bool = True) -> DeltaTable | None:
-        """Return the table, or None if it does not exist.
+        """Return the table at `version`, by default the newest, or None if it does not exist.
 
         Raises:
-            DataError: the table is damaged; with `check`, also if a local file is missing or has another size.
+            DataError: the table is damaged. With `check`, also if a data file of a local table is missing or has
+                another size than in the Delta log.
             DependencyError: the storage refuses the request or does not answer.
         """
         with self.reading():
@@ -98,8 +100,9 @@ class StoredTable:
     ) -> None:  # fmt: skip
         """Write rows as the next version of `table`, or as the first version if it is None.
 
-        The names of `metadata`, all with the prefix "isthmus.", recognize a commit whose reply was lost. `options` are
-        deltalake's: `mode`, and for a part of the table `predicate`.
+        `metadata` is stored in the commit; all its names must start with "isthmus.". If object storage reports an
+        error but the next version has exactly this metadata, the commit counts as made, and no error is raised.
+        `options` are deltalake's: `mode`, and for a part of the table `predicate`.
 
         Raises:
             DataError: another process has written to the table since it was opened, or it cannot be written.
@@ -138,11 +141,14 @@ class StoredTable:
 
     @contextmanager
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Convert errors of writing, like `reading`. No error is raised if the commit was made after all.
+        """Convert errors of writing into a DataError, or into a DependencyError if the storage is not available.
+
+        First create or restrict the folder of a private local table. No error is raised if object storage made the
+        commit although it reported an error.
 
         Args:
             before: version that the commit must follow, -1 for a new table; None if it may follow any version.
-            metadata: metadata of the commit.
+            metadata: metadata that identifies the commit; None if a commit cannot be recognized.
         """
         try:
             if self._private and self.options is None:
@@ -163,7 +169,7 @@ class StoredTable:
             ) from error
 
     def _has(self, version: int, metadata: Mapping[str, str]) -> bool:
-        """Return whether a version of a table in a storage has exactly this metadata, whoever wrote it.
+        """Return whether a version of a table in object storage has exactly this metadata. False for a local table.
 
         The storage may have made the commit although its reply was lost. deltalake's retry then collides with its own
         first attempt, and reports another writer.
@@ -180,7 +186,10 @@ class StoredTable:
 
 
 def unavailable(where: str, place: str, error: BaseException) -> DependencyError | None:
-    """Return a DependencyError if the storage refused a request or did not answer, or None for other errors."""
+    """Return a DependencyError if the storage refused a request or did not answer, or None for other errors.
+
+    `place` is the table's path or URL; the result is None for a path.
+    """
     if "://" not in place or not any(sign in str(error) for sign in _SIGNS):
         return None
     return DependencyError(

@@ -25,11 +25,14 @@ class ViewHistory:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the rows. The version does not identify the rows: it restarts at 0 if the table is rebuilt."""
+        """The SHA-256 that identifies the rows.
+
+        The version does not identify the rows: it restarts at 0 if the table is removed and built again.
+        """
         return self.commit.fingerprint
 
     def table(self, columns: list[str] | None = None) -> pa.Table:
-        """Return all rows, with all columns by default."""
+        """Read all rows into memory, with the named columns or, by default, all of them."""
         if isinstance(self.data, pa.Table):
             return self.data if columns is None else self.data.select(columns)
         return self.data.to_table(columns=columns)
@@ -53,7 +56,7 @@ def table_schema(view: ViewContract) -> pa.Schema:
 
 
 def connection(threads: int = 2) -> "duckdb.DuckDBPyConnection":
-    """Return a new DuckDB connection that never downloads extensions."""
+    """Open a new in-memory DuckDB connection that never downloads extensions. The caller closes it."""
     import duckdb
 
     return duckdb.connect(

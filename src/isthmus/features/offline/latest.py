@@ -23,8 +23,8 @@ class LatestRows:
         event: shape (n,) int64 microseconds.
         known: shape (n,) int64 microseconds.
         content: shape (n,) int64, content hashes.
-        place: shape (n,), ascending row numbers in the history.
-        horizon: latest known time up to `at`, microseconds; -2**63 without rows.
+        place: shape (n,), row numbers in the history, ascending.
+        horizon: latest known time, up to `at`, of any row in the history, microseconds; -2**63 without such a row.
     """
 
     history: ViewHistory
@@ -57,9 +57,10 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Compare each row in `later` with the row at the same position of `places` in this state; return a mask, (m,).
+        """Compare each row of `later` with a row of this state. Return a mask, shape (m,), True for equal rows.
 
-        True means that the content is equal and, with `times`, the event and known times too. The place -1 gives False.
+        `places[i]` is the index in this state of the row to compare with row i of `later`, as `matches` returns it; -1
+        gives False. Without `times`, only the content is compared, not the event and known times.
         """
         same: Mask = places >= 0
         old = np.maximum(places, 0)
@@ -70,7 +71,10 @@ class LatestRows:
         return same
 
     def rows(self, selection: Places) -> Iterator[pa.Table]:
-        """Yield the rows at ascending indices, in the form of the offline table, in parts."""
+        """Read selected rows from the history. Yield them in parts, with the columns of the offline table.
+
+        `selection` holds ascending indices into the arrays of this object, not row numbers of the history.
+        """
         schema, places, data = table_schema(self.history.view), self.place[selection], self.history.data
         if isinstance(data, pa.Table):
             yield data.select(schema.names).take(places).cast(schema)
@@ -88,7 +92,7 @@ class LatestRows:
 
 
 def horizon(history: ViewHistory, at: int) -> int:
-    """Return the latest known time up to `at`, in microseconds, or -2**63 without rows."""
+    """Read the known times of a history. Return the latest one up to `at`, in microseconds, or -2**63 without any."""
     return _until(micros(history.table(["known_at"])["known_at"]), at)
 
 

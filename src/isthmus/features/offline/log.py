@@ -26,7 +26,7 @@ class Materialization:
         contract: hash of the view's contract.
         version: version of the offline table.
         fingerprint: hash of the rows of that version.
-        at: time whose latest rows were written.
+        at: time as of which the latest row of each key was selected.
         started: time at which the first row was sent.
         readable: time at which the last row was confirmed.
         written: number of rows that were new or replaced a stored row.
@@ -63,7 +63,12 @@ class MaterializationLog:
         self._stored = StoredTable(root, FOLDER, storage_options, _ERRORS)
 
     def append(self, entry: Materialization) -> None:
-        """Append an entry; concurrent runs may append at the same time."""
+        """Append an entry, or create the log with it. Concurrent runs may append at the same time.
+
+        Raises:
+            DataError: the log cannot be written. It is unchanged.
+            DependencyError: the storage refuses the request or does not answer.
+        """
         self._stored.append(pa.Table.from_pylist([asdict(entry)], _SCHEMA))
 
     def contracts(self) -> set[str]:

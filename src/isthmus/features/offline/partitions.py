@@ -28,13 +28,16 @@ def require_readable(table: DeltaTable) -> None:
 
 
 def files_by_day(table: DeltaTable) -> dict[int, int]:
+    """Return the number of data files of each day, counted from 1970-01-01."""
     adds = pa.table(table.get_add_actions(flatten=True))
     days, counts = np.unique(adds[f"partition.{DAY_COLUMN.name}"].cast(pa.int32()).to_numpy(), return_counts=True)
     return dict(zip(days.tolist(), counts.tolist(), strict=True))
 
 
 def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) -> "ds.Dataset":
-    """Return the rows of a table, or `only` of some days, ordered by day, without the partition column.
+    """Return a lazy Arrow dataset with the rows of a table, ordered by day, without the partition column.
+
+    `place` is the table's path or URL. `only` selects some days, counted from 1970-01-01.
 
     deltalake's own dataset converts the statistics of all files to expressions, which takes longer than reading a year.
     """
@@ -86,6 +89,7 @@ def reader(view: ViewContract, rows: DaySpool) -> pa.RecordBatchReader:
 
 
 def on(days: Sequence[int]) -> str:
+    """Return a Delta predicate that selects the rows of these days, counted from 1970-01-01."""
     ranges = union(Days(day, day + 1) for day in days)
     name = DAY_COLUMN.name
     return " OR ".join(

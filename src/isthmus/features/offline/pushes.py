@@ -29,7 +29,7 @@ FILES = 16
 
 APPLICATION = "isthmus.pushed"
 _MARK = "isthmus.commit"
-"""Metadata with a random value for each commit, by which a commit is recognized whose reply was lost."""
+"""Metadata with a random value for each commit, to recognize a commit whose reply was lost."""
 
 ACCEPTED, CONTRACT = (
     pa.field("_accepted", pa.int64(), nullable=False),
@@ -39,7 +39,10 @@ ACCEPTED, CONTRACT = (
 
 
 class PushLog:
-    """The log of pushes for a table, in an offline store at `root`, with `storage_options` for a URL."""
+    """The log of pushes for a table, in an offline store at `root`, with `storage_options` for a URL.
+
+    Methods raise a DataError if the log is damaged, and a DependencyError if object storage does not answer.
+    """
 
     def __init__(self, root: str | Path, table: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.table = table
@@ -66,7 +69,10 @@ class PushLog:
             return None if table is None else table.version()
 
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
-        """Return the pushed rows of these days, by default all, see `formed`."""
+        """Read the pushed rows of these days, by default all, and return them in the form that `formed` describes.
+
+        `version` is a version of the log, by default the newest. Without a log, the table is empty.
+        """
         with self._stored.reading():
             table = self._stored.open(version)
             rows = None if table is None else self._read(table, days)
@@ -76,6 +82,9 @@ class PushLog:
         """Return rows of the log as a transform of the view returns them, with the time of the push.
 
         Missing columns are null: the push was made for an earlier definition. Rows without the view's keys are dropped.
+
+        Raises:
+            DataError: a column does not fit the type that the view declares now.
         """
         schema = declared_schema(view).append(ACCEPTED)
         for key in view.keys:
@@ -91,17 +100,18 @@ class PushLog:
             ) from error  # fmt: skip
 
     def last(self) -> int:
-        """Return the place in the stream of the last entry in the log, or -1 if the log is empty."""
+        """Return the place (see `online.pushes.Entry`) of the last stream entry in the log, or -1 for an empty log."""
         with self._stored.reading():
             table = self._stored.open()
             return -1 if table is None else _last(table)
 
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
-        """Append rows, in the form of the log, and return how many are new.
+        """Append rows in one commit, or create the log with them. Return the number of appended rows.
 
-        `places`, shape (n,) int64, are the ascending places of the rows in the stream. Rows at or before the last place
-        of the log are skipped. If the stream is not `intact`, because Redis was restored to an older state, places may
-        have been reused; such rows are then compared with the logged rows.
+        `rows` are in the form of `publishing.collect.stored`. `places`, shape (n,) int64, are their ascending places in
+        the stream. Rows at or before the last place of the log are skipped. If the stream is not `intact`, because
+        Redis was restored to an older state, places may have been reused. Such rows are then skipped only if the log
+        has an equal row. A day with `FILES` or more files is rewritten as one file.
 
         Raises:
             DataError: the table cannot be read or written, or another run has written to it meanwhile.

@@ -17,12 +17,13 @@ _AHEAD = 4
 class Scan:
     """The row groups of a table that may hold rows satisfying a condition, according to their statistics.
 
-    The place of a row is the number of rows before it in the scan.
+    Only whole row groups are skipped: rows of the remaining groups are not filtered. The place of a row is the number
+    of rows before it in the scan.
 
     Args:
-        data: the table.
-        texts: names of string and binary columns; Arrow reads them several times as fast as dictionaries.
-        condition: filter on the rows.
+        data: the table. A dataset that is not Parquet is read into memory, and no row of it is skipped.
+        texts: names of string and binary columns to read as dictionaries, which is several times as fast.
+        condition: condition that decides which row groups are skipped.
         threads: number of CPU threads, at least 1.
     """
 
@@ -46,7 +47,7 @@ class Scan:
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Yield columns of all rows in blocks, each with the place of its first row."""
+        """Read columns of all rows in order. Yield blocks of about `BLOCK` rows as (place of the first row, block)."""
         first, waiting = 0, []
         for batch in self._batches(self._groups, columns):
             waiting.append(batch)

@@ -18,9 +18,10 @@ GROUP = 1 << 18
 
 
 class DaySpool(AbstractContextManager["DaySpool"]):
-    """Accepts rows in any order and returns them by day. Use it in a `with` block, which frees the rows at its end.
+    """A buffer that accepts rows in any order and returns them by day.
 
-    Beyond `limit` bytes, rows go to a temporary folder.
+    Use it in a `with` block, which frees the rows at its end. Whenever it holds `limit` bytes, it moves the rows from
+    memory to a temporary folder, which the end of the block deletes.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -56,7 +57,10 @@ class DaySpool(AbstractContextManager["DaySpool"]):
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """Yield the rows of a range of days in order, as tables of complete days with about `GROUP` rows."""
+        """Yield the rows ordered by day, as tables of complete days. Call it as often as needed.
+
+        A table has at most `GROUP` rows, unless a single day has more. With `within`, skip days outside of that range.
+        """
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():

@@ -56,11 +56,12 @@ class TableWrite:
     """The result of a write.
 
     Attributes:
+        rows: number of rows in the table after the write.
         added: rows after the write minus rows before it.
-        pushed: number of rows in the built days that only a push provided.
-        replaced: number of pushed rows with a built row of the same key and times, and no smaller content hash.
         version: version of the Delta table.
-        changed: False if the table already had these rows.
+        changed: False if the table already had these rows, so that nothing was written.
+        pushed: number of rows in the built days that come from a push.
+        replaced: number of pushed rows that lost to a built row with the same key and times.
     """
 
     rows: int
@@ -101,6 +102,7 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def changes(self) -> bool:
+        """True if `OfflineStore.write` will make a new version of the table."""
         before = self.before
         if before is None or self.replaced != [] or before.contract != self.commit.contract:
             return True
@@ -109,6 +111,7 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def base(self) -> str:
+        """Fingerprint of the last build after this write, see `Commit.base`."""
         return self.commit.base if self.changes or self.before is None else self.before.base
 
 
@@ -135,15 +138,18 @@ class OfflineStore:
         done: Sequence[Days] = (),
         now: int = 0,
     ) -> Prepared:
-        """Check rows that will become the history of a view, and merge them with its pushed rows. Write nothing.
+        """Check rows that will become the history of a view, and merge them with its pushed rows.
+
+        The table does not change until the result is passed to `write`. Rows that do not fit in memory go to temporary
+        files, so use the result in a `with` block.
 
         Args:
             view: the view.
             rows: keys, `event_timestamp`, `known_at` and features in the types of the view; one row per key and times.
             within: days to replace; None if the rows are the complete history.
             origin: sources of the rows.
-            done: days that were computed from the same sources before, with the same result.
-            now: current time in microseconds.
+            done: ranges of days that were computed from the same sources before, with the same result.
+            now: current time in microseconds since 1970 UTC; rows with a later time are counted as `ahead`.
 
         Raises:
             ConfigurationError: a column of the table does not have the declared type.
@@ -193,14 +199,17 @@ class OfflineStore:
             )
 
     def under(self, view: ViewContract) -> Prepared:
-        """Return a write that records the unchanged table under this contract. No row is written."""
+        """Return a write that records the existing table under this contract, without writing a row.
+
+        The table must exist. Pass the result to `write`.
+        """
         table = self._stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Return the commit of a view's table, or None. A range of days of that table can be replaced.
+        """Return the last commit of a view's table if some of its days can be replaced, or None without a table.
 
         Raises:
             ContractMismatch: the table was built under another contract, or by an early version of Isthmus.
@@ -211,7 +220,7 @@ class OfflineStore:
         return before
 
     def write(self, prepared: Prepared) -> TableWrite:
-        """Write prepared rows, unless the table already has them.
+        """Write prepared rows in one commit, unless the table already has them.
 
         Raises:
             DataError: another process has written to the table since, or writing failed. The table is unchanged.
@@ -244,8 +253,9 @@ class OfflineStore:
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
         """Add pushed rows, in the form a transform returns, to the table of a view. Return the number of added rows.
 
-        Afterwards the table equals what a build that knew these rows would have written. Do nothing if the table does
-        not exist or has another contract: its next build will read the pushed rows from the log.
+        Append the rows to the `PushLog` first, because builds read pushed rows from there. Afterwards the table equals
+        what a build that knew these rows would have written. If the table does not exist or has another contract, write
+        nothing: the next build will add the rows.
 
         Raises:
             DataError: another process has written to the table since, or writing failed. The table is unchanged.
@@ -279,7 +289,9 @@ class OfflineStore:
         return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
-        """Return the commit of a view's table, under any contract, or None without a table.
+        """Return the last commit of a view's table, under any contract, or None without a table.
+
+        With `version`, return the commit at that version of the Delta table.
 
         Raises:
             DataError: the table is damaged, or another tool has changed its rows.
@@ -331,7 +343,10 @@ class OfflineStore:
         return table, commit
 
     def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
-        """Return a problem for each column of the table, by default the newest, without the declared type."""
+        """Return a problem for each column whose stored type differs from the declared type; empty without a table.
+
+        `table` is the open table of the view; None opens the newest version.
+        """
         table = table or self._stored(view.table).open()
         if table is None:
             return []

@@ -1,4 +1,4 @@
-"""Find lost rows: compare the materializations in a file beside the contract with the rows in Redis.
+"""Find lost rows: compare the last materializations, in a file beside the contract, with the rows in Redis.
 
 The check costs a few commands, whatever the size of a view: its record, how many keys each server has evicted, and
 whether a sample of its keys is there.
@@ -55,7 +55,7 @@ class Losses(NamedTuple):
 
 
 def loads(text: bytes, where: str) -> dict[str, LastMaterialization]:
-    """Parse the text of the file; raise a DataError if it is damaged."""
+    """Parse the content of `materialized.json`; raise a DataError that names `where` if it is damaged."""
     try:
         return msgspec.json.decode(text, type=dict[str, LastMaterialization])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -71,16 +71,18 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
+    """Write the last materialization of a view to the file, atomically; entries of other views stay."""
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
 def sample(project: str, view: ViewContract) -> bytes:
+    """Return the name of the Redis key with the sampled entity keys of a view."""
     return records.beside(project, view.online_name, "sample")
 
 
 def decode_sample(text: bytes | None) -> list[bytes]:
-    """Decode the keys of a sample; return an empty list if it is missing or damaged."""
+    """Decode the entity keys of a sample; return an empty list if it is missing or damaged."""
     try:
         return [] if text is None else msgspec.msgpack.decode(text, type=list[bytes])
     except msgspec.DecodeError:
@@ -95,7 +97,8 @@ def check(
 ) -> Generator[list[Command], list[Any], Losses]:
     """Yield lists of Redis commands, take their replies, and return the views that may have lost rows.
 
-    `nodes` are the INFO of each server.
+    The caller sends each list to Redis and sends the replies to the generator. `written` comes from `read`. `nodes` are
+    the INFO of each server; without them, evictions are not checked.
     """
     lost, commands = dict[str, str](), list[Command]()
     query = records.query(project, views)
@@ -147,6 +150,7 @@ def refusal(view: str, why: str) -> LostRowsError:
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
+    """Raise a LostRowsError if a key has no row in a view that may have lost rows. `lost` is `Losses.views`."""
     for view in views:
         answer = answers[view.name]
         absent = (answer.status == Status.NOT_FOUND) & (answer.known == 0)

@@ -30,7 +30,8 @@ class ViewAnswer:
         complete: True if every row is present and has no null, so nothing needs masking.
         event: shape (n,) int64 microseconds, 0 without a row.
         known: shape (n,) int64 microseconds, 0 without a row.
-        foreign: index of each damaged row whose Redis key another program overwrote, with the key's type.
+        foreign: index of each damaged row whose Redis key another program overwrote, to the Redis type of that key;
+            None or empty without such rows.
     """
 
     columns: Columns
@@ -44,10 +45,13 @@ class ViewAnswer:
 class LookupPlan:
     """A compiled lookup that reads several views for many entity rows in a single round trip.
 
+    Send `commands` to Redis and pass the replies to `decode`. `earlier` contracts only improve the error about a row
+    that was written under one of them.
+
     Attributes:
         codecs: row codec by view name.
         keys: join keys of all views, by name.
-        ahead: show rows before their time, as Feast does.
+        ahead: True to return rows whose event or known time is in the future, as Feast does.
     """
 
     def __init__(
@@ -87,10 +91,15 @@ class LookupPlan:
     ) -> dict[str, ViewAnswer]:  # fmt: skip
         """Return the answer of each view by name, from the replies to `commands` for `rows` entity rows.
 
-        Read the stamps before the rows, so that a row that carries its own times is newer than the stamp.
+        Read the stamps before the rows, so that a row that carries its own times is newer than the stamp. `at` is the
+        time of the lookup in microseconds since 1970 UTC.
 
-        Damaged rows raise an error if `check` is None; otherwise they get the status DAMAGED. With `check=True`, the
-        content is also compared with its hash.
+        If `check` is None, a damaged row raises an error. Otherwise it gets the status DAMAGED; False checks only the
+        form of each row, and True also compares its content with its hash.
+
+        Raises:
+            ContractMismatch: rows were written under another contract: any row if `check` is None, else all rows.
+            DataError: a row is damaged, and `check` is None.
         """
         answers = {}
         for group, views in enumerate(self._groups):
@@ -107,7 +116,10 @@ class LookupPlan:
     def with_foreign(
         self, answers: Mapping[str, ViewAnswer], rows: int, foreign: Mapping[int, str]
     ) -> dict[str, ViewAnswer]:
-        """Return the answers with `foreign` set; `foreign` maps the position of a command to the type of its key."""
+        """Return copies of the answers with their attribute `foreign` set.
+
+        `foreign` maps the position of a command in `commands` to the Redis type of its key.
+        """
         marked = {}
         for group, views in enumerate(self._groups):
             own = {place - group * rows: kind for place, kind in foreign.items() if place // rows == group}
@@ -115,6 +127,7 @@ class LookupPlan:
         return marked
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
+        """Read the stamps and then the rows from Redis, in two round trips. Return the answer of each view by name."""
         (reply,) = ask(client, [record.query(self.contract.project, self.views)])
         stamps = record.stamps(self.views, reply)
         rows = len(next(iter(keys.values()), ()))
@@ -137,7 +150,11 @@ def _bounds(times: Ints) -> tuple[int, int]:
 def answer(
     view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None, ahead: bool
 ) -> ViewAnswer:
-    """Apply the time rules to stored rows: future rows are invisible, and old rows expire."""
+    """Apply the time rules to stored rows: future rows are invisible unless `ahead`, and old rows expire.
+
+    `at` is the time of the lookup in microseconds since 1970 UTC. The stamp, if any, first replaces the times of rows.
+    Rows in the mask `damaged` get the status DAMAGED.
+    """
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)
         block = Block(block.present, event * block.present, known * block.present, block.columns)

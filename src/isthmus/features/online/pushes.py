@@ -86,7 +86,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The rows queued for a history, and the time at which Redis got the first, microseconds since 1970 UTC.
+    """The pushed rows that wait for a history.
+
+    Attributes:
+        rows: number of waiting rows.
+        since: time at which Redis got the first of them, microseconds since 1970 UTC; None if no row waits.
 
     If a collection is killed at its very end, its rows still count until the next collection.
     """
@@ -96,6 +100,7 @@ class Backlog:
 
 
 def stream(project: str, table: str) -> bytes:
+    """Return the name of the Redis stream with the pushed rows of an offline table."""
     return record.beside(project, table, "pushed")
 
 
@@ -118,11 +123,13 @@ def _collected(project: str, table: str) -> bytes:
 
 
 def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
+    """Return the arguments of the script `APPEND`."""
     pairs = [part for pair in zip(names, rows, strict=True) for part in pair]
     return [b"%d" % limit, b"%d" % accepted, *pairs]
 
 
 def require_room(table: str, counts: Sequence[int], rows: int) -> None:
+    """Raise a DependencyError if `APPEND`, which replied with `counts`, had no room for the rows."""
     if counts[0] < rows:
         raise DependencyError(
             f"history of {table}", f"{counts[1]:,} pushed rows wait for it; {rows:,} more exceed the limit",
@@ -131,7 +138,7 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
 
 
 def newest(client: Client, project: str, table: str) -> int:
-    """Return the place of the last entry of a stream, or -1 if it is empty."""
+    """Return the place of the last entry of a stream, or -1 if it is empty. May first renumber the stream."""
     entries = _entries(client, project, table, lambda name: client.xrevrange(name, count=1))
     return _place(entries[0][0]) if entries else -1
 
@@ -139,7 +146,10 @@ def newest(client: Client, project: str, table: str) -> int:
 def waiting(
     client: Client, project: str, table: str, count: int, after: int = -1, until: int | None = None
 ) -> list[Entry]:
-    """Return up to `count` entries of a stream in order: those with a place in (after, until].
+    """Return the first `count` entries of a stream with `after < place <= until`, in order.
+
+    `until` None means no limit. The list may be shorter, since it omits the empty entry that `restore` adds. If Redis
+    gave an entry an id that is too large for a place, first renumber the whole stream.
 
     Raises:
         redis.RedisError: Redis does not answer, or rejects a command.
@@ -166,11 +176,15 @@ def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
 
 
 def aside(project: str, table: str) -> bytes:
+    """Return the name of the Redis stream with the unreadable entries of a stream."""
     return record.beside(project, table, "aside")
 
 
 def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]) -> None:
-    """Copy entries to the stream of unreadable entries. A repeat after a kill skips copied entries."""
+    """Copy entries to the stream of unreadable entries. They stay in their own stream until `trim` removes them.
+
+    A repeat after a kill skips entries that were already copied.
+    """
     name = aside(project, table)
     for place in (_id(entry.place) for entry in entries):
         if not client.xrange(name, place, place):
@@ -194,7 +208,7 @@ def put_back(client: Client, project: str, table: str) -> None:
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Remove the entries before `place`, the last collected entry. Return the number of removed entries.
+    """Note `place` in Redis as the last collected entry, and remove all entries before it. Return how many.
 
     The entry at `place` stays: while it exists, Redis has not lost any later entry.
     """
@@ -215,8 +229,8 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
     """Restart a lost stream with an empty entry at `place`, so that Redis gives all later entries greater ids.
 
-    `seen` is the last place that the caller has read in the stream, or -1. Does nothing if newer entries have arrived,
-    which must be collected first, or if the stream's ids are at `place` or beyond.
+    Removes all earlier entries. `seen` is the last place that the caller has read in the stream, or -1. Does nothing if
+    newer entries have arrived, which must be collected first, or if the stream's ids are at `place` or beyond.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.
@@ -224,7 +238,7 @@ def restore(client: Client, project: str, table: str, place: int, seen: int) -> 
 
 
 def moment(place: int) -> int:
-    """Return the time at which Redis appended an entry, microseconds since 1970 UTC."""
+    """Return the time at which Redis appended the entry with this place, microseconds since 1970 UTC."""
     return (place >> _SEQUENCE) * 1000
 
 

@@ -29,6 +29,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     known: int
 
     def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
+        """Return the event and known times of rows, shape (n,) each, with this stamp applied."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
@@ -51,7 +52,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
         servers: number of evicted keys by Redis process.
         stamp: common times of the unchanged rows, if they have any.
         pending: True while rows are being written, or if that run was killed.
-        complete: while a run is pending, the horizon of the last run that wrote all of its rows.
+        complete: while a run is pending, the horizon of the last run that wrote all of its rows, or NEVER if unknown.
     """
 
     contract: str
@@ -75,6 +76,7 @@ _DECODER = msgspec.json.Decoder(Published)
 
 
 def records(project: str) -> bytes:
+    """Return the name of the Redis hash with the records of all views."""
     return f"{project}:tables".encode()
 
 
@@ -92,14 +94,16 @@ def decode(text: bytes | None) -> Published | None:
 
 
 def stamp_of(view: ViewContract, record: Published | None) -> Stamp | None:
+    """Return the stamp of a record; None without one, or if the record has another contract than the view."""
     return record.stamp if record is not None and record.contract == view.hash else None
 
 
 def query(project: str, views: Collection[ViewContract]) -> tuple[bytes, ...]:
+    """Return the Redis command that reads the records of these views."""
     return (b"HMGET", records(project), *(view.online_name.encode() for view in views))
 
 
 def stamps(views: Collection[ViewContract], reply: Sequence[bytes | None]) -> dict[str, Stamp]:
-    """Return the valid stamps by view name, from the reply to `query`."""
+    """Return the stamp of each view that has one under its current contract, from the reply to `query`."""
     records = zip(views, map(decode, reply), strict=True)
     return {view.name: stamp for view, record in records if (stamp := stamp_of(view, record))}

@@ -113,6 +113,7 @@ return {1}
 
 
 def suspects(project: str, view: str) -> bytes:
+    """Return the name of the Redis set with the keys of pushed rows, which the next materialization checks."""
     return record.beside(project, view, "suspects")
 
 
@@ -121,6 +122,7 @@ def lock_key(project: str, view: str) -> bytes:
 
 
 def announced(names: Sequence[bytes], known: Ints) -> list[bytes]:
+    """Return the arguments of the script `ANNOUNCE`."""
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 
 

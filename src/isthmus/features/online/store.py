@@ -70,10 +70,13 @@ class OnlineStore:
         *,
         horizon: int | None = None,
     ) -> WriteCounts:
-        """Write n rows of a view. A row replaces the stored row unless that is newer by (event, known, content).
+        """Write n rows of a view. A row replaces the stored row, unless that row is newer by (event, known, content).
 
-        Times have shape (n,), int64 microseconds. Pass `horizon` only for rows of the offline table. The table then
-        overrules every stored row known by the horizon, even a newer one: a row missing from the table was removed.
+        Times have shape (n,), int64 microseconds. Without `horizon`, the rows count as pushed: the next materialization
+        checks them.
+
+        Pass `horizon`, in microseconds, only for rows of the offline table. A row then also replaces a newer stored row
+        that was known by the horizon, because the table no longer has that row.
         """
         codec = RowCodec(view)
 
@@ -94,7 +97,7 @@ class OnlineStore:
         return WriteCounts(len(event), changed, written)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
-        """Write packed rows under their entity keys, by the rules of `write` for pushed rows."""
+        """Write packed rows under their entity keys, as `write` does without a horizon."""
         return self._pushed(view, lambda: names, known_times(rows), lambda: [(names, rows)])
 
     def _write(self, view: ViewContract, rule: bytes, pieces: Iterable[Piece]) -> list[int]:
@@ -132,10 +135,11 @@ class OnlineStore:
     ) -> None:
         """Queue packed rows for the next collection into the history.
 
-        `accepted` is the present in microseconds, and `waiting` the maximum number of queued rows.
+        `accepted` is the current time in microseconds since 1970 UTC. `waiting` is the maximum number of queued rows,
+        including these. The rows are not served: `put` makes them readable online.
 
         Raises:
-            DependencyError: the queue is full. Nothing was written.
+            DependencyError: the queue has no room for all rows. No row was queued.
         """
         arguments = pushes.appended(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
@@ -159,32 +163,40 @@ class OnlineStore:
         self._suspect(view, [rows[place][0] for place in later], known[later])
 
     def distrust(self, view: ViewContract) -> None:
-        """Make the next materialization compare every row with Redis."""
+        """Set a mark in Redis that makes the next materialization compare every row with Redis."""
         self.client.zadd(self._suspects(view).decode(), {"*": float("inf")})
 
     def _suspects(self, view: ViewContract) -> bytes:
         return scripts.suspects(self.contract.project, view.online_name)
 
     def record_text(self, view: ViewContract) -> bytes | None:
-        """Return the encoded record of the view, as `replace` expects it."""
+        """Return the encoded record of the view, as `replace` expects it, or None without a record."""
         return cast("bytes | None", self.client.hget(self._records, view.online_name))
 
     def published(self, view: ViewContract) -> Published | None:
         return records.decode(self.record_text(view))
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
-        """Replace the record of the view if it still equals `before`. Return whether it did."""
+        """Replace the record of the view if it still equals `before`, None for a missing record.
+
+        Return True if the record is now `record`, and False if another process has replaced it.
+        """
         arguments = [view.online_name.encode(), before or b"", record]
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
+        """Return the lock that a materialization of the view must hold. It is not acquired yet.
+
+        The lock expires after `LEASE_SECONDS` unless the holder calls `reacquire` in time.
+        """
         name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """Return the join keys of pushed rows, or None if there were too many to record.
+        """Return the recorded join keys of pushed rows, or None if the caller must compare every row.
 
-        Forget the keys whose rows were known by the horizon.
+        None means that there were too many keys to record, or that `distrust` was called. Remove from Redis the mark
+        of `distrust`, and the recorded keys whose rows were known by the horizon.
         """
         name = self._suspects(view).decode()
         with self.client.pipeline(transaction=True) as pipeline:
@@ -216,7 +228,7 @@ class OnlineStore:
         return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
     def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Remove the rows of all other keys, by the rules of `remove`."""
+        """Scan Redis for all keys of the view, and remove the rows of keys not in `keys`, by the rules of `remove`."""
         keep = set(entity_keys(self.contract.project, view.keys, keys))
         batches = ([name for name in names if name not in keep] for names in self._names(view))
         return self._remove(view, batches, horizon)
@@ -236,11 +248,12 @@ class OnlineStore:
         return removed
 
     def rows(self, view: ViewContract, names: Sequence[bytes]) -> list[bytes | None]:
+        """Return the packed row under each entity key, or None without a row."""
         replies: list[bytes | None] = ask(self.client, [(b"HGET", name, view.online_name.encode()) for name in names])
         return replies
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
-        """Yield the join keys and rows that were pushed and became known after the horizon, in parts."""
+        """Yield, in parts, the join keys and decoded rows that were pushed and became known after the horizon."""
         codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
@@ -255,21 +268,27 @@ class OnlineStore:
                 yield by_join_key(view.keys, keys), codec.decode(rows)
 
     def drop(self, view: ViewContract) -> None:
+        """Delete the record, all rows, the recorded keys and the sample of a view from Redis."""
         self.client.hdel(self._records, view.online_name)
         self._remove(view, self._names(view), EVERYTHING)
         for name in (self._suspects(view), loss.sample(self.contract.project, view)):
             self.client.delete(name.decode())
 
     def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
+        """Store these keys in Redis as the sample that `lacks_sample` and `losses` check."""
         names = entity_keys(self.contract.project, view.keys, keys)
         self.client.set(loss.sample(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 
     def lacks_sample(self, view: ViewContract) -> bool:
+        """Return True if a sampled key has no row; False if there is no sample."""
         keys = cast("bytes | None", self.client.get(loss.sample(self.contract.project, view).decode()))
         return not all(self._exist(view, loss.decode_sample(keys)))
 
     def losses(self, written: loss.LastMaterializations) -> loss.Losses:
-        """Return which views may have lost rows in Redis, given their last materializations by online name."""
+        """Ask Redis which views may have lost rows, given their last materializations by online name.
+
+        If the Redis user may not run INFO, evictions and restarts are not checked.
+        """
         views = list(self.contract.views.values())
         try:
             nodes = self._info()
@@ -299,11 +318,11 @@ class OnlineStore:
         return ask(self.client, [(b"HEXISTS", name, view.online_name.encode()) for name in names])
 
     def servers(self) -> dict[str, int]:
-        """Return the number of evicted keys of each Redis process. A process name is never reused."""
+        """Return the number of evicted keys by the run id of each Redis process. A run id is never reused."""
         return {str(node["run_id"]): int(node["evicted_keys"]) for node in self._info()}
 
     def still_holds(self, servers: Mapping[str, int]) -> bool:
-        """Return whether Redis still has every row that it had when `servers` returned this.
+        """Return whether Redis still has every row that it had when the method `servers` returned the argument.
 
         A restarted single server that has the record of a view also has its rows, which were written first. A restarted
         cluster node may have lost them.

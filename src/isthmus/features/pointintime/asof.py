@@ -23,13 +23,15 @@ _PART = 1 << 16
 
 
 class AsOfQueries:
-    """Pairs of key and time, for which the history is searched.
+    """A search of a history for the row that is valid at each of n pairs of key and time. No ttl is applied.
+
+    Pass every block of the history to `offer`, in any order, and then call `answers`.
 
     Args:
         keys: one column per join key, n values each; a null matches no row.
-        at: microseconds, shape (n,).
-        content: returns the content hashes of the rows at distinct, sorted places. Called for rows with equal keys and
-            times.
+        at: microseconds since 1970 UTC, shape (n,).
+        content: returns the content hashes of rows, given their distinct, ascending row numbers in the history. It is
+            called only for rows with equal keys and times.
     """
 
     def __init__(self, keys: Sequence[pa.ChunkedArray], at: Ints, content: Callable[[Ints], Ints]) -> None:
@@ -53,7 +55,11 @@ class AsOfQueries:
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
     def offer(self, keys: Sequence[pa.ChunkedArray], event: Ints, known: Ints, first: int) -> None:
-        """Add m consecutive rows of the history, starting at place `first`; times in microseconds."""
+        """Search m consecutive rows of the history. `first` is the row number of the first of them.
+
+        `keys` has a column per join key, in the order of the constructor's. The event and known times have shape (m,),
+        in microseconds since 1970 UTC.
+        """
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)
@@ -76,7 +82,10 @@ class AsOfQueries:
         self._settle(slot, rows + first)
 
     def answers(self) -> tuple[Ints, Ints]:
-        """Return the place of the matching row, or -1, and its event time, shape (n,) each."""
+        """Return the row number of the matching row of each pair, and its event time in microseconds, shape (n,) each.
+
+        The row number is -1 if no row matches; the event time is then meaningless.
+        """
         best = self._best()
         slot = best[self._slot_of]
         slot[(self._slot_of < 0) | (self._number[slot] != self._number[self._slot_of])] = _NONE

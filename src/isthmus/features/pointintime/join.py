@@ -99,7 +99,9 @@ class Join:
         self.schema = pa.schema([*spine, *added], metadata=spine.metadata)
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join batches of any sizes. The sizes of the result's batches do not depend on them.
+        """Yield the spine rows in order, with the joined columns, in batches of at most `BATCH` rows.
+
+        The sizes of the spine's batches do not matter.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type; the message names the row.
@@ -123,7 +125,10 @@ class Join:
         return pa.table(columns)
 
     def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """Combine spine rows with the columns that another engine joined to them into a result batch."""
+        """Combine spine rows with the columns that another engine joined to them into a batch of the result.
+
+        `answers` must have every added column of `schema`, and a row for each spine row in the same order.
+        """
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -302,7 +307,10 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def moments(spine: pa.Table, first: int) -> Ints:
-    """Return the times of spine rows in microseconds; `first` is the number of the first row, for messages."""
+    """Return the times of spine rows in microseconds; raise DataError for a null or a time out of range.
+
+    `first` is the number of the first row, for messages.
+    """
     times = spine["event_timestamp"]
     if times.null_count:
         row = first + pc.index(times.is_null(), True).as_py()
@@ -311,7 +319,10 @@ def moments(spine: pa.Table, first: int) -> Ints:
 
 
 def cast(spine: pa.Table, name: str, expected: pa.DataType, first: int) -> pa.ChunkedArray:
-    """Cast a column to the type of the history; `first` is the number of the first row, for messages."""
+    """Cast a spine column to the type of the history; raise DataError if a value does not fit.
+
+    `first` is the number of the first row, for messages.
+    """
     column = spine[name]
     try:
         return column.cast(expected)

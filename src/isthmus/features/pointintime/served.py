@@ -1,4 +1,4 @@
-"""Answers of serving in the past: the log of materializations, replayed over the versions of the offline tables.
+"""The values that serving returned in the past: replays the log of materializations over versions of offline tables.
 
 A row that became readable online at time r was served from r until the next row of its key became readable, or until
 the key was removed. A point-in-time join over those times, instead of the known times, yields a training set with the
@@ -58,8 +58,9 @@ class ServedDifference:
 class ServedJoin:
     """Joins a spine to the values that serving had at each row's time, and compares them with the ideal join.
 
-    It streams like `Join`, and takes its arguments, but holds all readable rows in memory: one row per change of a key.
-    Pass the `until` of an earlier join to replay the same runs; by default, all runs are replayed.
+    It streams like `Join`, and takes its arguments. But creating it reads every materialized version of the tables, and
+    it holds all rows that were ever readable online in memory: one row per change of a key. By default, it replays all
+    runs of materialization; pass the attribute `until` of an earlier join to replay only the runs of that join.
 
     Attributes:
         schema: columns of the result, as in `Join`.
@@ -99,9 +100,11 @@ class ServedJoin:
             self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join a spine to the values that serving had at each row's time. Its batches may have any sizes.
+        """Yield the spine rows in order, with the values that serving had at each row's time.
 
-        Rows that have been read from the iterator count in `report`.
+        The sizes of the spine's batches do not matter.
+
+        `report` covers the rows that have been joined so far.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type.
@@ -124,12 +127,13 @@ class ServedJoin:
 
 
 class ServedPushes:
-    """The pushed rows of a view. Each was served from its push on, if it was newer than the served row.
+    """A replay of the pushed rows of a view. Each was served from its push on, if it was newer than the served row.
 
-    A run then overrules all rows known by its horizon. Pushed rows that became known later stay if they are newer than
-    the run's row.
+    A materialization run then replaced all rows known by its horizon. A pushed row that became known later stayed if it
+    was newer than the run's row. For each run, in order, call `until` with its time and then `decide`.
 
     Attributes:
+        rows: the pushed rows, by the time of their push.
         keys: the m keys that have pushed rows.
     """
 
@@ -152,7 +156,10 @@ class ServedPushes:
         self._next = int(np.searchsorted(self._accepted, moment, "right"))
 
     def until(self, moment: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        """Return the indices of the next rows that pushes made readable up to `moment`, in order."""
+        """Advance the replay to `moment`, in microseconds since 1970 UTC.
+
+        Return the indices into `rows` of the rows that became readable since the last call, in order.
+        """
         end = int(np.searchsorted(self._accepted, moment, "right"))
         readable: dict[tuple[int, int], int] = {}
         for place in range(self._next, end):
@@ -166,10 +173,11 @@ class ServedPushes:
         return np.array(list(readable.values()), np.int64)
 
     def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
-        """Apply a materialization run with latest rows `state` to the served rows.
+        """Advance the replay by a materialization run that wrote the latest rows `state`.
 
-        Return masks, shape (m,): keys whose pushed row stays, since it became known after `horizon` and is newer, and
-        keys whose pushed row another row replaces.
+        `horizon` is the latest known time that the run covers, in microseconds since 1970 UTC. Return two masks, shape
+        (m,): the keys whose pushed row stays, because it became known after `horizon` and is newer than the run's row,
+        and the keys whose pushed row the run replaces or removes.
         """
         stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
         for key, place in enumerate(matches(state.keys, self.keys.cast(state.keys.schema)).tolist()):
@@ -184,7 +192,10 @@ class ServedPushes:
 
 
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
-    """Return the rows of a view, with the times at which they became readable, plus `EVENT` and `PRESENT`.
+    """Return the rows of a view that were readable online, by the time at which they became readable.
+
+    That time is their `event_timestamp` and `known_at`. `EVENT` is the row's own event time. `PRESENT` is null in a row
+    that stands for the removal of a key.
 
     Raises:
         DataError: the view was never materialized under its contract, or a materialized version no longer exists.

@@ -46,7 +46,7 @@ class SpineRows:
         self._read, self._once, self._exhausted = read, once, False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows.
+        """Yield the rows in order, in the types of `schema`. With `once`, this works a single time.
 
         Raises:
             DataError: the rows cannot be read, or are a stream that was read before.
@@ -62,14 +62,15 @@ class SpineRows:
 
 
 def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:
-    """Open a spine in any of its forms.
+    """Open a spine in any of the `FORMS`. `SpineRows.batches` reads its rows later.
 
     Args:
         spine: a value passed by a user.
         types: column types of a CSV file, which has none itself ("007" may be text). Other columns are text.
 
     Raises:
-        DataError: the value has none of the forms, or cannot be read.
+        DataError: the value has another form, or cannot be read.
+        RequestError: the value is a URL.
     """
     if isinstance(spine, str | Path):
         return _file(require_local("spine", spine), types)

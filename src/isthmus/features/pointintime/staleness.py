@@ -24,7 +24,10 @@ from isthmus.features.values.columns import Ints, Mask
 from isthmus.features.values.rows import mix
 
 Ages = Callable[[Ints, int], Ints]
-"""Takes the times of rows, shape (n,) microseconds, and the number of the first row. Returns the snapshot ages."""
+"""Takes the times of rows, shape (n,), and the number of the first row. Returns the age of the snapshot at each time.
+
+Times and ages are in microseconds.
+"""
 
 Keeps = Callable[[ViewContract, pa.Table], Mask]
 """Takes a view and spine rows. Returns whether the device has the view's rows for their keys, shape (n,)."""
@@ -35,7 +38,8 @@ _EVENT = Column("event_timestamp", UnixTimestamp)
 class AgedJoin:
     """Joins a spine to the values that a device had at each row's time.
 
-    It streams like `Join`, and takes its arguments. Keys for which `keeps` is False have no row.
+    It streams like `Join`, and takes its arguments. `ages` gives the age of the device's snapshot at each row's time. A
+    key for which `keeps` returns False gets the status not_found; with `keeps` of None, the device has all keys.
 
     Attributes:
         schema: columns of the result, as in `Join`.
@@ -64,7 +68,9 @@ class AgedJoin:
             self._views.append((replace(view, fields=tuple(fields)), join))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join batches of any sizes.
+        """Yield the spine rows in order, with the values that a device had at each row's time.
+
+        The sizes of the spine's batches do not matter.
 
         Raises:
             DataError: a row has no time, or a value that does not fit its type.
@@ -91,14 +97,15 @@ class AgedJoin:
 
 
 def fixed(age: int | Ints) -> Ages:
-    """Use the same age for every row, or one age per row, in microseconds."""
+    """Return `Ages` with the same age for every row, or with one age for each row of the spine, in microseconds."""
     return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 
 def drawn(device: Snapshot, seed: int = 0) -> Ages:
-    """Draw ages that a device may meet: its snapshot was made at a multiple of `every`, and is at most `age` old.
+    """Return `Ages` that draws a snapshot age for each row, as a device may meet it.
 
-    The time since the device's last fetch is drawn uniformly for each row, by the number of the row.
+    The snapshot was made at a multiple of `every`, and is at most `age` old. The time since the device fetched it is
+    drawn uniformly. It depends only on `seed` and the number of the row.
     """
     age, every = device.age // MICROSECOND, device.every // MICROSECOND
 

@@ -1,7 +1,7 @@
 """Collects pushed rows: moves them from their stream in Redis to the history of their view.
 
-Each lot is first appended to the log of pushes, then added to the table of the view, then removed from the stream. Each
-step can be repeated safely, so the next run completes a killed run.
+A run moves up to `LOT` rows at a time. It appends them to the log of pushes, adds them to the table of the view, and
+removes them from the stream. Each step can be repeated safely, so the next run completes a killed run.
 
 The last collected row stays in the stream. If it is missing, Redis was emptied, has evicted the stream or was restored
 to an older state. The rows that waited there are lost, and the run reports it.
@@ -42,9 +42,9 @@ class CollectedPushes:
         logged: number of those rows that no earlier run had read.
         added: growth of the table, in rows.
         lost_after: if Redis has lost the stream, the time after which pushed rows may be lost, in microseconds since
-            1970 UTC.
-        aside: number of unreadable entries that were set aside in Redis.
-        why: the problem with the last of them.
+            1970 UTC; None if it has lost nothing.
+        aside: number of unreadable entries that this run moved to a separate stream in Redis.
+        why: the problem with the last of these entries; empty without any.
     """
 
     rows: int = 0
@@ -58,9 +58,12 @@ class CollectedPushes:
 def collect(
     client: Client, project: str, offline: OfflineStore, table: str, definitions: Sequence[ViewContract], lot: int = LOT
 ) -> CollectedPushes:
-    """Move all rows pushed for a table so far into the history. `definitions` are all contracts they may have.
+    """Move all rows pushed for a table so far from Redis into the log of pushes and the table, and return the counts.
 
-    An entry that is unreadable, or has an unknown contract, is set aside, so that it does not block other rows.
+    `definitions` are all view definitions that the rows may have been pushed under, and `lot` is the maximum number of
+    rows per commit. An entry that is unreadable, or has an unknown contract, is moved to a separate stream, so that it
+    does not block other rows. Without a table, or with a table of another contract, rows go only to the log, which the
+    next build reads.
 
     Raises:
         DataError: a table cannot be read or written. No rows are lost.
@@ -108,7 +111,7 @@ def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContr
 
 
 def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
-    """Decode rows of the stream to the form of the log, in order.
+    """Decode entries of the stream that belong to one view into a table in the form of the log of pushes, in order.
 
     Raises:
         DataError: a row is damaged.

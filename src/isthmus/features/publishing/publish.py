@@ -38,7 +38,7 @@ PART = 1 << 16
 """Rows that are converted from Arrow at a time."""
 
 Send = Callable[[LatestRows, Places, int | None], WriteCounts]
-"""Writes the rows at these indices up to a horizon, see `OnlineStore.write`."""
+"""Writes the rows at these indices of the latest rows. The last argument is the `horizon` of `OnlineStore.write`."""
 
 WAIT_SECONDS = 600.0
 """Maximum wait for another run of the same view."""
@@ -81,9 +81,10 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Publication:
-    """Publish the latest rows of a history to Redis, and log the run if it changed anything.
+    """Publish the latest rows of a history to Redis. Append the run to the log of materializations if it changed any.
 
-    Only one run per view writes at a time: waits up to ten minutes for another one.
+    This writes rows that differ, removes rows of keys that the table no longer has, and updates the view's record in
+    Redis. Only one run per view writes at a time: this waits up to ten minutes (`WAIT_SECONDS`) for another one.
 
     Args:
         store: the rows in Redis.
@@ -309,10 +310,10 @@ class RowsDiff:
     """The writes that bring Redis from one state of a view to a later one, found without reading values.
 
     Attributes:
-        sent: indices of the later rows to write.
+        sent: indices of the rows to write, in the later state.
         changed: number of keys that are new or have different content.
-        removed: join keys that the later state lacks.
-        stamp: common times of the unchanged rows, if they need a stamp.
+        removed: join keys whose rows the later state lacks.
+        stamp: new times of all unchanged rows, to be written once and not into every row; None if rows keep their own.
     """
 
     sent: Places
@@ -359,7 +360,10 @@ class RowsDiff:
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
-    """Raise a DependencyError if Redis was restarted, or has other primaries: it may have lost confirmed rows."""
+    """Raise a DependencyError if Redis was restarted, or has other primaries: it may have lost confirmed rows.
+
+    `before` and `after` are results of `OnlineStore.servers`. `url` is for the message.
+    """
     if not before.keys() <= after.keys():
         raise DependencyError(
             f"Redis at {without_credentials(url)}", "was restarted, or has changed its primaries, during the run",
@@ -368,7 +372,7 @@ def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> Non
 
 
 def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
-    """Write rows in the form of the offline table up to a horizon, see `OnlineStore.write`."""
+    """Write rows, in the form of the offline table, to Redis. `until` is the `horizon` of `OnlineStore.write`."""
     values = {column.name: arrow.from_arrow(rows[column.name], column.dtype) for column in view.fields}
     event, known = arrow.micros(rows["event_timestamp"]), arrow.micros(rows["known_at"])
     return store.write(view, key_values(view, rows), event, known, values, horizon=until)

@@ -21,7 +21,7 @@ def is_published(store: OnlineStore, view: ViewContract) -> bool:
 def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> None:
     """Compare every row of a published view in Redis with its table: times, and content by its hash.
 
-    Accepts rows that were pushed after the view was published. The view must have been published.
+    Accepts rows that were pushed after the view was published. Call it only if `is_published` returns True.
 
     Raises:
         DataError: rows are missing or damaged, or differ from the table.

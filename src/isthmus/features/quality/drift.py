@@ -63,6 +63,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """The drift of a feature.
 
     Attributes:
+        rows: number of new rows.
         psi: population stability index.
         ks: Kolmogorov-Smirnov statistic; None for categories, or if a side has no numbers.
         wasserstein: distance in standard deviations of the reference; None like `ks`, or if the reference is constant.
@@ -83,7 +84,10 @@ def drift(
     new: FeatureStatistics,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Compare new rows with a reference of the same type, and with its windows, each as long as the new rows span.
+    """Measure how far new rows have drifted from a reference of the same type.
+
+    `windows` are statistics of parts of the reference, each as long as the time that the new rows span. They give the
+    usual variation; without them, it is not considered. Fewer than LEAST new rows never exceed a limit.
 
     Raises:
         DependencyError: SciPy is not installed.
@@ -117,9 +121,11 @@ def drift(
 def windows(
     columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
 ) -> dict[str, list[FeatureStatistics]]:
-    """Return statistics of each column in at most WINDOWS windows, evenly spread back from `until` (in microseconds).
+    """Return statistics of each column in up to WINDOWS windows of the rows up to `until`, newest first.
 
-    Return no windows if the history is shorter than two windows. Windows without rows are skipped.
+    `until` and the `length` of a window are in microseconds. If there are more windows, an evenly spread selection is
+    measured. Windows without rows are left out. The lists are empty if there are fewer than two windows between the
+    first row and `until`.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
@@ -160,7 +166,10 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """Return the population stability index, and the index that chance exceeds once in a thousand times."""
+    """Return the population stability index, and the index that chance exceeds once in a thousand times.
+
+    Both sides must have rows.
+    """
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]

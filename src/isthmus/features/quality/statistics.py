@@ -107,7 +107,7 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Yield columns of the rows whose event time lies in (after, until], both in microseconds.
 
-    The bounds of the batches depend only on the rows, not on the table's files.
+    With None, that end is open. The bounds of the batches depend only on the rows, not on the table's files.
     """
     event = ds.field("event_timestamp")
     where = None
@@ -161,7 +161,10 @@ def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tup
 
 
 class Measurement:
-    """Measures columns in batches. The shapes of their distributions come from at most `sample` rows."""
+    """Running statistics of columns: pass every batch to `add`, then call `features`.
+
+    Quantiles and shares of categories come from a sample of at most `sample` rows.
+    """
 
     def __init__(self, columns: Sequence[Column], sample: int = SAMPLE) -> None:
         self.rows = 0

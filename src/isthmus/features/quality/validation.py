@@ -32,7 +32,7 @@ class ReferenceStatistics(msgspec.Struct, frozen=True, kw_only=True):
         name: name of the distillation.
         training_set: id of the training set.
         last: latest event time of the training set, in microseconds. Later rows are new.
-        features: statistics of the view's rows up to then, by feature.
+        features: statistics of the view's rows up to `last`, by feature.
     """
 
     name: str
@@ -74,7 +74,8 @@ def check(
     """Check the expectations of a view against its rows: keys, `event_timestamp` and features, in the view's types.
 
     `now` is in microseconds. Pass the references of all training sets in use that read the view. Return a finding for
-    each expectation, in order; for drift, one for each reference.
+    each expectation, in order. An expectation about drift has a finding for each reference that has later rows, or a
+    single passed one if there is no such reference.
     """
     if not declared:
         return []

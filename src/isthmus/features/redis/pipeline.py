@@ -21,9 +21,13 @@ _READS = 5000
 
 
 def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
-    """Return the replies to commands whose first argument is a key. Takes one round trip, to all nodes at once.
+    """Send commands that only read, and return their replies in order. The first argument of each must be a key.
 
-    With very many commands, later ones are sent while the first replies arrive.
+    This takes one round trip, to all nodes of a cluster at once; with more than 5,000 commands, several, which overlap.
+    If a connection is lost before the first reply, the commands are sent again once.
+
+    Raises:
+        redis.RedisError: Redis does not answer, or rejects a command.
     """
     replies: list[Any] = []
     batches = (commands[start : start + _READS] for start in range(0, len(commands), _READS))
@@ -37,10 +41,11 @@ def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
 
 
 def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iterable[Piece]) -> list[int]:
-    """Run a script over all keys, a few calls ahead of the replies; return the sums of its counts.
+    """Run a script over all keys and return the sums of its counts; an empty list if there are no keys.
 
-    A connection that is lost before the first reply is reopened once, so any call may run twice. A later loss is an
-    error, because a restarted Redis may have lost writes that it had confirmed.
+    Calls are sent a few batches ahead of the replies. A connection that is lost before the first reply is reopened
+    once, so any call may run twice. A later loss is an error, because a restarted Redis may have lost writes that it
+    had confirmed.
     """
     batches = (by_slot if isinstance(client, redis.RedisCluster) else by_size)(pieces)
     commands = ([script.call(arguments, piece) for piece in batch] for batch in batches)

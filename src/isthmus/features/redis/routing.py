@@ -86,14 +86,17 @@ def by_node(
 
 
 def by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Yield batches of one call with at most `CHUNK` keys, for a single server."""
+    """Split pieces into batches for a single server. Each batch is a single call with at most `CHUNK` keys."""
     for piece in pieces:
         for part in _chunks(piece):
             yield [part]
 
 
 def by_slot(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Yield batches of calls whose keys share a slot, as Redis Cluster requires."""
+    """Split pieces into batches of calls for a cluster. All keys of a call share a slot, as Redis Cluster requires.
+
+    Keys are collected before they are sorted by slot, so a batch may have keys of many pieces.
+    """
     slots: dict[int, tuple[list[bytes], list[bytes]]] = {}
     count = size = 0
     for keys, values in pieces:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 
 def main(seconds: float, present: int, start: int, server: int) -> None:
-    """Wait until no process uses the server, and stop it if it still runs. The arguments are open lock files.
+    """Wait until no process uses the server, then stop it if it still runs, and remove the folder of its socket.
 
-    A server that does not stop within `seconds` keeps running; the next user gets an error.
+    `present`, `start` and `server` are file descriptors of the open lock files. A server that does not stop within
+    `seconds` after SIGTERM keeps running; the next user gets an error.
     """
     # Take the locks in the same order as the users, to avoid a deadlock.
     for lock in (present, start):

@@ -36,7 +36,8 @@ _TRUE, _FALSE = np.array([True]), np.array([False])
 class OneRow:
     """A graph, ready to compute one row at a time. Threads may share it.
 
-    The session runs the nodes that need the runtime. `pays` is True if this is faster than the runtime alone.
+    `session` creates a session of the runtime, for nodes that only the runtime can compute. `pays` is True if this
+    should be faster than running the whole graph in the runtime.
 
     Raises:
         UnreadableGraph: the graph takes arrays, or has an unknown operator.
@@ -152,7 +153,10 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Compute n rows from the values of every input of the transform, by its name in a training set."""
+        """Compute n rows from the values of every input of the transform, by its name in a training set.
+
+        A field that Spark would refuse to compute is null, and marked in `refused`; `require` raises an error instead.
+        """
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -181,8 +185,8 @@ class RowGraph:
             place: returns the place of a request field in the request, for the message.
 
         Raises:
-            RequestError: Spark would refuse a row. The message names the first such row, with the request field that
-                breaks its rule or with all inputs.
+            RequestError: Spark would refuse a row. The message names a field, the first row in which it is refused, and
+                the request field that breaks its rule or the inputs.
         """
         computed = self.run(columns)
         if (first := self.first_refused(columns, computed, graphs)) is None:
@@ -196,7 +200,10 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Return the first row that Spark would refuse, or None. Takes the result of `run`."""
+        """Return a field that Spark would refuse to compute and the first row in which it does, or None.
+
+        `computed` is the result of `run` for `columns`. `graphs` returns the graph of a request source.
+        """
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}

@@ -122,7 +122,10 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """Return an operator on an element type, or None if unknown."""
+    """Return the function of an ONNX operator on an element type, or None if this module does not have it.
+
+    `attributes` are the node's, except that "to" of a Cast is the name of an element type.
+    """
     match name, element:
         case "Cast", _:
             return _cast(element, attributes["to"])

@@ -45,7 +45,7 @@ class InputRefusal:
 
     Attributes:
         field: name of the field, or of the request field that breaks its rule.
-        row: number of the row.
+        row: number of the row, from 0.
         shown: text with the values that caused it.
         expected: values that could be computed.
         rule: True if a request field breaks its rule.
@@ -80,7 +80,7 @@ class Layout(
 
     @classmethod
     def of(cls, columns: Mapping[str, DataType]) -> "Layout":
-        """Return the layout of the inputs of a graph that takes these columns."""
+        """Return a layout of the inputs of a graph that takes these columns; `outputs` and `fields` are empty."""
         rows: dict[str, list[str]] = {}
         for name, dtype in columns.items():
             rows.setdefault(dtype.tensor, []).append(name)

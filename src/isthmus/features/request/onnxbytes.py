@@ -65,7 +65,10 @@ def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
 
 
 def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
-    """Encode a model of a single standard node, with inputs "0", "1", ... and output "y"."""
+    """Encode a model of a single node of the standard domain, with inputs "0", "1", ... and output "y".
+
+    `inputs` has the element type and the shape of each input; `output` and `shape` describe the output.
+    """
     body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
     body += _encoded(2, "y") + _encoded(4, node.operator)
     body += b"".join(_encoded(5, attribute) for attribute in node.encoded)

@@ -43,6 +43,7 @@ _Path = tuple[tuple[int, int], ...]
 
 
 def follow(program: Program, slots: Slots) -> None:
+    """Run the steps of a program in order. They write their results into the list `slots`, so pass a copy of it."""
     for apply, out, first, second in program:
         if apply is not None:
             slots[out] = apply(slots[first], slots[second])
@@ -72,7 +73,7 @@ class SlotArray:
 
 @dataclass(frozen=True)
 class Operation:
-    """An ONNX operator on operands of an element type; for a choice, the type of both sides.
+    """An ONNX operator on operands of an element type. For a Where, `element` is the type of both sides.
 
     Attributes:
         attributes: attributes of the node. For a cast, "to" is an element type; for a Gather, "table" holds the
@@ -123,7 +124,7 @@ class _Step:
 
 
 class ProgramBuilder:
-    """Builds the steps of a graph, node by node."""
+    """Builds the steps of a graph: call `open` for each input tensor, then `add` for the nodes, then `program`."""
 
     def __init__(self, session: Session) -> None:
         self._session = cache(session)
@@ -139,7 +140,7 @@ class ProgramBuilder:
         return len({step.results for step in self._steps if step.kernel is not None})
 
     def open(self, element: str, rows: int, columns: int = 1) -> SlotArray:
-        """Add an input tensor of shape (rows, columns)."""
+        """Add an input tensor of shape (rows, columns), and return its slots, which each row fills."""
         slots = np.arange(rows * columns) + len(self._slots)
         self._slots += [None] * slots.size
         self._open.update(slots.tolist())
@@ -147,7 +148,7 @@ class ProgramBuilder:
         return SlotArray(element, slots.reshape(rows, columns))
 
     def constant(self, tensor: OnnxTensor) -> SlotArray:
-        """Add a tensor that is the same for every row."""
+        """Add a tensor that is the same for every row, and return its slots."""
         slots = np.arange(tensor.data.size) + len(self._slots)
         self._slots += tensor.data.reshape(-1).tolist()
         return SlotArray(tensor.element, slots.reshape(tensor.data.shape))
@@ -260,7 +261,10 @@ class ProgramBuilder:
         return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
     def mapped(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
-        """Apply a function to the elements of two tensors."""
+        """Add steps that apply a function to the elements of two tensors, and return the slots of the results.
+
+        The tensors are broadcast. Elements that are the same for every row are computed at once, without a step.
+        """
         return self._mapped(operation, apply, left, right, operands=slice(2))
 
     def _mapped(self, operation: Operation, apply: Function, *inputs: SlotArray, operands: slice) -> SlotArray:

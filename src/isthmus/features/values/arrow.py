@@ -37,7 +37,7 @@ def other_sizes(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
 
 
 def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
-    """Convert an Arrow column with the type of `dtype`; raise DataError if an array holds a null."""
+    """Convert an Arrow column, which must have the type of `dtype`; raise DataError if an array holds a null."""
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
     if dtype.element is not None:
         if null_elements(array):
@@ -77,6 +77,6 @@ def to_arrow(values: Values, dtype: DataType) -> pa.Array:
 
 
 def micros(array: pa.ChunkedArray | pa.Array) -> Ints:
-    """Return a column of timestamps without nulls as microseconds since 1970 UTC."""
+    """Return the integers of a timestamp column without nulls. The column must be in microseconds since 1970 UTC."""
     times: Ints = pc.cast(array, pa.int64()).to_numpy(zero_copy_only=False)
     return times

@@ -72,11 +72,11 @@ class CsvFile:
         self.schema = pa.schema([(column, ARROW[kind]) for column, kind in zip(header, self._kinds, strict=True)])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read the rows, in order.
+        """Yield the rows in order, in batches.
 
         Raises:
-            DataError: a row has more or fewer cells than the header, a cell does not have its column's type, or the
-                last quoted cell does not end. The message names the row; the header is row 1.
+            DataError: the file cannot be read, a row has more or fewer cells than the header, a cell does not have its
+                column's type, or the last quoted cell does not end. The message names the row; the header is row 1.
         """
         rows, batches = 0, self._cells()
         last = next(batches)

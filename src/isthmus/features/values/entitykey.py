@@ -46,7 +46,10 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
-    """Decode the result of `entity_key`: the values in the alphabetical order of their join keys."""
+    """Decode a result of `entity_key` for the same project and columns; return values by alphabetical order of columns.
+
+    Other names are not detected reliably: encode the values again and compare.
+    """
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
 
@@ -71,7 +74,10 @@ def decode_values(data: bytes) -> tuple[KeyValue, ...]:
 
 
 def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
-    """Return the size in bytes of a key, without its prefix, at `place`; raise ValueError if there is none."""
+    """Return the size in bytes of the key, without its prefix, that begins at byte `place` of `data`.
+
+    Raise ValueError if no key with these columns begins there.
+    """
     start = place
     for column in sorted(columns, key=lambda column: column.name):
         if data[place : place + 1] != _TAGS[column.dtype.name]:
@@ -81,7 +87,10 @@ def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
 
 
 def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
-    """Return the value of one join key, with its tag, from a key without its prefix."""
+    """Return the encoded value of the join key `name`, with its type tag, from a key without its prefix.
+
+    Raise KeyError if no column has this name.
+    """
     place = 0
     for column in sorted(columns, key=lambda column: column.name):
         end = place + _size(key, place)

@@ -9,7 +9,7 @@ from isthmus.features.values.columns import Mask, Values
 
 
 def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:
-    """Return which rows of two columns are equal: two nulls, two NaNs, or two values with the same bits.
+    """Return a mask, shape (n,), of rows where two columns are equal: two nulls, two NaNs, or values of the same bits.
 
     Two arrays are equal if their lengths and all their elements are.
     """
@@ -26,7 +26,7 @@ def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:
 
 
 def identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Mask:
-    """Return which values of two fixed-width columns have the same bits; any two NaNs count as the same."""
+    """Return a mask of values with the same bits in two fixed-width columns; any two NaNs count as the same."""
     bits = f"<u{left.dtype.itemsize}"
     same: Mask = np.ascontiguousarray(left).view(bits) == np.ascontiguousarray(right).view(bits)
     return same | np.isnan(left) & np.isnan(right) if left.dtype.kind == "f" else same

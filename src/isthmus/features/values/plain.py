@@ -11,7 +11,9 @@ _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """Return times as whole microseconds since 1970 UTC, bytes as Base64, and NaN and infinities by name.
+    """Convert a column to JSON values: times to whole microseconds since 1970 UTC, and bytes to Base64.
+
+    NaN and infinities become "NaN", "Infinity" and "-Infinity".
 
     Times without a zone or with nanoseconds, and values without a JSON form, become text; the reader reports the error.
     """

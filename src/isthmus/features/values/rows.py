@@ -110,7 +110,10 @@ class Columns(Mapping[str, Values]):
         return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
 
     def only(self, present: Mask) -> "Columns":
-        """Return the columns with null rows where not `present`; the values of expired rows are erased."""
+        """Return a copy of the columns in which all rows outside the mask `present`, shape (n,), are null.
+
+        Their values are erased, so an expired value cannot be read.
+        """
         packed = self.packed.copy()
         packed[~present] = self._codec.nothing
         rows = [row if keep else None for row, keep in zip(self._rows, present.tolist(), strict=True)]
@@ -143,7 +146,7 @@ class RowCodec:
     """Encoder and decoder of one view's rows.
 
     Args:
-        earlier: earlier definitions of the view. Errors about rows of these say what has changed since.
+        earlier: earlier definitions of the view. An error about a row of an earlier one says what has changed since.
 
     Attributes:
         width: bytes of the fixed part.
@@ -215,14 +218,14 @@ class RowCodec:
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
 
     def intact(self, rows: Sequence[bytes | None], block: Block) -> Mask:
-        """Return which decoded rows match the content hash they carry; True for missing rows."""
+        """Return a mask, shape (n,), of decoded rows that match the content hash they carry; True for missing rows."""
         packed = block.columns.packed
         tails = [b"" if row is None else row[self.width :] for row in rows] if self._variable else []
         intact: Mask = (self._hash(packed, tails) == packed["content"]) | ~block.present
         return intact
 
     def decode(self, rows: Sequence[bytes | None]) -> Block:
-        """Decode the rows of n keys together.
+        """Decode the rows of n keys together; None is a missing row. The content hashes are not checked.
 
         Raises:
             ContractMismatch: a row was written under another contract of the view.
@@ -232,10 +235,10 @@ class RowCodec:
         return self.refuse(rows) if block is None else block
 
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
-        """Decode the rows of n keys and treat damaged rows as missing.
+        """Decode the rows of n keys, and treat damaged rows and rows of another contract as missing.
 
-        Returns the rows and the mask of damaged rows, shape (n,), or None if no row is damaged. `check` also compares
-        the content of each row with its hash; otherwise only its form is checked.
+        Returns the rows, and the mask, shape (n,), of rows that were treated so, or None if all rows are sound. `check`
+        also compares the content of each row with its hash; otherwise only its form is checked.
 
         Raises:
             ContractMismatch: all rows were written under another contract of the view.
@@ -352,5 +355,5 @@ def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype
 
 
 def known_times(rows: Sequence[bytes]) -> Ints:
-    """Return when packed rows became known, shape (n,) int64 microseconds."""
+    """Return the known times of packed rows, shape (n,) int64 microseconds since 1970 UTC."""
     return np.fromiter((HEADER.unpack_from(row)[3] for row in rows), np.int64, len(rows))

@@ -1,1 +1,1 @@
-"""`isthmus apply`: contracts, what changes, and Feast's registry."""
+"""`isthmus apply` and `isthmus contract`: contracts, their differences, and Feast's registry."""

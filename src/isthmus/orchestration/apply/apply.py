@@ -51,9 +51,12 @@ class Applied:
 
 
 def apply(project: Project) -> Applied:
-    """Check the project and make its contract current: at once, or after its rows are written.
+    """Check the definitions and write their contract to the project's state.
 
-    Also removes device snapshots that disclose more than the new definitions allow.
+    The contract is current at once, and Feast's objects are registered, if its views are the current ones or no row was
+    ever materialized. Otherwise it is the next contract, and servers switch after `build` and `materialize` have
+    written its rows. Waits for the lock `contract`. Deletes device snapshots that disclose more than the new
+    definitions allow. On one of the errors below, the applied contract stays.
 
     Raises:
         ConfigurationError: problems of definitions, freshness objectives, sources or functions, or features whose type
@@ -125,12 +128,12 @@ def _retyped(project: Project, contract: Contract) -> list[Problem]:
 
 
 def build_problems(project: Project) -> tuple[list[Problem], str]:
-    """Find problems that would make a build fail, without computing a row.
+    """Return problems of sources and functions that would make a build fail, and a digest of what was checked.
 
-    Return the problems of sources and functions, and a digest of definitions, sources and engine.
-
-    Not checked: URLs, queries, Iceberg tables, empty sources, and functions that read these. Functions are checked only
-    with Sail, because other engines start slowly. If the digest was passed to `remember`, nothing is checked again.
+    No row is computed. The digest covers definitions, local sources and engine; if it was passed to `remember`, the
+    engine is not started and functions are not checked again. Functions are checked only with Sail, in a session that
+    is started for it, because other engines start slowly. Not checked: URLs, queries, Iceberg tables, empty sources,
+    and functions that read these. Converted copies of local sources are written to the state folder.
     """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
@@ -150,14 +153,20 @@ def build_problems(project: Project) -> tuple[list[Problem], str]:
 
 
 def local_sources(project: Project) -> list[Source]:
-    """Return the local sources of views and spines, each once. Reading their columns needs no connection."""
+    """Return the sources of views and spines that are local files or tables, without duplicates.
+
+    Their columns can be read without a network connection.
+    """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
     return [*{source.name: source for each in declarations for source in each.sources if source.local}.values()]
 
 
 def remember(project: Project, digest: str) -> None:
-    """Store the digest from `build_problems`, so that the same inputs are not checked again."""
+    """Store the digest from `build_problems` in the state folder, so that the same inputs are not checked again.
+
+    Call it only if `build_problems` returned no problem: later calls with this digest then report nothing.
+    """
     write_atomically(_note(project), digest.encode())
 
 

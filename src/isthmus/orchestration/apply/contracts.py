@@ -21,7 +21,12 @@ _FILE = "contract.json"
 
 @dataclass(frozen=True)
 class LocatedContract:
-    """A contract and its location. `learned` describes the fitted preparation of each input of a package's model."""
+    """A contract and its location.
+
+    Attributes:
+        place: path of the file, or a description of the definitions.
+        learned: for a package, a description of the fitted preparation of each input of its model; otherwise empty.
+    """
 
     place: str
     contract: Contract
@@ -43,7 +48,7 @@ class ContractDifference:
     Attributes:
         changes: changes of declarations.
         services: consequences for the models of each service.
-        learned: inputs whose fitted preparation differs between two packages.
+        learned: inputs whose fitted preparation differs; empty unless both contracts come from packages.
     """
 
     before: LocatedContract
@@ -64,12 +69,16 @@ class ContractDifference:
 
 
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
-    """Read the contract from a contract.json, a package folder, a project folder, "applied" or "definitions".
+    """Read the contract that `name` refers to.
+
+    `name` is the path of a contract.json, of a package folder or of a project folder, or "applied" or "definitions".
+    `project` is called only for the last two; a project folder gives its applied contract.
 
     Raises:
         RequestError: the file cannot be read.
         ContractMismatch: the file is not a contract, or nothing has been applied.
-        ConfigurationError: the definitions have errors.
+        ConfigurationError: the definitions or the settings have errors.
+        PackageError: the preparation in a package folder cannot be read.
     """
     if name == DEFINITIONS:
         opened = project()

@@ -1,4 +1,4 @@
-"""`isthmus apply --diff`: predict the effects of changed definitions without writing anything."""
+"""`isthmus apply --diff`: predict the effects of changed definitions without applying them."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,9 +23,11 @@ class TableChange:
 
     Attributes:
         action: "build" a new table, "rebuild" all rows, "record" the new contract for the same rows, "keep" the table
-            unchanged, "leave" a table that is no longer used, or "refuse" the change.
-        days: current number of days.
-        rows: current number of rows.
+            unchanged, "leave" a table that is no longer used, or "refuse" the change, because the table is damaged or
+            a feature has another type.
+        why: reasons for the action; empty for "keep".
+        days: number of days that the table has now.
+        rows: number of rows that the table has now.
     """
 
     action: str
@@ -39,11 +41,13 @@ class ApplyDiff:
     """Effects of applying the current definitions.
 
     Attributes:
-        before: hash of the applied contract, or empty.
+        before: hash of the applied contract; empty if nothing was applied.
         after: hash of the contract of the current definitions.
+        changes: one sentence for each change of a declaration; empty if nothing was applied.
         tables: effects by table.
-        stale: names of training sets, packages and deployments that the new contract cannot use, and of students whose
-            task has changed, by kind.
+        stale: names of the distillations whose artifact the new contract cannot use, by kind of artifact: "training
+            set", "package" or "deployment". The kind "student" has the distillations whose task has changed, with the
+            command to run.
     """
 
     before: str
@@ -64,10 +68,14 @@ class ApplyDiff:
 
 
 def apply_diff(project: Project) -> ApplyDiff:
-    """Compare the current definitions with the applied contract and everything built under it. Writes nothing.
+    """Compare the current definitions with the applied contract and everything built under it.
+
+    Changes neither contract nor tables. As in `apply`, functions are checked in a Sail session, and converted copies of
+    local sources are written to the state folder.
 
     Raises:
-        ConfigurationError: `apply` would refuse the definitions. Changed feature types are reported per table instead.
+        ConfigurationError: `apply` would refuse the definitions. Changed feature types do not raise it: they are
+            reported as a table's action "refuse".
     """
     contract = project.definitions.contract
     project.require_objectives_of(contract.views)

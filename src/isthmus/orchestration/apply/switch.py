@@ -29,6 +29,8 @@ from isthmus.serving.rollout.releases import in_force
 def register(project: Project, contract: Contract) -> list[str]:
     """Write Feast's registry and configuration for a contract. Return the names of the registered objects.
 
+    If nothing has changed since the last call, only the names are returned, and Feast is not imported.
+
     Raises:
         DependencyError: feast is not installed, or its registry cannot be used.
     """
@@ -94,13 +96,15 @@ def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
 
 
 def switch(project: Project, store: OnlineStore) -> bool:
-    """Make the next contract current if Redis has all of its rows. Return whether it did.
+    """Make the next contract current if Redis has all of its rows. Return True if it became current.
 
-    Compares the new rows in Redis with their tables first, copies pushed rows that are not in a table yet, and
-    registers the Feast objects of the new contract.
+    `store` must be opened with the next contract; otherwise, or without a next contract, nothing happens. Waits for the
+    lock `contract`. Before the switch, the new rows in Redis are compared with their tables, and pushed rows of the
+    current contract are copied to the new views. Also registers the Feast objects of the new contract.
 
     Raises:
         DataError: rows in Redis differ from their tables; the current contract stays.
+        DependencyError: feast is not installed, or its registry cannot be used.
     """
     with project.locked("contract"):
         generations = project.generations()
@@ -152,9 +156,10 @@ LEAST = 60 * 1_000_000
 
 
 def forget(project: Project, store: OnlineStore) -> None:
-    """Remove contracts that were retired long enough ago and are not needed by a deployed model, and their rows.
+    """Delete retired contracts and their rows in Redis.
 
-    Also finishes an earlier call that was killed. Does nothing while another process runs it.
+    A contract is deleted `[stores] keep_contracts_hours` (at least a minute) after it was replaced, unless a deployed
+    model needs it. Also finishes an earlier call that was killed. Does nothing while another process runs it.
     """
     with _alone(project) as alone:
         if not alone:

@@ -49,10 +49,12 @@ LARGEST = 10
 
 
 def day_range(first: str | None, end: str | None) -> Days | None:
-    """Parse the command line's days; None means the rows of the test part.
+    """Parse the options --from and --to as a range of days; the day `end` is not part of it.
+
+    Return None if neither is set.
 
     Raises:
-        RequestError: one end is missing or not a day, or the range is empty.
+        RequestError: only one of them is set, one is not a day, or the range is empty.
     """
     if (first is None) != (end is None):
         raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
@@ -61,7 +63,10 @@ def day_range(first: str | None, end: str | None) -> Days | None:
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Raise RequestError naming the options that cannot be combined with `beside`."""
+    """Raise a RequestError if any of the options is set, because none can be combined with the option `beside`.
+
+    `options` has values by option name; None and an empty list mean that an option is not set.
+    """
     if named := [name for name, value in options.items() if value not in (None, [])]:
         raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
 
@@ -82,11 +87,13 @@ def attribute(  # noqa: PLR0913 - the options of the command
     The ideal answer is the teacher's, from the features that could be known at the moment of a row. The rows are the
     test part of the student's training set, or the rows of the latest training set within `days`. `fed` is a file with
     the inputs that the model was fed, by keys and event time; without it, they are assumed to be the served ones.
+    `precision` defaults to the serving profile's, and `runtime` to "ort", ONNX Runtime.
 
     With `recorded`, the rows are the recorded predictions in `days` (default: all) of the package that answered last,
     and the recorded answers are used. It cannot be combined with `fed`, `precision` or `runtime`.
 
-    Writes a page, and a table of all rows, beside the project's state.
+    Writes a page and a table of all rows to `attribution/<name>` in the state folder, readable by their owner only.
+    A broken bound is part of the result and raises nothing; see `require_bounds`.
 
     Raises:
         RequestError: scores are not numbers, no row is in the range, the file or runtime does not exist, or options
@@ -201,7 +208,11 @@ def _features(
 
 
 def measures_of(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
-    """Return measures as functions of scores (n,): their mean, and label-based measures if labels are known."""
+    """Return measures by name, as functions of the scores of n rows, shape (n,).
+
+    `labels` has shape (n,), NaN if unknown. The mean score covers all rows. Label-based measures cover the rows with a
+    known label; they are missing if no label is known, and `auc` is missing if all labels are equal.
+    """
     known = np.flatnonzero(np.isfinite(labels))
     labels = labels[known]
     of: dict[str, Callable[[Numbers], float]] = {SCORE: lambda scores: float(scores.mean())}

@@ -94,7 +94,9 @@ class Explanation:
 def explain(project: Project, identity: str, *, progress: Progress = silent) -> Explanation:
     """Attribute the gap between a recorded prediction and the ideal one to the stages in between, and write a page.
 
-    The ideal prediction is the teacher's, from the features that the history has now for the moment of the answer.
+    `identity` is the id of the recorded answer. The ideal prediction is the teacher's, from the features that the
+    history has now for the moment of the answer. The page is an HTML file in `attribution/<name>/answers` of the state
+    folder, readable by its owner only.
 
     Raises:
         RequestError: the table lacks the answer, it is not a prediction, or its score is not a number.
@@ -151,7 +153,7 @@ def page(result: Explanation) -> str:
 
 
 def explanation_blocks(result: Explanation) -> Iterator[Block]:
-    """Return what the terminal shows."""
+    """Yield the blocks to show on the terminal; only the first `SHOWN` rows are included."""
     yield Paragraph(_origin(result))
     for number, row in enumerate(result.rows[:SHOWN]):
         yield from _row(number, row, result)

@@ -30,7 +30,7 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class TrainingRows(NamedTuple):
-    """Rows of a training set: a table with the ideal features, and the places of the rows in the training set."""
+    """Rows of a training set: a table with the ideal features, and the index of each row in the training set, (n,)."""
 
     examples: TrainingSet
     table: pa.Table
@@ -59,9 +59,10 @@ def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
 
 
 def served_since(project: Project, declared: Distillation) -> tuple[int | None, str]:
-    """Return the moment from which all views of a student were served, and the last view to become so.
+    """Return the time since which all views of a student have been served, and the view that was served last.
 
-    The moment is None if a view was never served.
+    The time is in microseconds since 1970 UTC. If a view was never materialized under the applied contract, return None
+    and the name of that view. If the student reads no view, return the smallest int64 and an empty name.
 
     Raises:
         DataError: the log is damaged.
@@ -102,10 +103,10 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
 
 
 def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
-    """Read model inputs from a Parquet or Arrow file, matched by join keys and event time.
+    """Read model inputs from a Parquet or Arrow file, and match them with `rows` by join keys and event time.
 
-    Returns the indices of the rows that the file has, and their inputs. The file may have a subset of inputs and rows.
-    Rows with duplicate keys and time are ignored.
+    Return the indices in `rows` of the m rows that the file has, shape (m,), and a table of their inputs, m rows. The
+    file may lack inputs and rows. Rows of the file that share keys and time with another of its rows are ignored.
 
     Raises:
         DataError: the file cannot be read, lacks a key or all inputs, has a column that is not an input, or matches no
@@ -160,7 +161,7 @@ def _read(file: Path) -> pa.Table:
 
 
 def labels(table: pa.Table, label: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return labels as numbers, NaN if not known yet."""
+    """Return the column `label` as float64, shape (n,); null, a label that is not known yet, becomes NaN."""
     values: np.ndarray[Any, np.dtype[np.float64]] = pc.cast(table[label], pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

@@ -60,7 +60,7 @@ def _origin(result: Attribution) -> Text:
 
 
 def screen(result: Attribution) -> Iterator[Block]:
-    """Return what the terminal shows."""
+    """Yield the blocks to show on the terminal."""
     for name, measure in result.measures.items():
         yield Heading(_title(name, measure))
         yield parts_table(measure)
@@ -72,12 +72,15 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 
 def images(result: Attribution) -> dict[str, str]:
-    """Return a waterfall per measure as an image URL."""
+    """Return a waterfall plot of each measure as a `data:` URL, by title of the measure."""
     return {measure_name(name): image(waterfall(name, measure)) for name, measure in result.measures.items()}
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
-    """Draw the steps from ideal to answer; a line shows a part's range over all orders if parts interact."""
+    """Draw a bar per part, from the ideal value to the answer's. `names` label the first and the last bar.
+
+    If parts interact, a line shows the range of a part over all orders.
+    """
     at, rows = measure.ideal, [Row(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
         gain = part.value * _BETTER.get(name, 0)
@@ -105,7 +108,10 @@ def _title(name: str, measure: Measure) -> str:
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
-    """List each part with its share, and with its range if parts interact."""
+    """Build a table with a row per part: its effect and its share of the difference.
+
+    If parts interact, a row also has the smallest and largest effect of the part in any order.
+    """
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED

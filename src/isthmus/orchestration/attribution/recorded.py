@@ -43,11 +43,11 @@ class RecordedRows:
     """Recorded predictions in the columns of a training set.
 
     Attributes:
-        rows: rows with the ideal features, and the label if the training set has the same question.
-        served: student inputs with the stored features that Redis returned.
-        fed: student inputs with the request fields that were sent.
+        rows: rows with the ideal features, and the label of the matching training row, null without one.
+        served: student inputs: the stored features that Redis returned, and the ideal request fields.
+        fed: student inputs: the stored features that Redis returned, and the request fields that were sent.
         scores: recorded scores, shape (n,).
-        matched: mask of rows that the training set has.
+        matched: mask of rows that have a matching training row, shape (n,).
         keys: join keys that were sent.
         fields: request fields that the model reads.
         left_out: number of skipped rows by reason.
@@ -63,7 +63,7 @@ class RecordedRows:
     left_out: dict[str, int]
 
     def keep(self, mask: Mask, why: str) -> "RecordedRows":
-        """Keep the rows in the mask and count the skipped rows under `why`."""
+        """Return a copy with the rows in the mask; the skipped rows are counted in its `left_out` under `why`."""
         if mask.all():
             return self
         places, left_out = np.flatnonzero(mask), dict(self.left_out)
@@ -86,10 +86,13 @@ class PackagePredictions(NamedTuple):
 
 
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
-    """Return a model's predictions in a range, from the package and precision that answered last.
+    """Return the recorded predictions of the package and precision that answered last, for a distillation.
+
+    `days` limits the time of the answers; None means all. Rows that another package or precision answered, or whose
+    package is gone, are counted in `left_out`.
 
     Raises:
-        RequestError: the table has no such prediction.
+        RequestError: the table has no prediction of this distillation in that time.
     """
     first, end = (None, None) if days is None else (clock.moment(day * DAY) for day in (days.first, days.end))
     answers = served.read(route=PREDICT, first=first, end=end)
@@ -122,7 +125,7 @@ def predictions(served: ServedAnswers, declared: Distillation, days: Days | None
 
 
 def prediction(served: ServedAnswers, identity: str) -> PackagePredictions:
-    """Return the prediction with an id.
+    """Return the recorded prediction with an id, with the package and precision that answered.
 
     Raises:
         RequestError: the table lacks the answer, or it is not a prediction.
@@ -168,11 +171,12 @@ def recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageM
 
 
 def recorded_rows(declared: Distillation, answers: PackagePredictions, examples: TrainingSet) -> RecordedRows:
-    """Read the rows of recorded answers, without inputs that only the teacher reads.
+    """Recompute the features of recorded predictions, and match the predictions with rows of a training set.
 
-    A row of the training set has the same question if it has the same join keys, is nearest in time, and has no other
-    answer nearer to it. `Distillation.monitor` sets the tolerance and may name other columns to match by. The request
-    fields of the training set are the ideal ones.
+    A training row matches if it has the same join keys and is nearest in time, and if no other prediction is nearer to
+    it. `Distillation.monitor` sets the tolerance and may name other columns to match by. A matching row has the label
+    and the ideal request fields. Inputs that only the teacher reads are not included. Predictions whose features cannot
+    be recomputed exactly are skipped, and counted by reason in `left_out`.
 
     Raises:
         DataError: no row is left.

@@ -25,7 +25,10 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(shares: Shares, players: Sequence[str], known: Sequence[str]) -> dict[str, Part]:
-    """Return the parts of the known players; `shares` has one number per player."""
+    """Return the parts of the players in `known`, by name.
+
+    `shares` has one number per player, in the order of `players`.
+    """
     return {name: Part(*(float(share[players.index(name)]) for share in shares)) for name in known}
 
 

@@ -54,10 +54,10 @@ class ChosenRows:
         features: student inputs in four forms.
         left_out: number of skipped rows by reason.
         unknown: stages without a part, with the reason.
-        outputs: cached teacher outputs by the places of `rows`; None if the teacher must run.
-        recorded: recorded scores; None if the runtime must run.
-        matched: number of recorded rows that the training set has.
-        keys: columns that identify the rows.
+        outputs: cached teacher outputs of the whole training set; None if the teacher must run.
+        recorded: recorded scores, shape (n,); None if the runtime must run.
+        matched: number of recorded rows that have a matching training row; None if the rows are not recorded answers.
+        keys: columns that identify the rows in an explanation.
     """
 
     rows: TrainingRows
@@ -83,10 +83,12 @@ class ScoredRows:
 def opened(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
-    """Open the teacher, the student and the files of a package.
+    """Open the teacher, the student and the files of a package during the block.
+
+    `precision` and `product` select the model file whose answers are explained.
 
     Raises:
-        RequestError: scores are not numbers, or the package has no such file.
+        RequestError: scores are not numbers, or the package has no file in this precision or for this runtime.
         DataError: the student or its training set is gone.
         ContractMismatch: the package cannot run under the current contract.
     """
@@ -135,7 +137,8 @@ class PackageModels:
     Attributes:
         scores: teacher and student.
         material: training set and inputs of both.
-        files: files of the package by model.
+        files: files of the package by model: IN_RUNTIME, and for other precisions than fp32 also IN_PRECISION and
+            AS_ANSWERED.
         product: runtime of the answers.
         requests: request transforms of the teacher.
     """
@@ -148,7 +151,9 @@ class PackageModels:
     requests: RequestInputs
 
     def score(self, chosen: ChosenRows, progress: Progress) -> ScoredRows:
-        """Score the rows with all models; rows that a request transform refuses are left out.
+        """Score the rows with all models.
+
+        Rows that a request transform refuses are left out, and counted in `chosen.left_out`, which is changed in place.
 
         Raises:
             DataError: a request transform refuses every row.
@@ -217,10 +222,10 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
 
 
 def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Replace the scores of the runtime that answered with the recorded scores.
+    """Replace, in `cells`, the scores of the runtime that answered with the recorded scores. Changes `cells` in place.
 
-    Its scores for other features move by the same distance, so that the deviation from this machine's runtime counts as
-    the runtime's part, except where a probability would leave 0 to 1.
+    The runtime's scores for other features move by the same distance. A deviation of the recorded scores from this
+    machine's runtime therefore counts as the runtime's part. With `probabilities`, moved scores are clipped to 0 to 1.
     """
     moved = recorded - cells[CELLS[-1]]
     for model in (IN_RUNTIME, AS_ANSWERED):

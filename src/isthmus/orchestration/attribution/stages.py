@@ -38,7 +38,12 @@ NEEDS: Mapping[int, int] = dict.fromkeys(map(STAGES.index, (PRECISION, RUNTIME))
 
 
 class Cell(NamedTuple):
-    """The source of a coalition's value: a form of the features, a two-bit number, and a model."""
+    """The features and the model that compute the value of a coalition.
+
+    Attributes:
+        features: form of the features: 1 if only staleness is actual, 2 if only skew is, 3 for both, 0 for neither.
+        model: TEACHER, STUDENT, IN_PRECISION, IN_RUNTIME or AS_ANSWERED.
+    """
 
     features: int
     model: int
@@ -118,7 +123,11 @@ def _differing(ideal: Columns, form: Columns) -> Mask:
 def score_cells(
     features: Features, teacher: TeacherScores, students: StudentScores, note: Callable[[str], None]
 ) -> Numbers:
-    """Return the scores of each cell, float64 (4, 5, n): feature forms by models."""
+    """Score n rows in every cell. Return float64 (4, 5, n), by form of the features, then by model.
+
+    Scores of rows whose features equal the ideal ones are copied. `note` is called with a text before the teacher runs
+    and before the student runs.
+    """
     count = len(features.differing[0])
     scores = np.empty((4, 5, count))
     every = np.arange(count)

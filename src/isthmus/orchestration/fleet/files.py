@@ -35,14 +35,15 @@ _MAX_NAME = 40
 
 
 def fleet(project: Project, out: Path) -> list[str]:
-    """Write the folder and return the names of its files.
+    """Write the Kubernetes and Docker files of a project to the folder `out`, and return their sorted names.
 
-    Files of an earlier call are replaced, and other files are left alone. The same project in the same environment
-    gives the same bytes.
+    Files of an earlier call are replaced, or deleted if the project no longer needs them. Other files are left alone.
+    The same project in the same environment gives the same bytes.
 
     Raises:
         ConfigurationError: settings that work only on this machine. All of them are listed.
-        DataError: a file that would be replaced was edited or written by another program.
+        DataError: a file that would be replaced or deleted was edited or written by another program. Nothing is
+            written then.
         DependencyError: PyYAML or Jinja is not installed.
     """
     content = files(project)
@@ -162,9 +163,10 @@ def _values(project: Project) -> Mapping[str, Any]:
 
 @cache
 def constraints() -> str:
-    """Return the versions of all installed packages for `pip install --constraint`, without local parts like "+cpu".
+    """Return a constraints file for `pip install --constraint` with the versions of all installed packages.
 
-    The fleet then runs the same versions that were measured and verified here.
+    Isthmus itself is left out, and so are local version parts such as "+cpu". The fleet then runs the same versions
+    that were measured and verified here. The result is cached in this process.
     """
     versions = {
         package.name.lower().replace("_", "-"): package.version.partition("+")[0]

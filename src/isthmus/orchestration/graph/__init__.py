@@ -1,5 +1,9 @@
-"""Dagster integration. The names of `isthmus.dagster` are also here, because projects on disk name them so."""
+"""A project in Dagster. Users import it as `isthmus.dagster`; stored files name this package."""
+
+from typing import TYPE_CHECKING
 
 from isthmus.dagster import __all__ as __all__
-from isthmus.dagster import __dir__ as __dir__
-from isthmus.dagster import __getattr__ as __getattr__
+
+if not TYPE_CHECKING:
+    from isthmus.dagster import __dir__ as __dir__
+    from isthmus.dagster import __getattr__ as __getattr__

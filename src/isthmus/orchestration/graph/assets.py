@@ -32,6 +32,7 @@ class AssetGraph:
     """Nodes of a project in dependency order, and the asset spec of each.
 
     Attributes:
+        nodes: nodes by id, each after its dependencies.
         specs: asset specs with dependencies, by node id.
 
     Raises:
@@ -99,7 +100,8 @@ def build_definitions(
     """Return all Dagster definitions of a project: assets, checks, sensors and the resource that runs steps.
 
     Args:
-        project: folder of the project, or its outline.
+        project: folder of the project, or its outline. A folder whose definitions have changed is first compiled in
+            another process, see `outline`.
         translator: maps nodes to asset specs.
         resource: runs the steps; by default each step runs in a separate process.
 
@@ -163,7 +165,10 @@ def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, project: Path) -> None:
-    """Record the current version of each source, so that only later changes trigger builds."""
+    """Record the current version of each changed source in a Dagster instance.
+
+    Only later changes of a source then trigger builds. Sources whose version is not known are skipped.
+    """
     graph = AssetGraph(outline(project.resolve()))
     for event in _new_observations(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)

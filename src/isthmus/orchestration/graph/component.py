@@ -23,7 +23,10 @@ class ScaffoldParams(BaseModel):
 
 
 class IsthmusProjectScaffolder(dg.Scaffolder[ScaffoldParams]):
-    """Write the `defs.yaml` of a project, with its folder relative to the root of the Dagster project."""
+    """Scaffolder that writes a component's `defs.yaml`.
+
+    The file has the folder of the Isthmus project, relative to the root of the Dagster project.
+    """
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:

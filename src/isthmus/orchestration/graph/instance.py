@@ -43,7 +43,15 @@ _CLOCKS = 2.0  # seconds by which the clocks of processes and events may disagre
 
 
 def dagster_home(project: Project) -> Path:
-    """Prepare the Dagster instance and return its folder: write its settings, fail killed runs, observe sources."""
+    """Prepare the project's Dagster instance and return its folder.
+
+    Writes the instance's settings and the limits of its pools, marks runs whose process is gone as failed, and records
+    the current version of each source.
+
+    Raises:
+        ConfigurationError: the path of the project contains a question mark.
+        IsthmusError: the definitions cannot be compiled.
+    """
     home = project.state / "dagster"
     if "?" in str(home):
         problem = Problem("path", f"{home} contains a ?, and Dagster cuts the paths of its databases there")

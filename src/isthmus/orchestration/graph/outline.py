@@ -40,7 +40,10 @@ FILE = "outline.json"
 
 
 def outline(root: Path) -> Outline:
-    """Return the current outline: from the cache, or compiled in another process.
+    """Return the outline of the project in the absolute folder `root`.
+
+    If isthmus.toml, a Python file or a setting in the environment has changed since the last call, the outline is
+    compiled in another process, and `.isthmus/outline.json` is written. Otherwise it is read from that file.
 
     Raises:
         IsthmusError: the definitions cannot be compiled.
@@ -63,7 +66,10 @@ def outline(root: Path) -> Outline:
 
 
 def digest(root: Path) -> str:
-    """Hash isthmus.toml, every Python file in the project's folder, and the variables that override settings."""
+    """Return a SHA-256 of isthmus.toml, the Python files of a project, and the variables that override settings.
+
+    Environments, caches and hidden folders are skipped.
+    """
     sha = hashlib.sha256()
     for file in [root / "isthmus.toml", *_files(root)]:
         sha.update(f"{file.relative_to(root)}\n".encode())

@@ -30,13 +30,16 @@ RETRIES, WAIT = 3, 10  # retries of a temporary failure, and seconds before the 
 
 
 class StepRunner(Protocol):
-    """Runs the selected part of a step. `nodes` are node ids by asset key."""
+    """An object that runs steps for Dagster.
+
+    `run` runs the part of a step that the context selects, and yields its results. `nodes` are node ids by asset key.
+    """
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results: ...
 
 
 class Messages(dg.PipesMessageReader):
-    """Read all messages of a step's process from a temporary file.
+    """Reader of all messages of a step's process, from a temporary file.
 
     Dagster's file reader checks for the end of the process after its last read, so it can lose the messages written in
     between. On a busy machine, finished steps were then reported as failed.
@@ -65,12 +68,15 @@ class Messages(dg.PipesMessageReader):
                 reading.join()
 
     def no_messages_debug_text(self) -> str:
-        """For Dagster's message about a process that has said nothing."""
+        """Return the hint that Dagster shows if the process of a step sent no message."""
         return "Its messages were read from a temporary file."
 
 
 def lines(file: Path, ended: Callable[[], bool]) -> Iterator[str]:
-    """Yield complete lines of a growing file until `ended()` is true and everything is read."""
+    """Yield the complete lines of a file while another process writes it, until `ended()` is true and all are read.
+
+    An incomplete last line is dropped. New lines are looked for every 10 milliseconds.
+    """
     with file.open(encoding="utf-8") as stream:
         part = ""
         while True:
@@ -100,11 +106,14 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
     project: str
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
-        """Run the selected part of a step and yield its results. `nodes` are node ids by asset key.
+        """Run the selected part of a step in a separate process, and yield its results after that process has ended.
+
+        `nodes` are node ids by asset key.
 
         Raises:
-            Failure: the step failed.
-            RetryRequested: a dependency, such as Redis, is temporarily unavailable.
+            Failure: the step failed, or its process was killed. Dagster does not retry it.
+            RetryRequested: a dependency, such as Redis, is temporarily unavailable. Dagster retries the step three
+                times, after 10, 20 and 40 seconds.
         """
         extras = {
             "root": str(Path(self.project).resolve()),
@@ -132,7 +141,11 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             raise dg.Failure(failed.sentence, allow_retries=False)
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        """Start the process of a step and wait until it ends. `extras` are the Pipes extras it needs."""
+        """Start the process of a step and wait until it ends. `extras` are the Pipes extras it needs.
+
+        If the run is canceled, the process has 60 seconds to end before it is killed. Raises Dagster's
+        DagsterPipesExecutionError if the process exits with another code than 0.
+        """
         client = PipesSubprocessClient(message_reader=Messages(), termination_timeout_seconds=60)
         # The step exits if the process with this pid is gone, even if that happens while the step starts.
         command = [sys.executable, *CHILD, str(os.getpid())]

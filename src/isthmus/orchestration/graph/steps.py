@@ -30,8 +30,8 @@ _HIDDEN = {REPORT, "format", "name", "more"}  # report entries that are not usef
 def run_step(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization | NodeCheck]:
     """Run the requested part of a step and yield its events.
 
-    First applies changed definitions if the step has `applies`. Writes the status of the project after an asset or a
-    failed check if the step has `changes_status`.
+    Nothing runs until the result is iterated. If the step has `applies`, changed definitions are applied first. If it
+    has `changes_status`, the status of the project is written after each asset and each failed check.
 
     Raises:
         IsthmusError: the step failed.

@@ -12,7 +12,9 @@ from isthmus.orchestration.steps.step import AssetNode
 
 
 class IsthmusTranslator:
-    """Maps nodes to asset specs. Override `get_asset_spec` to change keys, groups, owners, kinds, tags and automation.
+    """Mapping of nodes to asset specs.
+
+    Override `get_asset_spec` to change keys, groups, owners, kinds, tags and automation:
 
         class Ours(IsthmusTranslator):
             def get_asset_spec(self, node):
@@ -78,10 +80,11 @@ def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
 
 
 def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
-    """Return when a node is materialized automatically: after a dependency, if it was materialized before.
+    """Return the condition under which Dagster materializes a node automatically, or None if it never does.
 
-    Recorded answers are collected every hour. A training set is rebuilt on the project's schedule, or when the features
-    drift from the data the model was trained on. The other assets of a model follow its training set.
+    Most nodes follow their dependencies, but only after they were materialized once. Recorded answers are collected
+    every hour. A training set is rebuilt on the project's schedule, or when the features drift from the data the model
+    was trained on. The other assets of a model follow its training set.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()

@@ -36,7 +36,15 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 
 
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
-    """Write all documents of a student, with the measurements of `package` and the last search."""
+    """Write the report page, model card and boundary card of a student to its folder `model`, replacing older ones.
+
+    The serving cost comes from the measurements of `package`; without it, the documents have none. The page also shows
+    the last search.
+
+    Raises:
+        DataError: the student's report or a measurement is missing or damaged.
+        ConfigurationError: a gate names a metric that the report does not have.
+    """
     from isthmus.distill.reports.boundarycard import boundary_card
     from isthmus.distill.reports.modelcard import model_card
     from isthmus.distill.reports.page import page

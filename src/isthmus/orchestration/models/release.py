@@ -44,8 +44,12 @@ class ReleaseReport:
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> ReleaseReport:
     """Deploy the last package of a distillation to the API.
 
-    `share` is the share of requests that it answers next to the deployed package, 0 for a shadow. By default it
-    replaces the deployed package.
+    With `share`, the package becomes a candidate, which answers this share of the requests next to the deployed
+    package; a candidate with share 0 is a shadow, whose answers are never returned. By default the package replaces the
+    deployed one.
+
+    Writes the deployment file and its history. Then waits up to 5 seconds for the project's server to load the
+    deployment, and reports the outcome in `server`; a server that does not switch raises no error.
 
     Raises:
         GateFailed: the package has no passing verdict under this contract, its cost was not measured, or a gate fails.
@@ -79,7 +83,10 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
 
 
 def promote(project: Project) -> ReleaseReport:
-    """Make the candidate the deployed package.
+    """Make the candidate the deployed package, on probation for `probation_seconds` of the serving profile.
+
+    During probation, servers may roll it back. Writes the deployment file and its history, and waits up to 5 seconds
+    for the project's server, as `deploy` does.
 
     Raises:
         GateFailed: no candidate exists, or it was stopped.
@@ -99,12 +106,14 @@ def promote(project: Project) -> ReleaseReport:
 
 
 def rollback(project: Project, to: str | None = None) -> ReleaseReport:
-    """Remove the candidate if there is one, or else restore an earlier deployment.
+    """Remove the candidate, or restore the previous deployment if no candidate exists.
 
-    `to` is the digest prefix of the deployment to restore, by default the previous one.
+    With `to`, a digest prefix, that deployment is restored even if a candidate exists. `to` is required if the current
+    deployment was restored by an automatic rollback. Writes the deployment file and its history, and waits up to 5
+    seconds for the project's server, as `deploy` does.
 
     Raises:
-        GateFailed: no earlier deployment exists.
+        GateFailed: no earlier deployment exists, or `to` is required or does not name exactly one.
         IsthmusError: the earlier deployment cannot be used; see `promote`.
     """
     key = project.public_key
@@ -114,7 +123,10 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 
 
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
-    """Roll back `deployment` if it is still deployed, and record the reason. Return whether it was rolled back.
+    """Restore the deployment before `deployment`, and record the reason `why`.
+
+    Return False, and change nothing, if `deployment` is not deployed any more or is not on probation. Does not wait for
+    servers to switch.
 
     Raises:
         IsthmusError: the previous deployment cannot be used; see `promote`.

@@ -55,8 +55,15 @@ def distill(
 ) -> "DistillationReport":
     """Train teacher, reference, student and control on the last training set.
 
-    The student becomes the latest one of its distillation, and its documents are written. If nothing has changed,
-    nothing is trained unless `again` is true.
+    The student becomes the latest one of its distillation, and its documents are written. If nothing has changed since
+    a student was trained, that student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call
+    continues the training.
+
+    Raises:
+        DataError: the training set is missing, damaged or outdated, or lacks columns or values.
+        ConfigurationError: the declaration is invalid, or a gate names an unknown metric. In the second case, the
+            student is already saved.
+        IsthmusError: training fails; see `isthmus.distill.distillation.distill`.
     """
     _limit_spinning()
     with extra("distill"):
@@ -82,9 +89,15 @@ def distill(
 def search(
     project: Project, name: str | None = None, *, trials: int | None = None, progress: Progress = silent
 ) -> "SearchReport":
-    """Train the students that a distillation's `search` declares, and write a page about them.
+    """Train and measure the students that a distillation's `search` declares, and write a page about them.
 
-    `trials` is the total number of trials, including earlier calls; by default the declared number.
+    `trials` is the total number of trials, including trials of earlier calls; by default the declared number. The
+    search becomes the latest one of its distillation. The declared student is not changed.
+
+    Raises:
+        DataError: the training set is missing, damaged or outdated, or the journal of the search is damaged.
+        ConfigurationError: the declaration is invalid or has no search.
+        DependencyError: another process runs this search, or a library or disk space is missing.
     """
     _limit_spinning()
     with extra("search"):
@@ -201,13 +214,16 @@ def _learn(project: Project, file: str, inputs: Sequence[ModelInput], plan: Plan
 
 
 def export(project: Project, name: str | None = None, *, progress: Progress = silent) -> "ExportReport":
-    """Export the last student as a package, and sign it if the project has a signing key.
+    """Export the last student as a package in the state folder, and sign it if the project has a signing key.
 
-    Also measures serving on this host and updates the student's documents.
+    Also measures serving on this host and writes the student's documents. The package becomes the last one of its
+    distillation only if no error is raised.
 
     Raises:
+        ConfigurationError: a declared runtime is not installed, or the signing key cannot be used.
+        ContractMismatch: the student was trained under another contract, training set or declaration.
         DataError: the student or the training set is missing.
-        GateFailed: a gate fails.
+        GateFailed: a gate fails, or the file to serve differs too much from the student, is too slow or too large.
         PackageError: the package does not have the required signature.
     """
     with extra("mobile"):
@@ -243,8 +259,13 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
     """Yield a comparison of a package with the last student, on the training set of the package.
 
+    Modules of the project can be imported during the block.
+
     Raises:
         DataError: the student or the training set is missing.
+        PackageError: the package was made from another student.
+        ContractMismatch: the definitions are not applied, the student was trained on another training set, or its
+            declaration has changed.
     """
     with extra("distill"):
         from isthmus.distill.export.parity import Parity
@@ -257,10 +278,13 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
 
 @contextmanager
 def packaged(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
-    """Yield the student and the task of a package, even if its contract is outdated.
+    """Yield the student from which a package was exported, and its task, even if its contract is outdated.
+
+    Modules of the project can be imported during the block.
 
     Raises:
         DataError: the student or its training set is missing.
+        ContractMismatch: the current definitions are not applied, or the declaration has changed since training.
     """
     with extra("distill"):
         from isthmus.distill.restore import restored
@@ -275,10 +299,13 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
-    """Run the model files of the last package in each runtime, in this order, and compare them with the student.
+    """Run the model files of the last package in each runtime, in this order, and compare them with the last student.
+
+    `runtimes` are called by name, each just before its runtime is used.
 
     Raises:
         DataError: the package, the student or the training set is missing.
+        PackageError: the package was made from another student.
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import climb
@@ -298,7 +325,7 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
-    """Return the metrics of the last student that its gates check.
+    """Check the gates of a distillation against the report of its last student. Return the checked metrics by name.
 
     Raises:
         ConfigurationError: a gate names a metric that the report does not have.
@@ -323,7 +350,7 @@ def require_boundary(project: Project, declared: Distillation) -> None:
 
     Raises:
         DataError: the package or its student is missing.
-        GateFailed: a measurement is missing or was taken with other settings.
+        GateFailed: a measurement is missing, or serving was measured with another precision or number of threads.
     """
     from isthmus.distill.reports.boundarycard import require_boundary as require
 

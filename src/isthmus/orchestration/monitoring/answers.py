@@ -42,14 +42,14 @@ class PackageAnswers:
     """Answers of a package in one precision, as n rows sorted by server process.
 
     Attributes:
-        part: the answers as the table of recorded answers has them.
-        answer: index of each row's answer, shape (n,).
+        part: the answers as the table of recorded answers has them; an answer has one or more rows.
+        answer: index in `part` of each row's answer, shape (n,).
         at: moment of each row in microseconds since 1970 UTC, shape (n,).
         outputs: float64 (n, width); NaN if the model had no answer.
-        columns: join keys and request fields, null if a request lacks them.
-        had: whether the request has the column, shape (n, columns).
-        twice: whether the server's clock passed the moment twice, shape (n,).
-        unread: whether the request cannot be read, shape (n,).
+        columns: join keys and request fields of the n rows, null if a request lacks them.
+        had: mask of the columns that each row's request has, shape (n, columns).
+        twice: mask of rows whose moment the server's clock passed twice, because it was set back; shape (n,).
+        unread: mask of rows whose request cannot be read, shape (n,).
     """
 
     package: str
@@ -120,7 +120,10 @@ def _models(project: Project) -> Callable[[str], str | None]:
 
 
 def package_folder(project: Project, declared: Distillation, digest: str) -> Path | None:
-    """Return the folder of a package, as deployed or as last exported, or None if it is gone."""
+    """Return the folder of the package with a digest: the copy made when it was deployed, or else the last export.
+
+    Return None if neither exists undamaged.
+    """
     folders = [folder_of(project.deployment_file) / digest]
     artifacts = Artifacts(project, declared)
     with suppress(IsthmusError):

@@ -1,4 +1,4 @@
-"""Bounds on production quality; chance alone does not break them."""
+"""Bounds on production quality. A bound is broken only if the difference is statistically significant."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,11 @@ def require_bounds(result: Production, page: Path) -> None:
 
 
 def problems(result: Production) -> Mapping[str, list[str]]:
-    """Return problems by check: broken bounds, and drifted inputs of the first package."""
+    """Return the problems that each of the two checks reports, by name of the check; an empty list means it passes.
+
+    `KEEPS` lists broken bounds and a rollback. `LIKE` lists drifted inputs of the first package, which is the deployed
+    one if it has answers.
+    """
     broken = [f"{describe(bound)}, expected {requirement(bound)}" for bound in result.bounds if bound.broken]
     drifted = [
         f"{found.name} has drifted: {', '.join(found.exceeded)}; psi {found.psi:.3g}"
@@ -42,9 +46,11 @@ def problems(result: Production) -> Mapping[str, list[str]]:
 
 
 def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
-    """Check a bound against a package's whole quality and its newest measured week, or against slices.
+    """Check a bound against a package's overall quality and its newest week with this measure, or against slices.
 
-    `slices` must have all measured slices, not only the worst: their number widens the intervals.
+    The bound is broken if the whole 95 % interval of a value violates it. It is not broken if `package` is None or
+    the measure is not known. `slices` must have all measured slices, not only the worst: their number widens the
+    intervals.
     """
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)

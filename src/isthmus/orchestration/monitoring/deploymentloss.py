@@ -30,13 +30,14 @@ def losses(
     project: Project, declared: Distillation, deployment: Deployment | None, answers: PackageAnswers, labels: Array,
     chosen: Mask,
 ) -> tuple[QualityLoss, ...]:  # fmt: skip
-    """Compute what the current deployment loses of each bounded measure; empty if the answers are not its own.
+    """Compute, for each bound on a loss, how much worse the current deployment is than the previous one.
 
-    The previous package is run on everything answered since the deployment, with the same stored rows, and both are
-    compared row by row. Rows that are hard for both do not add noise, and drift that hurts both does not count as a
-    loss.
+    Return an empty tuple if no such bound is declared, or if `answers` come from another package or precision than the
+    deployment's. If the deployment is not on probation, the losses have no values. Otherwise the previous package is
+    run on all labeled answers since the deployment, with the same stored rows, and both are compared row by row. Rows
+    that are hard for both do not add noise, and drift that hurts both does not count as a loss.
 
-    `answers` has n rows, `labels` their labels, shape (n,), and `chosen` the rows whose labels count, shape (n,).
+    `answers` has n rows, `labels` their labels, shape (n,), and `chosen` marks the rows whose labels count, shape (n,).
 
     Raises:
         PackageError: the previous package is gone or damaged.
@@ -95,9 +96,10 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
 
 
 def take_back(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
-    """Roll back a deployment that loses more than allowed.
+    """Roll back a deployment if one of its losses is significantly above its bound, and record the reason.
 
-    Returns a sentence that says so or why the rollback failed, or "" if no loss exceeds its bound.
+    Return a sentence about the rollback or about its failure. Return "" if no loss exceeds its bound, or if another
+    process has changed the deployment already.
     """
     loss = next((loss for loss in found if loss.beyond), None)
     if loss is None:

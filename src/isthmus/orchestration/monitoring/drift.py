@@ -38,9 +38,10 @@ def served_drift(
 ) -> tuple[int, tuple[InputDrift, ...]]:
     """Return the start of the compared period (microseconds), and the drift of each raw input and of the scores.
 
-    The period is the `WINDOW` before the latest answer; only answers under its contract count. Stored inputs come from
-    the rows that Redis returned. The answers are compared with the whole training set, and with windows of it that
-    cover as much time as the answers do.
+    The period is the week (`WINDOW`) before the latest answer. It has the answers that were given under the same
+    contract as the latest one, at most `SAMPLE`, evenly spaced. Stored inputs come from the rows that Redis returned.
+    The answers are compared with the training set of the package in `folder`, at most `SAMPLE` rows, and with windows
+    of it that cover as much time as the answers do.
 
     Raises:
         DataError: the training set, the contract or a table is gone, or the history has none of the rows that Redis

@@ -35,7 +35,7 @@ Measuring = Callable[[Array, Array], Measures]
 
 
 def metric(declared: Distillation) -> tuple[str, bool]:
-    """Return the deciding measure, and whether higher is better.
+    """Return the measure by which packages and slices are ranked, and True if higher is better.
 
     Raises:
         RequestError: labels of this kind have no production measure.
@@ -63,7 +63,7 @@ def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
     """Return labels as numbers, NaN for null.
 
     Raises:
-        DataError: a label is not valid in a training set.
+        DataError: a label is not 0 or 1 if it is binary, or not finite otherwise.
     """
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     binary = isinstance(declared.label, Binary)
@@ -78,20 +78,26 @@ def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
 
 
 def class_places(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
-    """Return each label's index in the classes of a package, -1 for other labels."""
+    """Return each label's index in the classes of a package, -1 for null and for other labels."""
     if not pa.types.is_string(column.type):
         column = column.cast(pa.int64())  # truth values, too
     return pc.fill_null(pc.index_in(column.cast(pa.string()), value_set=pa.array(classes, pa.string())), -1)
 
 
 def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) -> Quality:
-    """Measure answers; `chosen` marks the rows whose label counts."""
+    """Measure the rows that `chosen` marks, whose label counts, and count all n rows as answers.
+
+    The arrays have n rows. If no row is chosen, there are no measures.
+    """
     labels, outputs = labels[chosen], outputs[chosen]
     return Quality(answers=len(chosen), rows=len(labels), measures=measured(labels, outputs) if len(labels) else {})
 
 
 def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: Ints) -> tuple[Week, ...]:
-    """Measure by ISO week in UTC, in order."""
+    """Measure the answers of each ISO week in UTC, earliest week first.
+
+    `at` has the moments of the n rows in microseconds since 1970 UTC. Weeks without answers are left out.
+    """
     number = (at - _MONDAY) // (7 * _DAY)
     found = []
     for week in np.unique(number).tolist():
@@ -105,7 +111,10 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """Measure the slices with at least `FEWEST` labels, worst first; cut like the slices of a report."""
+    """Measure each slice of each column, worst first by the measure `decides`.
+
+    Slices are cut as in a student's report. Slices with fewer than `FEWEST` rows that count are left out.
+    """
     name, more = decides
     found = []
     for column in columns.column_names:

@@ -17,7 +17,7 @@ EVENT, KNOWN = "event_timestamp", "known_at"
 
 
 class Without(StrEnum):
-    """Why an answer has no label that counts. The first reason that applies is reported."""
+    """Reasons why an answer has no label that counts. If several apply, the first in this order is reported."""
 
     FUTURE = "its moment is still to come"
     CLOCK = "the clock of its server went back"
@@ -32,12 +32,12 @@ class Without(StrEnum):
 
 @dataclass(frozen=True)
 class LabelMatches:
-    """Matches of n answers, shape (n,) each.
+    """Labels of n answers. Each attribute has shape (n,).
 
     Attributes:
-        row: row of the spine whose label counts, -1 without one.
-        distance: distance to the nearest moment in microseconds.
-        why: code of the `Without` reason, -1 if there is a row.
+        row: index of the spine's row whose label counts; -1 if no label counts.
+        distance: microseconds from the answer to the nearest event time with equal columns.
+        why: code, in `CODES`, of the reason why no label counts; -1 if one does.
     """
 
     row: Ints
@@ -49,11 +49,12 @@ CODES: Mapping[Without, int] = {why: code for code, why in enumerate(Without)}
 
 
 def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, tolerance: int, now: int) -> LabelMatches:
-    """Match answers with the spine's rows that have the same columns, by moment.
+    """Match answers with rows of a spine that have equal values in all columns of `answers` and are nearest in time.
 
-    The row nearest in time counts, at most `tolerance` microseconds away; ties go to the earlier moment. Among several
-    rows for a moment, the one that became known last by `now` counts; a tie has no label. Labels that were already
-    known when the answer was given are skipped: the answer may have used them.
+    `at` has the times of the answers in microseconds since 1970 UTC. The event time of the row is at most `tolerance`
+    microseconds away; ties go to the earlier time. Among several rows for a time, the one that became known last by
+    `now` counts; on a tie, the answer has no label. An answer also has no label if a label for that time was known when
+    the answer was given, because the answer may have used it.
     """
     rows = _distinct(spine.select(list(dict.fromkeys([*answers.column_names, EVENT, KNOWN, label]))))
     event = micros(rows[EVENT])

@@ -56,7 +56,8 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     """Measure the recorded answers of a distillation's packages by the labels known by now.
 
     Collects recorded answers, computes the spine again, and writes `production_file` and a page beside it. Rolls the
-    deployment back if it loses more quality than its bounds allow.
+    deployment back if it loses more quality than its bounds allow. The deployed package, if it has answers, comes
+    first in the result. A broken bound raises nothing; see `require_bounds`.
 
     Raises:
         RequestError: this kind of label has no production measure.
@@ -116,7 +117,11 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 
 
 def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Monitor every hour until stopped: the named distillation, or all that have a production measure."""
+    """Call `monitor` every hour until `stopped` is set; without `stopped`, never return.
+
+    `name` is a distillation; None means all distillations that have a production measure. Broken bounds, rollbacks and
+    errors are passed to `say`. An error does not end the loop.
+    """
     names = [name] if name is not None else list(project.definitions.distillations)
 
     def turn() -> str:

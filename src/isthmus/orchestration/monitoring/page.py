@@ -57,7 +57,10 @@ def page(result: Production) -> str:
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
-    """Return what the terminal shows: only the deciding measure with its interval, to save width."""
+    """Yield the blocks to show on the terminal. To save width, only the deciding measure has its interval.
+
+    `file` is the production file; the path of the page beside it is the last block.
+    """
     yield from _blocks(result, narrow=True)
     if result.packages:
         newest = result.packages[0]
@@ -68,13 +71,13 @@ def screen(result: Production, file: Path) -> Iterator[Block]:
 
 
 def headline(result: Production) -> dict[str, str]:
-    """Return the measures of the first package as text."""
+    """Return the measures of the first package as text, by name; empty if there are no answers."""
     measures = result.packages[0].measures if result.packages else {}
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
 
 def worst(result: Production) -> TableBlock:
-    """Return the worst slices of the first package."""
+    """Return a table of the worst slices of the first package. The result must have a package."""
     return _table("slice", [(part.name, part) for part in result.packages[0].slices], only=result.metric)
 
 

@@ -136,7 +136,7 @@ class Group:
         return self.reader
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
-        """Return the model's inputs for stored rows by view: `now`, or the rows that `served` returns.
+        """Return the model's inputs, computed from stored rows by view: from `now`, or from what `served` returned.
 
         Only for a group of predictions.
         """

@@ -16,7 +16,7 @@ class CodeLocation(msgspec.Struct, frozen=True):
 
 
 class SourceOutline(msgspec.Struct, frozen=True):
-    """Raw data: name and declared location, without secrets."""
+    """A source of raw data: its name and declared location, without secrets. Fields that do not apply are empty."""
 
     name: str
     path: str = ""
@@ -40,7 +40,8 @@ class ViewOutline(msgspec.Struct, frozen=True):
         code: hash of the view's contract.
         columns: (name, type, description) of keys and features.
         table: folder or URL of the offline table.
-        ttl: seconds until a value expires, or None.
+        ttl: seconds until a value expires; None if values never expire.
+        place: file and line of the view's function; None if the view has no function in Python.
     """
 
     name: str
@@ -94,10 +95,14 @@ class Outline(msgspec.Struct, frozen=True):
     """A project.
 
     Attributes:
+        root: absolute path of the project's folder.
+        contract: hash of the contract of the current definitions.
+        automation: Dagster's sensors run by default.
         days: first day of the daily build partitions, and the day after the last (None unless the project's clock is
             fixed); None if builds have no partitions.
         retrain: cron schedule for training; None trains only after drift.
-        made_of: digest of the inputs of the outline.
+        made_of: digest of the files and variables from which the outline was compiled.
+        records: servers record answers.
     """
 
     project: str

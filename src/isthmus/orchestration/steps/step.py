@@ -97,7 +97,7 @@ class AssetNode:
 
     @property
     def id(self) -> str:
-        """Identifier in step requests: kind/name, or the kind if there is no name."""
+        """Identifier in step requests: kind/name, or the kind alone if the name is empty."""
         return f"{self.kind}/{self.name}" if self.name else self.kind
 
 
@@ -209,7 +209,9 @@ class Step:
     def events(
         self, project: "Project", request: StepRequest, progress: Progress
     ) -> Iterator[NodeMaterialization | NodeCheck]:
-        """Run the step and yield its events.
+        """Run the step for the requested nodes and checks, and yield an event for each as soon as it is done.
+
+        Nothing runs until the result is iterated.
 
         Raises:
             IsthmusError: the step failed.
@@ -251,9 +253,10 @@ def _text(name: str, value: float | str) -> Any:
 
 
 def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
-    """Return the metadata for Dagster, with floats rounded to four digits.
+    """Return the metadata of an event for Dagster.
 
-    Numbers of a check become text: Dagster would plot each as a single point.
+    Floats of a materialization are rounded to four significant digits. Numbers of a check become text, because Dagster
+    would plot each as a single point; the check's message, if any, comes first, as `found`.
     """
     if isinstance(event, NodeMaterialization):
         rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
@@ -271,7 +274,11 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images as Markdown, up to a size limit: Dagster loads them with every list of events."""
+    """Format images, URLs by title, as Markdown for Dagster.
+
+    Dagster loads all images with every list of events. Images beyond a total of 50,000 characters are therefore
+    replaced by a note that they are on the page.
+    """
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

@@ -288,10 +288,10 @@ class FeatureSelection(NamedTuple):
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """Resolve the name of a service, or names as `view:feature` in a list or comma-separated text, in its order.
+    """Return the features of a service, or those that a list or a comma-separated text names, in the order given.
 
-    The name of a view or request transform selects all its features. Stored inputs of selected request transforms are
-    added.
+    A view or transform without a feature selects all its features. Stored features that a selected request transform
+    reads are added.
 
     Raises:
         RequestError: a name is not in the contract or is repeated, or the list is empty.

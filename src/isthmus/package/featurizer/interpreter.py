@@ -123,9 +123,9 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a predicate for texts that consist of the parts with any text between them.
+    """Return a function that tells if a text consists of the parts with any text between them.
 
-    It places each part as far to the left as possible.
+    Its second argument is ignored. It places each part as far to the left as possible.
     """
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None

@@ -33,10 +33,11 @@ def traced(
         sources: input tensors.
         outputs: element type of each output tensor.
         refused: tensor with the mask of refused rows, or None.
-        session: options of the evaluation.
+        session: creates a session of a runtime from a model; see `ProgramBuilder`.
 
     Raises:
-        UnreadableGraph: an operator does not give the same bits in every language.
+        UnreadableGraph: an operator is unknown or does not give the same bits in every language, or the result is
+            larger than `form.LARGEST`.
     """
     steps = ProgramBuilder(session)
     form = _Form(steps)

@@ -27,9 +27,9 @@ class Read:
 
 
 class Cache:
-    """Keys and values of a text's tokens so far, for one model.
+    """The attention keys and values of a text's tokens so far, for one model file.
 
-    Memory is allocated ahead, so that a step appends without copying.
+    Memory for `most` tokens is allocated when the cache is created, so that a step appends without copying.
 
     Attributes:
         owner: SHA-256 of the model file.
@@ -79,7 +79,7 @@ class Decoder:
         return Cache(self.owner, self.shape, min(most or self.generation.context, self.generation.context))
 
     def require_prompt(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens may follow a prompt.
+        """Return how many tokens may follow a prompt: those that fit into the context, at most the package's limit.
 
         Raises:
             RequestError: the prompt is empty or leaves no room.
@@ -108,7 +108,7 @@ class Decoder:
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
     def take(self, outputs: Mapping[str, Array], cache: Cache) -> Read:
-        """Return the outputs of the graph, and append to the cache.
+        """Convert outputs of the graph to a `Read`, and append the keys and values of the new tokens to the cache.
 
         Raises:
             PackageError: the logits are not finite.
@@ -141,9 +141,10 @@ class Decoder:
             yield tokens[begin : begin + self.part]
 
     def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[Read]:
-        """Yield the most likely tokens after a prompt, up to the end of the text or the limit.
+        """Generate text after a prompt: yield the output for each new token, always taking the most likely one.
 
-        The token that ends the text is included.
+        This stops after a token that ends the text, which is yielded too, or after `most` tokens. The package's limits
+        apply in any case. Raises the errors of `require_prompt` and `read`.
         """
         room = self.require_prompt(prompt)
         room = room if most is None else min(most, room)

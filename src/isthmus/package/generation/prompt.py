@@ -66,7 +66,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         """Split a prompt into texts and control tokens, in order.
 
         Text from a user or the online store is never read as a control token. It is joined to the text around it, so
-        that the tokens are those of the whole text.
+        that the tokens are those of the whole text. `features` has the text of each feature in the template.
 
         Raises:
             RequestError: a feature of the template is missing.
@@ -82,12 +82,12 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 def template_features(template: str) -> list[str]:
-    """List the features in a template, in order, without duplicates."""
+    """List the names in braces in a template except `{prompt}`, in order, without duplicates."""
     return [name for name in dict.fromkeys(_FIELD.findall(template)) if name != PROMPT]
 
 
 def unknown_features(template: str, contract: Contract, service: str) -> list[Problem]:
-    """List names in a template that are not features of the service."""
+    """Return a problem for each name in a template that is not a feature of the service."""
     known = prompt_features(contract, service)
     return [
         Problem("template", f"names {name}", f"{{prompt}} or a feature of {service}: {one_of(known)}")
@@ -105,7 +105,8 @@ def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, st
 def shown(value: Any, dtype: DataType) -> str:
     """Format a feature as text of a prompt: strings unchanged, other values as JSON.
 
-    A 32-bit number has only the digits needed to identify it: 0.1, not 0.10000000149011612.
+    A 32-bit number has only the digits needed to identify it: 0.1, not 0.10000000149011612. For a null, use
+    `Generation.missing` instead.
     """
     if isinstance(value, str):
         return value
@@ -121,7 +122,8 @@ class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text: text of the user.
         features: features in the template.
         tokens: tokens of the whole prompt.
-        answers: greedy tokens of each model file, up to the first close decision.
+        answers: greedy tokens by name of the model file. They end before the first token that another processor might
+            choose differently, because its lead is small.
     """
 
     text: str

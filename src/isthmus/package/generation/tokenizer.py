@@ -78,11 +78,11 @@ class Tokenizer:
     def encode(self, parts: Sequence[str | int], most: int | None = None) -> list[int]:
         """Tokenize texts and control tokens, in order, after the tokens that begin every prompt.
 
-        Tokenizing takes a microsecond and 150 bytes per character, so texts that certainly have more than `most` tokens
-        are refused first.
+        Tokenizing takes a microsecond and 150 bytes per character, so long texts that certainly have more than `most`
+        tokens are refused before. The result may still have more than `most` tokens: check its length.
 
         Raises:
-            RequestError: a text has characters without tokens, becomes a control token, or is too long for `most`.
+            RequestError: a text has characters without tokens, becomes a control token, or is refused for its length.
         """
         texts = [part for part in parts if isinstance(part, str)]
         if most is not None and sum(map(len, texts)) > LONG and (least := sum(map(self.least, texts))) > most:
@@ -141,7 +141,7 @@ class Tokenizer:
         return text if normalizer is None else normalizer.normalize_str(text)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that a token adds to a text; none for a control token."""
+        """Return the bytes that a token adds to a text; empty for a control token or an unknown one."""
         letters = None if token in self._control else self._own.id_to_token(token)
         if letters is None:
             return b""
@@ -150,7 +150,11 @@ class Tokenizer:
 
 
 class GrowingText:
-    """A text that grows by tokens. A character made of several tokens appears once it is complete."""
+    """A decoder for a text that arrives token by token.
+
+    `add` returns the new characters. A character made of several tokens appears once it is complete. At the end of the
+    text, `end` returns a replacement character if the last character is incomplete, else an empty text.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -48,7 +48,7 @@ class _Step:
 
 
 def difference(base: Pieces, target: Pieces) -> bytes:
-    """Create the delta between two snapshots. Equal pieces are copied."""
+    """Return the delta from `base` to `target`. It copies the pieces that both have, and holds all other pieces."""
     places: dict[bytes, int] = {}
     place = 0
     for part in base.parts:
@@ -72,7 +72,7 @@ def _encoded(step: _Step) -> bytes:
 
 
 def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Apply a delta and return the new file.
+    """Apply a delta to the old file and return the new file, after checking the SHA-256 of both.
 
     Raises:
         DataError: the delta is for another file, truncated, or damaged.

@@ -110,7 +110,7 @@ class SnapshotFile:
 
 
 def packed(row: bytes, view: ViewContract) -> bytes:
-    """Convert a snapshot's row to the format of the online store, with a content hash of 0."""
+    """Convert a snapshot's row to a packed row of the online store, with 0 in place of the content hash."""
     event, known = _TIMES.unpack_from(row)
     return ROW_HEADER.pack(1, view.prefix, event, known, 0) + row[_TIMES.size :]
 
@@ -141,7 +141,7 @@ def read_header(data: bytes, where: str) -> tuple[Header, int]:
 
 
 def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snapshot") -> SnapshotFile:
-    """Read a snapshot of these views.
+    """Read a snapshot of these views. The signature is not checked; see `signature.require_sealed`.
 
     Raises:
         DataError: the file is truncated, damaged, or has other views.
@@ -162,7 +162,7 @@ def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snap
 def read_rows(
     view: ViewContract, count: int, data: bytes, place: int = 0, where: str = "snapshot"
 ) -> tuple[dict[bytes, bytes], int]:
-    """Read `count` rows of a view from a place on, and return them with the place after them.
+    """Read `count` rows of a view from byte `place` on. Return the rows by key, and the place after them.
 
     Raises:
         DataError: the data ends too early, or the keys do not ascend.

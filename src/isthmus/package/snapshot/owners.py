@@ -164,7 +164,8 @@ def write_owners(
 ) -> Iterator[tuple[bytes, OwnFile]]:
     """Write a new file of owners, whose keys must ascend. Sign and yield the snapshot of each owner.
 
-    The file is complete when the iterator ends. A killed process leaves a partial file.
+    Nothing is written before the iterator is read, and the file is complete only when the iterator ends. A killed
+    process leaves a partial file. Raises an OSError if the file has content or cannot be written.
     """
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as db:
@@ -183,7 +184,7 @@ def write_owners(
 
 
 class Owners:
-    """An open file of owners; see `open_owners`."""
+    """An open file of owners, see `open_owners`. Its length is the number of owners."""
 
     def __init__(self, db: sqlite3.Connection, where: str) -> None:
         self._db, self._where = db, where
@@ -200,7 +201,11 @@ class Owners:
             return int(count)
 
     def file(self, key: bytes) -> OwnFile | None:
-        """Return the snapshot of an owner; None if it has no rows."""
+        """Return the signed snapshot of the owner with this encoded key; None if the file does not have this owner.
+
+        Raises:
+            DataError: the file is damaged.
+        """
         with self._reading():
             record = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
             if record is None:
@@ -236,7 +241,7 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open a finished file of owners.
+    """Open a finished file of owners, read-only, for the duration of a `with` block.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -19,7 +19,7 @@ _LONGEST = (1 << 63) - 1
 
 
 def kept_views(contract: Contract, service: str) -> list[ViewContract]:
-    """Return the views of a service, with the features in its snapshots."""
+    """Return the views of a service, each with only the features that the service reads: the content of a snapshot."""
     names_of: dict[str, set[str]] = {}
     for view, feature in contract.read(service):
         names_of.setdefault(view, set()).add(feature)
@@ -28,9 +28,10 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
 
 
 def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
-    """Return a mask of the rows whose key of a view devices keep, shape (n,); the rows must have the join keys.
+    """Return a mask, shape (n,), of rows whose keys `device` selects; the rows must have the view's join keys.
 
-    If each device keeps one owner's rows, all owners' rows count.
+    A join key that `device` does not restrict selects every value. If each device keeps only its owner's rows, the rows
+    of all owners count.
     """
     mask = np.ones(len(rows), bool)
     for key in view.keys:

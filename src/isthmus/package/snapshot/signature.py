@@ -42,7 +42,7 @@ class Sealer:
         return snapshot.signed(self.sign(snapshot.body))
 
     def sign(self, body: bytes) -> bytes:
-        """Sign the bytes of a file before its signature."""
+        """Return the signature, 64 bytes, of the bytes of a file before its signature."""
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -57,7 +57,9 @@ class Sealer:
 
 
 def create_key(file: Path) -> None:
-    """Write a new private key that only its owner can read. Do nothing if the file exists.
+    """Write a new private key, without a password, to a file that only its owner can read.
+
+    An existing file stays as it is. A missing parent folder is created.
 
     Raises:
         DependencyError: the extra `devices` is not installed.
@@ -86,10 +88,13 @@ def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapsh
 
 
 def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
-    """Return a function that checks if the owner of a public key (PEM) signed a file.
+    """Return a function that takes the bytes of a snapshot or owner's file, and returns True if they are signed.
+
+    The signature must be by the owner of this public key (PEM).
 
     Raises:
         DataError: the key is not an elliptic key.
+        ValueError: the text is not a public key in PEM.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey

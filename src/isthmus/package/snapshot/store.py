@@ -57,7 +57,11 @@ class Shelf:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder, so that only one process at a time adds or removes snapshots."""
+        """Lock the folder, so that only one process at a time adds or removes snapshots.
+
+        This creates the folder, and waits as long as another process holds the lock. `add`, `add_owners` and `clear` do
+        not take the lock themselves.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -78,7 +82,7 @@ class Shelf:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus features snapshot`") from error
 
     def before(self) -> Latest | None:
-        """Return the description of the snapshot to replace, or None if it cannot be read."""
+        """Return the description of the newest snapshot, or None if it is missing or damaged. Raise no error."""
         try:
             return self.latest()
         except DataError:
@@ -88,9 +92,10 @@ class Shelf:
         return self.folder / f"{digest}.snapshot"
 
     def snapshot(self, digest: str) -> bytes:
-        """Read a snapshot.
+        """Read the snapshot with this SHA-256.
 
         Raises:
+            FileNotFoundError: the folder does not have it.
             DataError: the SHA-256 of the file differs from its name.
         """
         path = self.path(digest)
@@ -101,17 +106,18 @@ class Shelf:
             return file.read()
 
     def delta(self, digest: str, latest: Latest) -> bytes:
-        """Read the delta from an earlier snapshot to the newest."""
+        """Read the delta from the earlier snapshot `digest` to the newest; raise FileNotFoundError without one."""
         return (self.folder / _delta(digest, latest.snapshot)).read_bytes()
 
     def owners(self, digest: str) -> Path:
-        """Return the path of a file of all owners."""
+        """Return the path of the file of all owners with this SHA-256, whether or not it exists."""
         return self.folder / f"{digest}.owners"
 
     def own(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
         """Return the SHA-256 and bytes of an owner's newest snapshot; None if the owner has no rows.
 
-        If the device has `since`, return the delta from it if possible, or no bytes if it is the newest.
+        `since` is the SHA-256 of the snapshot that the device has. If an earlier file has that snapshot, the bytes are
+        the delta from it. If it is the newest, they are empty. Raises the errors of `open_owners` for the newest file.
         """
         with open_owners(self.owners(latest.snapshot)) as owners:
             newest = owners.file(key)
@@ -136,9 +142,10 @@ class Shelf:
         discloses: Sequence[str] = (),
         tables: Mapping[str, str] | None = None,
     ) -> Latest:
-        """Add a signed snapshot of these views as the newest, and keep `keep` earlier ones; see `Latest`.
+        """Write a signed snapshot of these views as the newest, and deltas to it from up to `keep` earlier ones.
 
-        A reader with an older `latest` may find a file missing, and must read `latest` again.
+        Return the new description. Snapshots and deltas before these are deleted, so a reader with an older `latest`
+        may find a file missing, and must read `latest` again. Hold the lock, see `locked`.
         """
         before = self.before()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
@@ -166,7 +173,11 @@ class Shelf:
         tables: Mapping[str, str] | None = None,
         signed: Callable[[bytes, OwnFile], None] = lambda _key, _file: None,
     ) -> Latest:
-        """Add snapshots for each owner, like `add`. `signed` is called with each owner's key and snapshot."""
+        """Write a file with a snapshot for each owner as the newest, and keep up to `keep` earlier files, like `add`.
+
+        `own` has the rows of each owner by its encoded key, ascending. `sign` signs the bytes of a snapshot. `signed`
+        is called with each owner's key and signed snapshot, before the file is in place.
+        """
         before = self.before()
         earlier = [] if before is None or before.owner != generation.owner else [before.snapshot, *before.earlier]
         kept = [digest for digest in earlier[:keep] if self.owners(digest).exists()]

@@ -20,7 +20,7 @@ def folder_of(file: Path) -> Path:
 def fetch(
     package: Path, digest: str, folder: Path, public_key: str | None, done: Callable[[str], None]
 ) -> tuple[Path, int]:
-    """Copy a package into the cache unless it is there, and return its path and the number of bytes copied.
+    """Copy a package into the cache `folder` unless it is there; return its path there and the bytes copied, or 0.
 
     The copy appears in the cache only after its digest and its signature by the owner of `public_key` (PEM) were
     checked; without a key, only the digest is checked. A damaged copy, or a copy with a different signature, is
@@ -52,7 +52,7 @@ def fetch(
 
 
 def require(folder: Path, digest: str, public_key: str | None) -> Package:
-    """Open the package in a folder and check its digest, and its signature if `public_key` is given.
+    """Open the package in a folder and check its digest, and its signature unless `public_key` is None.
 
     Raises:
         PackageError: the package is damaged, has another digest, or lacks the required signature.
@@ -73,7 +73,7 @@ def _signature(package: Path) -> bytes | None:
 
 
 def prune(folder: Path, keep: Collection[str]) -> None:
-    """Remove all packages from the cache except those with digests in `keep`."""
+    """Delete all packages from the cache `folder` except the digests in `keep`. Errors are ignored."""
     for entry in folder.glob("[0-9a-f]" * 64):
         if entry.name not in keep:
             shutil.rmtree(entry, ignore_errors=True)

@@ -10,7 +10,7 @@ from isthmus.features.files import Journal
 from isthmus.serving.deployment.record import Deployment
 
 Action = Literal["deploy", "promote", "rollback", "shadow", "canary", "drop", "refuse"]
-"""The first three change the deployed package; the others are about a candidate."""
+"""The first three change the deployed package; the last four concern a candidate."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +28,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class DeploymentHistory(Journal[Event]):
-    """The history file, one line per event."""
+    """The history file `deployments.jsonl` next to the deployment file `deployment`, one line per event.
+
+    `locked` also serves as the lock for changes of the deployment file.
+    """
 
     def __init__(self, deployment: Path) -> None:
         super().__init__(
@@ -49,7 +52,10 @@ class DeploymentHistory(Journal[Event]):
 
 
 def succession(events: Sequence[Event]) -> list[Deployment]:
-    """Return the deployments a rollback can go back through, newest last, without those rolled back from."""
+    """Return the deployments that were in force, the current one last. A rollback restores the one before it.
+
+    Deployments that were rolled back are left out, and repeated deployments that run the same way appear once.
+    """
     deployments: list[Deployment] = []
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):

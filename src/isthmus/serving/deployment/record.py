@@ -74,7 +74,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def loaded(self, now: int) -> "list[Deployment]":
-        """Return the deployments to load: this one, the candidate, and the previous one during probation."""
+        """Return the deployments to load: this one, the candidate, and the previous one during probation.
+
+        `now` is in microseconds since 1970 UTC.
+        """
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.alone, *candidate, *former]
@@ -176,9 +179,9 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Check a package and return the record of its deployment, which points to its folder. Writes nothing.
+    """Check a package, its contract and its verdict, and return a deployment of `folder`. Writes nothing.
 
-    Arguments and errors: see `deploy`.
+    It does not load the model. Arguments and errors: see `deploy`.
     """
     package = open_package(folder)
     if public_key is not None:

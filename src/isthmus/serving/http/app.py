@@ -100,7 +100,10 @@ class Handlers:
 
     @asynccontextmanager
     async def lifespan(self, _app: object) -> AsyncIterator[None]:
-        """Load the contract and the model, watch their files, and close all connections at the end."""
+        """Load the contract and the model, and start the background tasks.
+
+        At the end, stop the tasks, write the waiting recorded answers, and close all connections.
+        """
         self._watch.load()
         # Otherwise every full collection scans all loaded objects, which takes 30 ms.
         gc.collect()
@@ -198,11 +201,11 @@ class Handlers:
                 return await offload(waits, _stream, lookup, call.join_keys, keys, answers, computed)
 
     async def push(self, request: Request) -> Response:
-        """Handle Feast's push of rows to the online store."""
+        """Handle `/push`: write rows to the online store, to the history, or to both, as `to` in the request says."""
         return await self._push(request, message_of(await body_of(request), _PUSH))
 
     async def write(self, request: Request) -> Response:
-        """Handle a write by Feast's remote online store."""
+        """Handle `/write-to-online-store`, which Feast's remote online store calls. The history gets no rows."""
         return await self._push(request, message_of(await body_of(request), _WRITE))
 
     async def _push(self, request: Request, rows: messages.PushRequest | messages.WriteRequest) -> Response:
@@ -267,7 +270,7 @@ class Handlers:
     async def exposition(self, request: Request) -> Response:
         """Return the metrics in the format that `Accept` names.
 
-        If Redis does not answer, repeat the last values from it.
+        If Redis does not answer, repeat the last values from it, and report that the server is not ready.
         """
         granted(request).require_status()
         gauges = self.metrics.gauges

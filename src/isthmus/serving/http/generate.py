@@ -45,10 +45,10 @@ class TextGeneration:
         self._tokenizing = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
-        """Start generating, and return the stream of events.
+        """Generate the first token, and return a response that streams the text as events.
 
         The first token must meet the deadline of a request. Errors before it have an HTTP status; later ones are
-        events.
+        events. Raises a BusyError if too many texts are being generated.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
@@ -93,8 +93,8 @@ async def tokens_of(
 ) -> list[int]:
     """Return the tokens of a prompt.
 
-    A long prompt is tokenized in a thread, one at a time. Tokenizing cannot be stopped: a request that times out or
-    disconnects while it waits never starts it.
+    A long prompt is tokenized in a thread that holds the lock `turn`, so only one runs at a time. Canceling the caller
+    while it waits for the lock prevents the run, but a run that has started cannot be stopped.
 
     Raises:
         RequestError: the prompt cannot be tokenized, or is certainly too long for the model.

@@ -28,7 +28,7 @@ has no key before its page asks for one; the page and the OpenAPI document name 
 OPEN_FOLDER = "/docs/assets/"
 
 UNCOUNTED = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/metrics"})
-"""Paths answered even when the server is busy, because monitoring needs them most then."""
+"""Paths outside the limit on concurrent requests. Monitoring needs their answers most when the server is busy."""
 
 _CREATE = "create a key with `isthmus keys create NAME --scope 'read:*'`"
 _LOST = f"{_CREATE}, restore the key file, or open the server with `isthmus keys open`"
@@ -40,14 +40,15 @@ class Guarded:
     """An ASGI application that requires API keys once any exist.
 
     It checks the key file at each request, which takes two microseconds, so a revoked key is refused from the next
-    request on. If no key has ever existed, programs of this machine may use an `unguarded` application without one.
+    request on. An `unguarded` application also answers programs of this machine without a key, if no key has ever
+    existed or `isthmus keys open` has opened the server. Refused requests get 401, 403, 429 or 503.
 
     Args:
         app: application to guard.
         file: key file, or None.
-        unguarded: allow requests without keys while no key has ever existed.
-        hosts: host names, besides those of loopback, that local programs may use without a key.
-        rate: requests per second and key, or None.
+        unguarded: allow local requests without a key in these two cases.
+        hosts: additional host names that local programs may use without a key, besides loopback names.
+        rate: average number of requests per second for each key; None for no limit.
     """
 
     def __init__(
@@ -127,7 +128,11 @@ class Guarded:
 
 
 class Limited:
-    """An ASGI application that limits concurrent requests, the time of each, and the size of its body."""
+    """An ASGI application that limits concurrent requests, the time of each, and the size of its body.
+
+    A request beyond a limit is refused with 503 (busy or late), 408 (slow body) or 413 (large body). If the time is up
+    after the answer has begun, the connection is closed.
+    """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -249,13 +254,13 @@ def _by_loopback(scope: Scope) -> bool:
 
 
 def granted(request: Request) -> Grants:
-    """Return the grants that `Guarded` has stored with a request."""
+    """Return the grants that `Guarded` has stored in a request's scope. A request for a path in `OPEN` has none."""
     grants: Grants = request.scope["state"]["grants"]
     return grants
 
 
 def refused(error: IsthmusError, scope: Scope) -> Response:
-    """Create the response to an error, and note its class for metrics and the log."""
+    """Create the response to an error, and store its class name in the scope for the metrics and the log."""
     scope[REFUSAL] = type(error).__name__
     content = error.as_dict()
     if scope["path"].startswith("/v2"):

@@ -18,7 +18,10 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
 
 class Observed:
-    """An ASGI application with request ids, an access log, metrics and no stack traces."""
+    """An ASGI application that adds a request id to each response, logs and counts the request, and records the answer.
+
+    An exception of `app` is not raised: its type and place are logged, without a stack trace.
+    """
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route], recorder: Recorder | None = None

@@ -44,8 +44,8 @@ class PredictCall:
         state: state of the server when the request arrived.
         message: decoded request.
         body: request body.
-        version: requested version, resolved on arrival since a candidate may be given up meanwhile; None for the
-            default.
+        version: requested version, resolved on arrival since the trial of a candidate may end meanwhile; None to let
+            the server choose the model.
     """
 
     state: State
@@ -67,7 +67,10 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Outputs of a predictor, its inputs, and the seconds that the model ran."""
+    """Outputs of a predictor, its inputs, and the seconds from handing them to the model to its outputs.
+
+    The seconds include waiting for other requests to the model.
+    """
 
     outputs: Any
     stored: _Stored
@@ -87,7 +90,10 @@ class Predicted:
 def recorded_by(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
-    """Return the reader to record an answer of this model for, or None. `plan` defaults to the plan of the model."""
+    """Return the reader that describes an answer of this model to the recorder.
+
+    Returns None without a recorder, or if the answer is not in the random sample. `plan` defaults to the model's plan.
+    """
     if recorder is None:
         return None
     deployment = predictor.model.deployment
@@ -96,14 +102,18 @@ def recorded_by(
 
 
 class PredictionService:
-    """Predictions of a server process. Models on trial run after the answer was sent, from a limited queue."""
+    """Predictions of a server process.
+
+    A canary or a deployment on probation may answer requests itself. Shadows, and runs that only compare latency, wait
+    in a queue of at most `WAITING` and run in the background: `run_waiting` must run as a task.
+    """
 
     def __init__(self, store: Store, limits: Limits, metrics: Metrics, now: Callable[[], int]) -> None:
         self._store, self._limits, self._metrics, self._now = store, limits, metrics, now
         self._waiting: asyncio.Queue[tuple[str, Callable[[], Awaitable[None]]]] = asyncio.Queue(WAITING)
 
     async def run_waiting(self) -> None:
-        """Run the queued models on trial, one after the other, until canceled."""
+        """Run the queued shadows and latency comparisons one at a time, until canceled. Failures are logged."""
         while True:
             role, work = await self._waiting.get()
             try:
@@ -120,7 +130,11 @@ class PredictionService:
             self._metrics.count_trial(trial, role, "dropped")
 
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
-        """Predict, and return the predictor that answered. A trial never makes a request fail."""
+        """Predict with the requested version, else a model that the server chooses; return its predictor and outputs.
+
+        If a model on trial fails, the standby model answers instead. Counts requests and failures of a trial, and may
+        end it.
+        """
         state = request.state
         if request.version is not None:
             return request.version, await self._predicted(request.version, request)
@@ -248,8 +262,11 @@ class PredictionService:
 
         `bits` selects the features to count in the metrics, as a bit mask per view; with None, nothing is counted.
 
+        Returns an empty dict if the plan reads no views.
+
         Raises:
             DataError: a row is damaged.
+            DependencyError: Redis does not answer in time, or has lost rows that may not be answered as null.
         """
         if not plan.views:
             return {}
@@ -302,7 +319,7 @@ class PredictionService:
     async def _timed(
         self, run: ProbationRun, deployed: AnyPredictor, former: AnyPredictor, request: PredictCall
     ) -> None:
-        """Time the deployed and the former model on one request, one after the other, outside their queues."""
+        """Time the deployed and the former model on one request in alternating order, outside their queues."""
         began, taken = time.monotonic(), {}
         try:
             pair = [

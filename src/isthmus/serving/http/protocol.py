@@ -25,14 +25,15 @@ from isthmus.serving.limits import Limits
 from isthmus.serving.wire.errors import HeadTooLargeError
 
 WAIT_SECONDS = 5.0
-"""Seconds that each of these may take, and that uvicorn keeps an idle connection."""
+"""Seconds after which a connection is closed that stalls: idle, within a head or an unread body, or while the client
+does not read its answer."""
 
 ACKNOWLEDGED = 1 << 16
-"""Bytes of an answer that the client must acknowledge in that time, unless less is left."""
+"""Bytes of an answer that the client must acknowledge within `WAIT_SECONDS`, unless less is left."""
 
 REST = 1 << 20
-"""Bytes to read after a head that is too long. Closing a connection with unread data resets it, and the client loses
-the answer."""
+"""Most bytes to read and drop after a head that is too long; beyond them the connection is reset. Closing a connection
+with unread data resets it too, and the client loses the answer."""
 
 LEAVING_SECONDS = 0.25
 """Seconds that a closing server waits for requests sent before the client could know."""
@@ -156,7 +157,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """Wait for the unread part of a body, so that the next request can begin."""
+        """Allow `WAIT_SECONDS` for the unread part of a body, after which the next request can begin."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()

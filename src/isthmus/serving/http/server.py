@@ -24,7 +24,7 @@ from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
 def main(settings: int | None = None, parent: int | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code.
+    """Serve until SIGTERM or SIGINT; return the exit code. An IsthmusError is written to stderr, not raised.
 
     Args:
         settings: file descriptor of the settings; None to read them from the environment.
@@ -46,7 +46,13 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests in progress."""
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress.
+
+    Increases this process's soft limit on open files. With several workers, it starts a process for each.
+
+    Raises:
+        ConfigurationError: the port is in use or not permitted, or the host is not an address of this machine.
+    """
     # Each connection needs a file descriptor. The usual soft limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -102,7 +108,7 @@ class _Server(uvicorn.Server):
 class _Workers(Multiprocess):
     """Uvicorn's workers. Closes the listener first when ending, and drops the gauges of dead workers.
 
-    Workers close their listener when they end. While this process kept its own open, the system would accept
+    Workers close their listener when they end. If this process did not close its own, the system would accept
     connections that no process answers.
     """
 

@@ -35,9 +35,10 @@ register_url_convertor(OWNER, _Owner())
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
     """Return the newest snapshot or a delta from the device's version; 304 if the device is up to date.
 
-    A whole file is compressed with Zstandard if the client accepts it.
+    A whole file is compressed with Zstandard if the client accepts it. Without a `folder`, no snapshot exists.
 
     Raises:
+        ForbiddenError: the API key lacks the scope.
         NotFoundError: the service, its snapshot, or the owner's snapshot does not exist.
         NotReadyError: the files are damaged.
         RequestError: the owner's value has the wrong type.

@@ -38,7 +38,11 @@ _HASHES = ("package", "contract")
 
 
 async def status(settings: ServerSettings, state: State, store: Store, metrics: Metrics, now: int) -> StatusAnswer:
-    """Build the complete status. Parts that cannot be read are listed in `problems`."""
+    """Build the complete status from Redis, the files of the deployment, and the metrics.
+
+    Parts that cannot be read are listed in `problems`. `now` is in microseconds since 1970 UTC. Raises a NotReadyError
+    if no contract is loaded.
+    """
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}
     try:

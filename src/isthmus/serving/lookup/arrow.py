@@ -39,7 +39,7 @@ def stream(
     answers: Mapping[str, ViewAnswer],
     computed: TransformOutputs,
 ) -> bytes:
-    """Encode a lookup as one record batch.
+    """Encode a lookup as one record batch. `types` has the column of each join key.
 
     Keys and features have the Arrow types of the contract. They are followed by `<view>__status`, a dictionary of
     Feast's names, and `<view>__event_timestamp`, null if the view has no row.

@@ -31,7 +31,7 @@ from isthmus.serving.wire.encode import (
 from isthmus.serving.wire.errors import NotFoundError
 
 TransformOutputs = Mapping[str, Mapping[str, Values]]
-"""Fields of each request transform, by its name."""
+"""Computed values by name of the request transform, then by name of its field."""
 
 _PRESENT, _NULL, _NOT_FOUND = (np.uint8(code) for code in (Status.PRESENT, Status.NULL, Status.NOT_FOUND))
 
@@ -68,8 +68,11 @@ class Lookup:
         earlier: earlier contracts whose rows may still be in Redis.
 
     Attributes:
+        names: names of the feature columns in the answer, in the order of `features`.
+        plan: plan that reads the views.
+        bits: features read of each view, for the metrics.
         request: request fields that request transforms read, by name.
-        optional: request fields that may be missing.
+        optional: names of request fields that may be missing.
         computes: True if it uses request transforms.
 
     Raises:
@@ -161,7 +164,10 @@ class Lookup:
         return LookupInputs(keys, request, rows)
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """Compute the outputs of the request transforms, by their names."""
+        """Compute the outputs of the request transforms, by their names.
+
+        Raises a RequestError for a row in which a transform is undefined.
+        """
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -202,7 +208,10 @@ class Lookup:
     def encode_values(
         self, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], computed: TransformOutputs
     ) -> bytes:
-        """Encode an answer in the compact format: one list of values per column, in the order of `lookup.arrow`."""
+        """Encode an answer in the compact JSON format: one list of values per column, and the statuses of each view.
+
+        Columns are the join keys of the request, then the features.
+        """
         columns: list[Any] = [None] * len(self.names)
         for _, places, dtype, data, null in self.parts(answers):
             for place, column in zip(places, json_columns(dtype, data, null), strict=True):
@@ -227,7 +236,11 @@ class Lookup:
     def parts(
         self, answers: Mapping[str, ViewAnswer]
     ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """Yield, for features that decode together: view, places in the answer, type, values (m, n) and null mask."""
+        """Yield the stored features in groups that decode together.
+
+        An item has the view, the index of each feature in `names`, their type, their values, shape (features, rows),
+        and the null mask of that shape, or None without nulls.
+        """
         for view, parts in self._views:
             for selection, places in parts:
                 yield view, places, selection.dtype, *answers[view].columns.read(selection)
@@ -235,14 +248,17 @@ class Lookup:
     def computed(
         self, outputs: TransformOutputs
     ) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """Yield, for each computed field: place in the answer, transform, type, values (1, n) and null mask."""
+        """Yield each computed field: index in `names`, transform, type, values (1, rows), and null mask or None."""
         for place, transform, field, dtype in self._computed:
             values = outputs[transform][field]
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Describe damaged rows and keys of another Redis type, by view, with their first places in the request."""
+    """Describe damaged rows, and Redis keys that are not hashes, in a sentence per view and type; empty without any.
+
+    Each sentence lists the indexes of the first 10 rows in the request.
+    """
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -302,7 +318,12 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """Split Feast references `view:feature` into pairs; a request transform may take the place of a view."""
+    """Split Feast references `view:feature` or `transform:field` into pairs, and check that they exist.
+
+    Raises:
+        RequestError: there are no references, or one has no colon.
+        NotFoundError: the contract does not have the view, request transform, feature or field.
+    """
     if not references:
         raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []
@@ -322,7 +343,12 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """Return the (view, feature) and (request transform, field) pairs of a feature service."""
+    """Return the (view, feature) and (request transform, field) pairs of a feature service.
+
+    Raises:
+        NotFoundError: the service does not exist.
+        RequestError: the service has request fields only.
+    """
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))

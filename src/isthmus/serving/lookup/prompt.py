@@ -52,7 +52,7 @@ class Prompt:
         """Read the only row of a request.
 
         Raises:
-            RequestError: the row is missing or incomplete, or the prompt needs no join keys.
+            RequestError: the row is missing or incomplete, or has entities although the prompt uses no features.
             TooLargeError: the request has more than one row.
         """
         lookup = self._lookup
@@ -69,7 +69,7 @@ class Prompt:
         return inputs
 
     def features(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, str]:
-        """Return the text of each feature for the row."""
+        """Return the text of each feature for the row; a null becomes the package's text for missing values."""
         lookup = self._lookup
         if lookup is None:
             return {}

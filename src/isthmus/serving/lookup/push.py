@@ -50,7 +50,12 @@ _A_SECOND = "a list of whole seconds since 1970 UTC"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The earliest event time that a push may have, and the present, in microseconds."""
+    """Limits of the times in a push, in microseconds since 1970 UTC.
+
+    Attributes:
+        first: earliest event time that is accepted.
+        now: the server's time: no time may be later, and it is the default known time.
+    """
 
     first: int
     now: int
@@ -58,7 +63,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class PushFormat:
-    """Names of fields in a push request: the one with the view's name, and the optional column of known times."""
+    """Names that differ between the formats of push requests.
+
+    Attributes:
+        view: field of the request that has the view's name.
+        known: optional column of `df` that says when each row became known.
+    """
 
     view: str
     known: str
@@ -72,7 +82,7 @@ features are whole seconds."""
 
 
 class PushedView:
-    """Check and pack rows for one definition of a view. Built once and reused by every push."""
+    """One definition of a view, ready to check and pack pushed rows. Built once and reused by every push."""
 
     def __init__(self, project: str, view: ViewContract, form: PushFormat = PUSH) -> None:
         self._project = project
@@ -92,6 +102,8 @@ class PushedView:
 
         Raises:
             RowsError: the rows have problems; it lists all of them.
+            UnreadableError: a column is not valid JSON.
+            TooLargeError: the push has too many rows or values.
         """
         keys, event, known, features = self._read(df, limits, times)
         return entity_keys(self._project, self.view.keys, keys), self._codec.encode(event, known, features)
@@ -150,7 +162,10 @@ class PushedView:
 def packed(
     declared: Sequence[PushedView], older: Sequence[PushedView], df: Raws, limits: Limits, times: Times
 ) -> list[Packed]:
-    """Pack rows for every definition they fit. The definition they were checked against comes first.
+    """Check rows against the definitions `declared`, and pack them for every definition they fit, `older` ones too.
+
+    The first definition in the list is the one whose columns the rows have exactly. For the others, unknown columns
+    are dropped and missing ones are null.
 
     Raises:
         RowsError: the rows fit none of `declared`; it lists all problems with the first.
@@ -169,7 +184,7 @@ def packed(
 
 
 def by_table(parts: Sequence[Packed]) -> list[Packed]:
-    """Keep one entry per table for the history: the first definition, which has all columns."""
+    """Return one entry of `parts` per offline table, for the history. The first entry wins: it has all columns."""
     return list({part[0].table: part for part in reversed(parts)}.values())
 
 

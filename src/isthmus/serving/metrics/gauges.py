@@ -22,7 +22,7 @@ from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire.errors import NotReadyError
 
 NEWEST = "isthmus_view_newest_known_microseconds"
-"""Internal gauge of the newest row that the workers have served; exposed under another name."""
+"""Internal gauge: when the newest row that the workers have served became known. Exposed under another name."""
 
 HISTORY_SECONDS = 60.0
 
@@ -61,14 +61,18 @@ class SpoolGauges:
 
 
 class ProductionGauges:
-    """Gauges of the deployed package's quality; none until the model has a quality file next to the deployment."""
+    """Gauges of the deployed package's quality in production.
+
+    They come from the model's quality file next to the deployment file; without it, nothing is exposed. Call `look`
+    before `collect`.
+    """
 
     def __init__(self, deployment: Path) -> None:
         self._state = deployment.parent
         self._file: WatchedFile[Production] | None = None
 
     def look(self, model: str) -> None:
-        """Read the file of a model if it has changed."""
+        """Read the quality file of a model if it has changed. A broken file is logged, not raised."""
         path = production_file(self._state, model)
         if self._file is None or self._file.path != path:
             self._file = WatchedFile(path, Production.loads)
@@ -107,16 +111,18 @@ class ProductionGauges:
 class Gauges(Collector):
     """The Prometheus collector of a server process.
 
+    The caller sets `rows`, `earlier`, `ready` and `lost` before each exposition.
+
     Attributes:
         latency_objective: objective for the p99 of answers, in seconds.
         freshness_objectives: maximum age of the newest row in seconds, by view name.
         history_objective: time in which pushed rows should reach the history, in seconds.
         production: gauges of production quality; None without a deployment file.
         spool: gauges of recorded answers not collected yet; None without recording.
-        rows: state of each view in the online store when it was last read.
-        earlier: freshness of views that a model reads under an earlier contract.
-        ready: True if lookups could be answered at that time.
-        lost: views that had lost rows at that time.
+        rows: state of each view in the online store when the store was last read.
+        earlier: state of each view definition of an earlier contract that a model reads, from the same moment.
+        ready: True if lookups could be answered when the store was last read.
+        lost: names of views that had lost rows when the store was last read.
     """
 
     _counted: Tally

@@ -39,13 +39,14 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _NOT_THERE = (int(Status.EXPIRED), int(Status.NOT_FOUND), int(Status.DAMAGED))
 
 _WHERE = ("memory", "disk", "defect")
-"""Places where records of answers are dropped."""
+"""Labels for dropped records: the memory was full, the disk was full or failed, or there is a bug."""
 
 
 class Metrics:
-    """The metrics of a server process. With a `folder`, each of the workers that share a port reports all of them.
+    """The metrics of a server process. With a `folder`, each worker reports the sum over all workers that share it.
 
-    The objective for the p99 is a bucket bound, so that the number of slower answers is exact.
+    `share` must then run as a task. The objective for the p99 is a bucket bound, so that the number of slower answers
+    is exact.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Metrics:
             number.value = 0.0
 
     async def share(self) -> None:
-        """Write the counts of this worker to the shared folder until canceled."""
+        """Write the counts of this worker to the shared folder every second, until canceled."""
         while True:
             self._tally.write()
             await asyncio.sleep(WRITE_SECONDS)
@@ -103,7 +104,10 @@ class Metrics:
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
-        """Time a run of a deployed model, and count its rows and failures."""
+        """Time the block that runs a deployed model, and count its rows and failures.
+
+        A RequestError or a cancellation is not counted as a failure.
+        """
         runs = self._models[model]
         start = time.perf_counter()
         try:
@@ -189,8 +193,8 @@ class _Series:
             "Values answered from a view, one per row and requested feature, by status.",
             "view", "status",
         )  # fmt: skip
-        # A time, since an age would stop growing without traffic. Of live workers only, since rows that ended workers
-        # served may have been removed since.
+        # Expose a time, since an age would stop growing without traffic. Merge only live workers, since rows that ended
+        # workers served may have been removed.
         self.newest = tally.gauge(NEWEST, "Newest known time served.", "view", merge="livemax")
         self.model_seconds = tally.histogram(
             "isthmus_model_duration_seconds", "Time of a run of a model over its rows.", "model"

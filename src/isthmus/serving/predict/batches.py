@@ -50,7 +50,11 @@ class Batches:
         self._runner: asyncio.Task[None] | None = None
 
     async def predict(self, columns: Columns, rows: int) -> Outputs:
-        """Return the outputs for the rows of a request, shape (rows, ...)."""
+        """Return the outputs for the rows of a request, shape (rows, ...).
+
+        For a slow model it waits for the current batch, and the request may run together with others. If such a batch
+        fails, its requests are run again one by one.
+        """
         if self.quick:
             return await offload(rows > QUICK_ROWS, self._predict, columns)
         if rows > self._most:
@@ -72,7 +76,7 @@ class Batches:
                     outputs = await asyncio.to_thread(
                         self._predict, concatenated([waiting.columns for waiting in batch])
                     )
-                except Exception as error:  # noqa: BLE001 - onnxruntime's have no base class of their own
+                except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no base class
                     if len(batch) == 1:
                         _fail(batch[0], error)
                     else:

@@ -11,7 +11,7 @@ from isthmus.serving.wire.errors import TooLargeError
 
 
 class Generator:
-    """Generate text with a model.
+    """A text generator for a deployed model.
 
     Texts generated at the same time take turns, token by token. Each has its own cache, so they do not affect each
     other.
@@ -24,7 +24,9 @@ class Generator:
         self.generation = generation_of(predictor.model.manifest)
 
     def room(self, prompt: Sequence[int], wanted: int | None, limits: Limits) -> int:
-        """Return the number of tokens to generate after a prompt; `wanted` is the number requested, if any.
+        """Return the maximum number of tokens to generate after a prompt, limited by the context that is left.
+
+        `wanted` is the number that the request names; None for the largest allowed number.
 
         Raises:
             RequestError: the prompt is empty or does not fit the context.
@@ -36,7 +38,10 @@ class Generator:
         return min(self.decoder.require_prompt(prompt), most if wanted is None else wanted)
 
     async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[Read]:
-        """Yield the most likely tokens after a prompt. Canceling the caller stops the current run."""
+        """Yield the most likely token after a prompt, then the next one, `room` tokens at most.
+
+        The last token is an end token if the model ends the text earlier. Canceling the caller stops the current run.
+        """
         cache, fed = self.decoder.cache(len(prompt) + room), prompt
         for _ in range(room):
             for part in self.decoder.parts(fed):

@@ -31,17 +31,17 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class DeployedModel:
-    """Load the model of a deployment, check it, and predict with it.
+    """The loaded model of a deployment.
 
-    Every package must be signed by the owner of `public_key` (PEM), whatever the deployment says; None requires no
-    signature.
+    The constructor opens the package, checks it, and runs its golden rows, which blocks for as long as that takes. The
+    package must be signed with `public_key` (PEM) and with the deployment's own key; a key that is None is not checked.
 
     Attributes:
         contract: contract its package was exported under.
         manifest: manifest of its package.
         inputs: inputs of a model of rows; empty for a model of tensors.
         classes: class names in output order; empty if the model returns one number per row.
-        rounding: largest difference between two processors.
+        rounding: largest difference between the outputs of two processors.
         row: golden row with the fewest nulls, by input, in request form.
         elements: number of input elements of the largest golden case.
         text: tokenizer and decoder of a model that generates text, else None.
@@ -109,7 +109,7 @@ class DeployedModel:
         """Run the graph on tensors and return the named outputs.
 
         Raises:
-            RequestError: the graph cannot process these tensors.
+            RequestError: the graph cannot process these tensors. ONNX Runtime's error is raised if memory is short.
         """
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
@@ -142,7 +142,7 @@ def _time(predict: Callable[[], object]) -> float:
 
 
 def unanswered(outputs: Float32) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask of the rows that the model has no answer for, shape (n,)."""
+    """Return a mask of the rows that the model has no answer for (an output is NaN), shape (n,)."""
     return np.asarray(np.isnan(outputs).any(axis=tuple(range(1, outputs.ndim))))
 
 

@@ -77,7 +77,12 @@ class Predictor:
     ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
         """Return the join keys, the request fields and the number of rows of a request.
 
-        A value that is both a join key and a request field may appear under either name.
+        A value that is both a join key and a request field may be in `entities`, in `request`, or in both if equal.
+
+        Raises:
+            RequestError: a name is unknown, a column is missing or has the wrong type or length, or the request has
+                tensors.
+            TooLargeError: the request has too many rows or values.
         """
         if isinstance(message, TensorRequest):
             raise RequestError(f"model {self.model.deployment.model}", "takes rows of features, not tensors",
@@ -131,7 +136,10 @@ class Predictor:
         return {**stored, **fields}
 
     def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
-        """Raise a RequestError if the model has no answer for a row because a request transform is undefined there."""
+        """Raise a RequestError if the model has no answer for a row because a request transform is undefined there.
+
+        A row without an answer for another reason is accepted; `encode` writes it as null or "NaN".
+        """
         if unanswered(output).any():
             for transform in self._used:
                 inputs = {name: columns[name] for name in transform.inputs}

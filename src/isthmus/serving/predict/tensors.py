@@ -37,7 +37,10 @@ TensorOutputs = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorInputs:
-    """Input tensors by name, and the outputs to compute. `again` is True if a similar run follows."""
+    """Input tensors by name, and the names of the outputs to compute.
+
+    If `again` is True, ONNX Runtime keeps the memory of a large run, because a similar run follows.
+    """
 
     feeds: Feeds
     outputs: tuple[str, ...]
@@ -45,7 +48,9 @@ class TensorInputs:
 
 
 class Turns:
-    """The run queue of a model of tensors: one run at a time, in a thread, in order of arrival. None is `quick`.
+    """The run queue of a model of tensors: one run at a time, in a thread, in order of arrival.
+
+    `quick` is False because no run is fast enough for the event loop.
 
     A run over an image takes milliseconds of a processor. Running all requests at once would leave no processor for
     lookups and would need memory for all of them.
@@ -79,8 +84,8 @@ class Turns:
 
         options = onnxruntime.RunOptions()
         if not inputs.again and sum(array.size for array in inputs.feeds.values()) > self._model.elements:
-            # Otherwise ONNX Runtime keeps the memory. Releasing it takes half as long as a run, so do it for large
-            # inputs only.
+            # Otherwise ONNX Runtime keeps the memory. Releasing it takes half as long as a run, so release it
+            # for large inputs only.
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         return options
 
@@ -99,7 +104,7 @@ class TensorPredictor:
     """A model that takes tensors.
 
     A request contains everything the model reads. Requests run one at a time and are not batched, so an answer does not
-    depend on other requests, and lookups keep the other processors.
+    depend on other requests, and lookups can use the remaining processors.
 
     Raises:
         ContractMismatch: the service of the model has changed since its package was exported.
@@ -121,9 +126,10 @@ class TensorPredictor:
     def read(
         self, message: PredictRequest | TensorRequest, limits: Limits
     ) -> tuple[dict[str, list[Any]], TensorInputs, int]:
-        """Return no join keys, the tensors, and the number of rows of a request.
+        """Return an empty dict (there are no join keys), the tensors, and the number of rows of a request.
 
-        Sizes are checked before any element is decoded.
+        The number of rows is the first dimension if it has the same name in all inputs, else 1. Sizes are checked
+        before any element is decoded.
 
         Raises:
             RequestError: a tensor is missing, unknown, or has the wrong type, shape or length.

@@ -230,7 +230,10 @@ def _ends(group: AnswerGroup) -> int:
 
 
 def merged(groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """Merge groups from the same reader by joining their columns."""
+    """Concatenate the columns of groups whose other fields are equal. Groups that differ in a field stay separate.
+
+    Groups with a digest are not merged with groups without one.
+    """
     alike: dict[tuple[Any, ...], list[AnswerGroup]] = {}
     for group in groups:
         views = tuple((view.view, view.hash) for view in group.views)

@@ -22,7 +22,8 @@ from isthmus.serving.recorder.batch import ANSWER, PACK, AnswerGroup, StoredView
 from isthmus.serving.recorder.digest import digests, tensors_digest, text_digest
 
 Stored = bytes | tuple[bytes, bytes, bytes, bytes]
-"""The packed rows of a view if they hold everything, or its columns as in `ViewRows`."""
+"""The rows of a view in an answer: packed in bytes if all are present and small, else the columns `content`, `event`,
+`known` and `status` of `StoredViewRows`."""
 STORED_BYTES, FED_BYTES = 25, 256
 """Approximate bytes of a stored row, and of the inputs of one model row."""
 SMALL = 1024
@@ -75,7 +76,7 @@ class AnswerReader(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordedAnswer(msgspec.Struct, gc=False):
-    """An answer in memory.
+    """An answer in memory, waiting to be written.
 
     Attributes:
         at: request time in microseconds since 1970 UTC.
@@ -141,7 +142,10 @@ def text_of(body: bytes, json: int) -> bytes:
 
 
 def grouped(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> list[AnswerGroup]:
-    """Group answers by reader. Adds new names to `callers`."""
+    """Convert answers to one group per reader. Adds new caller names to `callers`, with their index.
+
+    `secret` is the key for hashing private join keys.
+    """
     by_reader: dict[int, list[RecordedAnswer]] = {}
     for answer in answers:
         by_reader.setdefault(id(answer.reader), []).append(answer)
@@ -193,7 +197,7 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
 
 
 def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
-    """Return the stored rows of an answer, one entry per view of the reader."""
+    """Return the rows that an answer used, one entry per view of the reader."""
     stored: list[Stored] = []
     for view, _ in reader.views:
         answer = answers[view.name]
@@ -208,7 +212,7 @@ def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[S
 
 
 def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, bytes, bytes]:
-    """Join the rows of a view over several answers, as columns."""
+    """Concatenate the rows of one view over several answers; return columns of content, event, known and status."""
     try:
         # Decode all answers in one call: decoding them one by one takes ten times as long.
         return _unpacked(b"".join(stored), dtype)  # type: ignore[arg-type]  # most often
@@ -224,7 +228,7 @@ def _unpacked(rows: bytes, dtype: Any) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 class Lookups:
-    """The answers of a batch to requests for the same features."""
+    """The growing columns of the answers of a batch to lookups of the same features. `group` returns them."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self.reader = reader

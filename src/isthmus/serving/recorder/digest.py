@@ -13,7 +13,7 @@ Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def digests(columns: Mapping[str, Values]) -> Digests:
-    """Return a digest for each row, shape (n,). Null has a digest of its own; all NaN values have the same one."""
+    """Return a digest for each row, shape (n,). Null differs from every value; all NaN values count as equal."""
     state: Digests = np.zeros(len(next(iter(columns.values())).valid) if columns else 0, np.uint64)
     for name in sorted(columns):
         values = columns[name]
@@ -31,7 +31,7 @@ def tensors_digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> int:
 
 
 def text_digest(prompt: Sequence[int], generated: Sequence[int]) -> int:
-    """A digest of the tokens of a prompt and of those that followed it."""
+    """Return a digest of the tokens of a prompt and the tokens generated after it."""
     return tensors_digest({"prompt": np.array(prompt, np.int64), "generated": np.array(generated, np.int64)})
 
 

@@ -87,9 +87,10 @@ class _Pending:
 
 
 class Recorder:
-    """Record the answers of a server process.
+    """The recorder of a server process. The constructor starts the thread that writes to `folder`; `close` ends it.
 
-    `written` and `dropped` are callbacks that take a number of answers; `dropped` also takes the place.
+    Call all methods on the event loop, except `close`. `written` and `dropped` are callbacks that take a number of
+    answers; `dropped` first takes the reason: "memory", "disk" or "defect". The thread may call both.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Recorder:
         self._thread.start()
 
     def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
-        """Return the reader to record an answer for, or None if the answer is not in the sample.
+        """Decide at random whether to record an answer. Return its reader, which describes it, or None to skip it.
 
         All requests with the same plan share a reader.
         """
@@ -149,12 +150,15 @@ class Recorder:
         )
 
     def identity(self, answer: RecordedAnswer) -> bytes:
-        """Number the answer and return the id for its response header."""
+        """Assign the next number to the answer, and return its id for the response header. Call it before `add`."""
         self._sequence = answer.sequence = self._sequence + 1
         return b"%s-%x" % (self._run, answer.sequence)
 
     def add(self, answer: RecordedAnswer) -> None:
-        """Queue an answer to be written."""
+        """Queue an answer; the thread gets it within half a second.
+
+        If memory or disk is full, the answer is dropped and counted, or an older one is: see `Recording.full`.
+        """
         part = self._part
         part.append(answer)
         if self._timer is None:
@@ -195,7 +199,7 @@ class Recorder:
         self._wake.set()
 
     def close(self) -> None:
-        """Let the thread write all waiting batches and end. Waits a few seconds at most; late batches may be lost."""
+        """Let the thread write all waiting batches and end. Waits at most 5 seconds; unwritten batches may be lost."""
         self._hand_over()
         self._ending = True
         self._wake.set()

@@ -1,7 +1,7 @@
 """The folder of recorded answers waiting to be collected: segments, each written by one process.
 
 A process locks the segment that it writes to and loses the lock when it ends, so a segment that can be locked is
-complete. `isthmus answers collect` removes such a segment once its answers are in the table.
+complete. `isthmus answers collect` removes a complete segment once its answers are in the table.
 """
 
 import errno
@@ -29,9 +29,9 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Spool:
-    """Write the segments of one process. `run` is the name of the process in the folder.
+    """The writer of one process's segments in `folder`. `run` is a random name of the process.
 
-    `most` limits the bytes of all segments in the folder, whichever process wrote them. If a batch does not fit, the
+    `most` limits the bytes of all segments in the folder, from all processes. If a batch does not fit, the
     batch is dropped (`full` is "newest") or the oldest segments are removed ("oldest").
     """
 
@@ -138,7 +138,7 @@ def segments(folder: Path) -> list[Path]:
 
 
 def ended(path: Path) -> bool:
-    """Return True if no process writes to the segment any more."""
+    """Return True if no process writes to the segment any more, or if it does not exist."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -148,7 +148,10 @@ def ended(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Remove a finished segment and return its number of answers, or None if a process still writes to it."""
+    """Delete a finished segment, and return its number of readable answers.
+
+    If a process still writes to it, delete nothing and return None.
+    """
     if not ended(path):
         return None
     answers = 0

@@ -23,7 +23,10 @@ _LEARN_SECONDS = 0.5
 
 
 class Cluster:
-    """The primaries of a cluster, and the owner of each slot."""
+    """A client for the primaries of a Redis Cluster.
+
+    It asks the nodes on first use which primary owns each slot, and asks again after an error or a redirect.
+    """
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -32,7 +35,11 @@ class Cluster:
         self._learning = asyncio.Lock()
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands whose first argument is a key; return their replies."""
+        """Send commands whose first argument is a key; return their replies in order.
+
+        A command is sent up to three times while slots move or nodes do not answer, so it may run more than once.
+        Raises the error of a command that still fails.
+        """
         return await self._ask(commands, 1)
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:

@@ -22,10 +22,10 @@ from isthmus.features.redis.routing import Command, Piece, Script
 from isthmus.serving.threads import offload
 
 KEYS = 1000
-"""Commands packed on the event loop: about a millisecond."""
+"""Most commands to pack on the event loop, which takes about a millisecond."""
 
 _FEW = 256
-"""Most commands of a small request. Larger requests use a connection of their own so that small ones do not wait."""
+"""Most commands of a small request. Larger requests use a separate connection so that small ones do not wait."""
 
 _SILENCE = 0.5
 """A canceled request closes its connection if no reply has arrived for this many seconds."""
@@ -46,9 +46,10 @@ class RedisNode:
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """Send commands and return their replies.
+        """Send commands and return their replies in order.
 
-        Raise the first error reply, or return errors as replies with `refusals`.
+        Raise the first error reply, or return errors as replies with `refusals`. The commands are sent a second time on
+        a new connection after a connection error or a failover, so they may run twice.
         """
         packed = await offload(len(commands) > KEYS, _pack, commands)
         before = list(self._wires.values())
@@ -65,7 +66,10 @@ class RedisNode:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """Run a script over a piece; return the replies of its calls."""
+        """Run a script over a piece, its keys and their values; return the replies of its calls.
+
+        The script may run twice: see `ask`.
+        """
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
@@ -118,7 +122,7 @@ class RedisNode:
 
 
 class _Wire(asyncio.Protocol):
-    """A connection taken over from redis-py, with its pending requests."""
+    """A connection that redis-py has opened, with its pending requests."""
 
     def __init__(self, connection: Any) -> None:
         self.left = False

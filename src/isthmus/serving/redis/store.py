@@ -32,7 +32,7 @@ from isthmus.serving.threads import VALUES, offload
 TIMEOUT_SECONDS = 2.0
 
 FRESH_SECONDS = 0.5
-"""Seconds for which a cached stamp is used."""
+"""Seconds for which cached stamps are used without reading them again."""
 
 CONTRACTS = 4
 """Number of contracts whose stamps are cached: for lookups, and for deployed and tried models."""
@@ -46,8 +46,8 @@ class ViewRows:
     """State of a view in Redis.
 
     Attributes:
-        record: record of its published table.
-        pushed: time when the latest pushed row became known.
+        record: record of its published table; None if nothing has been materialized.
+        pushed: time when the latest pushed row became known, in microseconds since 1970 UTC; None without pushed rows.
         backlog: pushed rows waiting for the table.
     """
 
@@ -56,7 +56,10 @@ class ViewRows:
     backlog: Backlog
 
     def newest(self, view: ViewContract) -> int | None:
-        """Return when the newest row became known, in microseconds since 1970 UTC; None without rows or times."""
+        """Return when the newest row became known, in microseconds since 1970 UTC.
+
+        None without rows, without event times, or if the rows were materialized under another definition of the view.
+        """
         if self.record is None or self.record.contract != view.hash:
             return None
         newest = max(self.record.complete_until, NEVER if self.pushed is None else self.pushed)
@@ -65,14 +68,22 @@ class ViewRows:
 
 
 class Store:
-    """The Redis of a server process. Raise a DependencyError if it does not answer in time or refuses a command.
+    """The client of a server process for its Redis.
 
-    A wait is limited to half of a request's deadline. For `check_share` of the requests, row contents are checked
-    against their hashes. `written` returns the recorded materializations.
+    Its methods raise a DependencyError if Redis refuses a command or does not answer in time. The time is 2 seconds, or
+    half of a request's deadline if that is shorter. `look` finds views with lost rows; `read` refuses to answer rows
+    that are missing from these views.
+
+    Args:
+        url: URL of Redis, see `Address`.
+        limits: limits of the server, for the deadline.
+        check_share: fraction of reads that check row contents against their hashes.
+        written: returns the last materialization of each view.
+        refuse: refuse to answer lost rows; if False, answer them as null.
 
     Attributes:
-        losses: data missing from Redis at the last `look`.
-        refused: for each view whose lost rows are refused instead of null, its online name and the reason.
+        losses: views that had lost rows at the last `look`.
+        refused: online name of each view whose lost rows are refused, with the reason.
     """
 
     def __init__(
@@ -91,7 +102,11 @@ class Store:
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, *, check: bool = False
     ) -> dict[str, ViewAnswer]:
-        """Read the views of a plan for `rows` rows of keys at time `at`. `check` forces a check of row contents."""
+        """Read the views of a plan for `rows` rows of keys, as of time `at` in microseconds since 1970 UTC.
+
+        `check` forces a check of row contents. Damaged rows get a status, and are logged. Raises a LostRowsError if a
+        missing row may be one that Redis has lost and lost rows are refused.
+        """
         commands = await offload(rows > KEYS, plan.commands, keys)
         with StoreWait(), answering(self._url), Deadline(self._deadlines):
             stamps = await self._stamps.of(plan.contract)
@@ -126,7 +141,10 @@ class Store:
         ], foreign
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
-        """Write pushed rows under their entity keys; return how many replaced a stored row."""
+        """Write pushed rows under their entity keys; return the number written.
+
+        A row that is older than the stored row is not written.
+        """
         announcement = announced(names, known_times(rows))
         steps = push_steps(view)
         reply: Any = None
@@ -150,7 +168,9 @@ class Store:
     async def append(
         self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int
     ) -> None:
-        """Append pushed rows to the stream for a view's history, all or none.
+        """Append pushed rows to the Redis stream for a view's history, all or none.
+
+        `accepted` is the time of the push, in microseconds.
 
         Raises:
             DependencyError: more than `limit` rows would wait, or Redis does not answer.
@@ -177,20 +197,20 @@ class Store:
         }
 
     async def ping(self, contract: Contract) -> None:
-        """Raise an error if Redis cannot answer lookups under a contract."""
+        """Raise a DependencyError if Redis cannot answer lookups under a contract. Does not check for lost rows."""
         async with self._bounded():
             await self._redis.ping(contract.project)
             await self._stamps.of(contract)
 
     async def require_whole(self, project: str, views: Collection[ViewContract]) -> None:
-        """Check whether Redis has lost rows of the views. Raise a LostRowsError if the server refuses lost rows."""
+        """Call `look`, then raise a LostRowsError if Redis has lost rows of a view and lost rows are refused."""
         await self.look(project, views)
         for view in views:
             if why := self.refused.get(view.online_name):
                 raise loss.refusal(view.name, why)
 
     async def look(self, project: str, views: Collection[ViewContract]) -> None:
-        """Update `losses` and `refused`: check whether Redis has lost rows of the views."""
+        """Check whether Redis has lost rows of the views. Updates `losses` and `refused`, and logs changes."""
         written = self._written()
         async with self._bounded():
             steps = loss.check(project, views, written, await self._redis.info())
@@ -224,7 +244,10 @@ class _Reading:
 
 
 class Stamps:
-    """The stamps of all views of a project: never newer than the rows read next, and at most slightly older.
+    """The cached stamps of all views of a contract. A stamp holds the times that all unchanged rows of a view share.
+
+    Stamps are never newer than the rows that are read next. They may be older by a fraction of a second, or by more
+    while Redis does not answer.
 
     All stamps are read together. In a cluster they are on one node; a server that has read them works without that
     node.
@@ -235,7 +258,11 @@ class Stamps:
         self._latest: dict[str, _Reading] = {}
 
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
-        """Return the stamp of each view that has one."""
+        """Return the stamp of each view that has one, by view name.
+
+        Reads them from Redis if the cached ones are older than `FRESH_SECONDS`, and waits for them at most
+        `PATIENCE_SECONDS`. The first read for a contract waits as long as the caller does.
+        """
         latest = self._latest.get(contract.hash)
         now = asyncio.get_running_loop().time()
         if latest is None:

@@ -1,4 +1,4 @@
-"""Decisions of a server to give up a model on trial, read by other workers and by `isthmus` without a lock."""
+"""Decisions of a server that a model on trial has failed, read by other workers and by `isthmus` without a lock."""
 
 from pathlib import Path
 
@@ -9,7 +9,14 @@ from isthmus.serving.deployment.record import Deployment
 
 
 class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The reason a candidate or a deployment on probation was given up; times are microseconds since 1970 UTC."""
+    """The decision that a candidate, or a deployment on probation, has failed.
+
+    Attributes:
+        digest: digest of its package.
+        deployed_at: time of its deployment, microseconds since 1970 UTC.
+        at: time of the decision, microseconds since 1970 UTC.
+        why: reason.
+    """
 
     digest: str
     deployed_at: int
@@ -36,7 +43,10 @@ def decision_file(file: Path) -> Path:
 
 
 def read_decision(file: Path, deployment: Deployment) -> Decision | None:
-    """Return the decision about a deployment; None if there isn't one or the file cannot be read."""
+    """Return the decision about a deployment; None if there isn't one or it cannot be read.
+
+    `file` is the deployment file; the decision is in a file next to it.
+    """
     file = decision_file(file)
     try:
         decision = Decision.loads(file.read_bytes(), str(file))

@@ -25,12 +25,12 @@ from isthmus.serving.rollout.decision import read_decision
 STAGES = ("fetch", "verify", "load", "warm", "switch")
 
 CACHED = 10
-"""History lines whose packages stay in the cache."""
+"""Number of the latest history events whose packages stay in the cache."""
 
 
 @dataclass
 class Rollout:
-    """A deployment in progress and its result: bytes copied, and seconds per stage."""
+    """A deployment in progress and its result: bytes copied into the cache, and seconds by name of the stage."""
 
     bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
@@ -39,25 +39,28 @@ class Rollout:
 
     @property
     def deployment(self) -> Deployment:
-        """The deployment in force at the end."""
+        """The deployment in force at the end, with its candidate if there is one."""
         assert self._deployment is not None  # noqa: S101 - set before a Rollout is returned
         return self._deployment
 
     def done(self, stage: str) -> None:
-        """Add the time since the last call to a stage."""
+        """Add the time since the previous call of this method to the seconds of a stage."""
         now = time.perf_counter()
         self.seconds[stage] += now - self._since
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Load and warm up the model in the same way as the server."""
+        """Load and warm up the model as the server does, to time it and to check it. The model is then dropped.
+
+        Raises a PackageError if the model does not reproduce its golden rows.
+        """
         model = DeployedModel(deployment, public_key)
         self.done("load")
         self.seconds["load"] -= model.warming
         self.seconds["warm"] += model.warming
 
     def switch(self, file: Path, deployment: Deployment) -> None:
-        """Write the deployment file, which puts the deployment in force."""
+        """Replace the deployment file atomically, which puts the deployment in force."""
         write_atomically(file, deployment.dumps(file))
         self.done("switch")
         self._deployment = deployment
@@ -80,10 +83,13 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     share: float | None = None,
     why: str = "",
 ) -> Rollout:
-    """Put a package behind the API. A running server loads it within a second.
+    """Put a package behind the API, or on trial as a candidate if `share` is a number.
 
-    The package is copied into the cache next to the file, then loaded and warmed up from there before it replaces the
-    current deployment. If anything fails, the current deployment stays in force.
+    The package is copied into the cache next to the file, then loaded and warmed up from there before the deployment
+    file is replaced. If a step before that fails, the current deployment stays in force. A running server loads the new
+    file within a second. If the profile has a probation, the server may later restore the previous deployment.
+
+    The call also adds an event to the history, and deletes packages from the cache that no recent event names.
 
     Args:
         package: package folder.
@@ -103,8 +109,8 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
             reproduce its golden rows here.
         ContractMismatch: features the model reads have changed since the package was exported.
         GateFailed: the verdict is missing, failed, is about something else, or is incomplete; or a candidate needs a
-            deployment next to it, and nothing is deployed or it was given up.
-        DependencyError: another deployment is in progress.
+            deployment next to it, and nothing is deployed, it reads another service, or it has failed its probation.
+        DependencyError: another deployment is in progress, the disk is full, or an extra is not installed.
         DataError: the history cannot be read.
     """
     with _changing(file) as (history, _):
@@ -146,17 +152,29 @@ def promote(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Put the candidate in force.
+    """Put the candidate in force, after loading it again from the cache. Changes the same files as `deploy`.
+
+    Args:
+        file: deployment file.
+        generations: contracts of the project; one in use must fit the model.
+        at: current time in microseconds since 1970 UTC.
+        probation_seconds: time in which a server may restore the previous deployment; 0 for no probation.
+        public_key: PEM key that the package must be signed with, or None.
+        why: reason, for the history.
 
     Raises:
-        GateFailed: no candidate exists, or it was given up. Other errors: see `deploy`.
+        GateFailed: no candidate exists, or a server has stopped its trial because it failed.
+        PackageError: the package is damaged, no longer in the cache, or not signed with the key.
+        ContractMismatch: features the model reads have changed.
+        DependencyError: another deployment is in progress, or the disk is full.
+        DataError: the history cannot be read.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
         candidate = _beside(file).candidate
         if candidate is None:
             raise GateFailed(str(file), "has no candidate", expected="a candidate to promote",
-                             remedy="run `isthmus deploy shadow` or `isthmus deploy canary SHARE`")  # fmt: skip
+                             remedy="run `isthmus deploy shadow`, or `canary SHARE` in its place")  # fmt: skip
         if decision := read_decision(file, candidate.deployment):
             where = f"package {candidate.deployment.digest[:12]}"
             raise GateFailed(where, f"was given up: {decision.why}", expected="a candidate that still runs",
@@ -176,10 +194,19 @@ def rollback(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Drop the candidate; without one, restore an earlier deployment. Errors: see `deploy`.
+    """Drop the candidate; without one, restore an earlier deployment, without a probation.
 
-    `to` is a digest prefix of the deployment to restore; default: the previous one. It is required after a server has
-    undone a deployment, and always restores a deployment, even with a candidate.
+    `to` is a digest prefix of the package to restore; default: the previous one. It is required after a server has
+    undone a deployment. With `to`, a deployment is restored even if there is a candidate, which is dropped too.
+    Changes the same files as `deploy`; other arguments: see `promote`.
+
+    Raises:
+        GateFailed: nothing is deployed, there is no earlier deployment, or `to` does not name exactly one other package
+            of the history.
+        PackageError: the package is damaged, no longer in the cache, or not signed with the key.
+        ContractMismatch: features the model reads have changed.
+        DependencyError: another deployment is in progress, or the disk is full.
+        DataError: the history cannot be read.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
@@ -207,11 +234,12 @@ def undo(
     generations: Generations | None = None,
     public_key: str | None = None,
 ) -> bool:
-    """Restore the deployment that preceded one on probation. Return False if this has already happened.
+    """Restore the deployment that preceded `deployment`, which is on probation. Return True if this call restored it.
 
-    The first of several workers does it. The reason is written with the restored deployment, so that a kill at any
-    point leaves the failed deployment without a decision, or the decision with its reason. Pass `generations` to verify
-    the package again; a server has its model loaded already and does not need to.
+    Return False if `deployment` is no longer in force or no longer on probation, for example because another worker has
+    restored the previous one. The reason is written with the restored deployment, so that a kill at any point leaves
+    the failed deployment without a decision, or the decision with its reason. Pass `generations` to verify the package
+    again; a server has its model loaded already and does not need to.
 
     Raises:
         DependencyError: another deployment is in progress, or the disk is full.
@@ -309,13 +337,16 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the history of a deployment file, newest last, including events not yet written to it."""
+    """Return the history of a deployment file, newest last. Takes no lock and writes nothing.
+
+    It includes events that the deployment and decision files show but the history does not have yet.
+    """
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 
 
 def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
-    """Yield events that the other files show but the history lacks."""
+    """Yield events that the deployment and decision files show but the history lacks."""
     current = in_force(file)
     if current is None:
         return

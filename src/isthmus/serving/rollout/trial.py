@@ -1,6 +1,6 @@
 """Models on trial next to a standby model: a candidate before it is in force, and a deployment on probation after.
 
-What is counted of both, and when the trial fails.
+This module counts the requests and failures of both models, and decides when the model on trial fails.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from isthmus.serving.deployment.record import CandidateDeployment, Deployment, P
 from isthmus.serving.predict.model import DeployedModel, Float32
 
 LEAST = 200
-"""Single-row predictions of each model before their p99 is compared."""
+"""Minimum number of timed single-row predictions of each model before their p99 is compared."""
 
 FAILURES = 3
-"""Failed predictions before their share is compared."""
+"""Minimum number of failed predictions before the failure rates of both models are compared."""
 
 WINDOW = 1000
-"""Requests in a window. After it, failures are counted anew, and latencies too if both models have `LEAST`."""
+"""Requests in a window. At its end, failures are counted from 0, and timed runs too if both models have `LEAST`."""
 
 _EVERY = 50
 """Requests between two checks of the p99."""
@@ -63,7 +63,7 @@ class Counts:
     def count(self, rows: int, seconds: float | None) -> None:
         """Count a request, and a failure if `seconds` is None.
 
-        The seconds are kept only for requests of a single row.
+        The seconds are stored only for requests of a single row.
         """
         self.requests += 1
         if seconds is None:
@@ -97,12 +97,12 @@ class Trial:
 
     Attributes:
         role: name of its role, such as "canary".
-        standby_role: name of the other model's role.
-        in_force: True if it is the deployed model. Its error is then returned if the standby fails too.
+        standby_role: name of the role of the standby model, which answers if the model on trial fails.
+        in_force: True if the model on trial is the deployed one. Its error is then returned if the standby fails too.
         counts: counts of the model on trial.
-        standby: counts of the other model.
-        dropped: comparison runs skipped because too many were waiting.
-        refused: reason it gets no more requests, or None.
+        standby: counts of the standby model.
+        dropped: number of comparison runs skipped because too many were waiting.
+        refused: reason the model on trial gets no more requests; None while the trial goes on.
     """
 
     role: str
@@ -117,7 +117,10 @@ class Trial:
         self._objective_ms = objective_ms
 
     def judge(self) -> None:
-        """Give the model up if it fails more often than the standby, or if it is too slow."""
+        """Set `refused` if the model on trial fails more often than the standby, or if it is too slow.
+
+        Call it after each counted request; it also starts a new window after `WINDOW` requests.
+        """
         if self.refused is not None:
             return
         (requests, failures), (standby_requests, standby_failures) = self.counts.window, self.standby.window
@@ -157,8 +160,10 @@ class CandidateRun(Trial):
     """A candidate in a worker, next to the deployed model.
 
     Attributes:
-        compared: number of shadow answers compared.
-        differing: number of these that differ by more than `tolerance`.
+        model: model of the candidate, or the error of loading it; `refused` is then set from the start.
+        compared: number of rows in which a shadow was compared with the deployed model.
+        differing: number of compared rows that differ by more than `tolerance`.
+        worst: largest difference in a compared row; infinite if only one model had a number.
     """
 
     standby_role = "deployed"
@@ -194,9 +199,10 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Decide whether the candidate answers a request.
+        """Return True if the candidate should answer a request, which it does for `share` of the requests.
 
-        The choice depends on the values of the join keys `names` in the first row, or on the body without join keys.
+        The choice is fixed by the values of the join keys `names` in the first row, so an entity always gets the same
+        model. Without join keys, the body decides.
         """
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
@@ -206,7 +212,7 @@ class CandidateRun(Trial):
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
         """Compare two answers to a request, shape (n,) or (n, classes). Return True if they agree within the tolerance.
 
-        Answers of different shapes differ in all rows.
+        Answers of different shapes differ in all rows. Updates `compared`, `differing` and `worst`.
         """
         if deployed.shape != candidate.shape:
             deployed, candidate = np.zeros(len(deployed), np.float32), np.full(len(deployed), np.nan, np.float32)
@@ -232,8 +238,8 @@ def _divergence(share: float, expected: float) -> float:
 class ProbationRun(Trial):
     """A deployed model on probation in a worker.
 
-    The previous model answers no requests, so latency is not measured on answers: now and then, both models run on the
-    same request after its answer, one after the other.
+    The previous model answers a request only if this one fails, so latency is not compared on answers. Instead, both
+    models sometimes run on the same request in the background, one model at a time.
 
     Attributes:
         former: previous model, or the error of loading it.
@@ -271,7 +277,10 @@ class ProbationRun(Trial):
         return super()._slower(own, other) and new > old and (new - old) ** 2 > _CHI_SQUARED * (new + old)
 
     def begin(self) -> bool:
-        """Return True if it is time to run both models on a request, and start such a run."""
+        """Return True if both models should now run on a request to compare their latency.
+
+        The caller then calls `end` when they have finished. Until then, or for 10 seconds, this returns False.
+        """
         now = time.monotonic()
         if now < self._next:
             return False
@@ -280,5 +289,8 @@ class ProbationRun(Trial):
         return True
 
     def end(self, seconds: float) -> None:
-        """End the run started by `begin`, which took `seconds` in total."""
+        """End the comparison that `begin` allowed, which took `seconds` in total.
+
+        The next one starts after a pause of nine times as long.
+        """
         self._next = time.monotonic() + seconds * (1 / _SHARE - 1)

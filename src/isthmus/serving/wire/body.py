@@ -45,7 +45,7 @@ def require_distinct(body: bytes) -> None:
                 accounted += len(item) + sum(_colons(bytes(value)) for value in item.values())
         else:
             accounted += _colons(text)
-    # Each member has one colon, and so does a member that decoding dropped. A name may contain a colon too, so check
+    # Each member has one colon, also a member that decoding dropped. A name may contain a colon too, so check
     # fully.
     if body.count(b":") > accounted:
         # Keep numbers as text: Python refuses to parse very long ones.

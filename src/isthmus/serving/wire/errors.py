@@ -12,11 +12,11 @@ class UnreadableError(RequestError):
 
 
 class UnauthenticatedError(RequestError):
-    """The request has no API key, or an unknown one."""
+    """The request has no API key or an unknown one, or the server has no valid keys."""
 
 
 class ForbiddenError(RequestError):
-    """The API key lacks the scope for this request."""
+    """The API key lacks the scope for this request, or a web page of another site sent the request."""
 
 
 class NotFoundError(RequestError):
@@ -66,7 +66,7 @@ class TooManyError(RequestError):
 
 
 class NotReadyError(DependencyError):
-    """No contract or model is loaded yet."""
+    """The server cannot answer yet: a contract or model is not loaded, or the key file or a snapshot is damaged."""
 
 
 class BusyError(DependencyError):

@@ -18,7 +18,7 @@ Head = tuple[tuple[bytes, bytes], ...]
 
 
 async def body_of(request: Request) -> bytes:
-    """Read the body of a request without Starlette's streaming overhead."""
+    """Read the whole body of a request. Raise ClientDisconnect if the client leaves before its end."""
     parts = []
     while (message := await request.receive())["type"] == "http.request":
         parts.append(message.get("body", b""))
@@ -55,7 +55,7 @@ class _Answer(Response):
 
 
 def reply(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value, more: Head = ()) -> Response:
-    """Create a response; `contract` is the hash for its header, `more` are extra headers."""
+    """Create a response with status 200; `contract` is the hash for its header, `more` are extra headers."""
     return _Answer(body, (*_head(contract, media_type), *more))
 
 

@@ -16,9 +16,10 @@ class Format(Enum):
 
 @lru_cache(256)
 def negotiate(accept: str) -> Format:
-    """Choose the format to answer in.
+    """Choose the format of an answer for the value of an `Accept` header.
 
-    Unknown media types are ignored; if a caller accepts nothing else, it gets JSON, as in Feast.
+    Unknown media types are ignored; if a caller accepts nothing else, it gets JSON, as in Feast. Raises a
+    NotAcceptableError if the header excludes every format.
     """
     ranges = dict(_range(part) for part in accept.lower().split(","))
     best, form = (0.0, 0), None
@@ -36,7 +37,7 @@ def negotiate(accept: str) -> Format:
 
 
 def accepts(accept_encoding: str, coding: str) -> bool:
-    """Return True if an Accept-Encoding header allows a content coding."""
+    """Return True if an Accept-Encoding header names a content coding with a quality above 0. Ignores `*`."""
     return dict(_range(part) for part in accept_encoding.lower().split(",")).get(coding, 0) > 0
 
 

@@ -83,7 +83,7 @@ class ValuesAnswer(Struct):
 
 
 class PushRequest(Struct, forbid_unknown_fields=True):
-    """Rows for the online store, in Feast's format."""
+    """Rows for the online store, the history of a view, or both, in Feast's format."""
 
     push_source_name: Annotated[str, Meta(description="View that the rows belong to.", examples=["punctuality"])]
     df: Annotated[
@@ -214,7 +214,7 @@ class ModelTensor(Struct):
 
 
 class RoleCounts(Struct):
-    """Counts of one model in the worker that answers, since the candidate was deployed."""
+    """Counts of one model in the worker that answers, since the trial began there."""
 
     requests: int
     failures: int
@@ -297,7 +297,7 @@ class Models(Struct):
 
 
 class PublishedState(Struct):
-    """The record of a view in the online store; `refused` is the reason it could not be read.
+    """The state of a view in the online store; `refused` says what is wrong with its rows, if anything.
 
     `materialized_at` is the time as of which values were computed. `known_until` is the time until which every known
     row was written. Both are microseconds since 1970 UTC.

@@ -120,7 +120,7 @@ class _Compressed(StaticFiles):
 
 
 def document() -> dict[str, Any]:
-    """Build the OpenAPI document. It names nothing of a project, because it is served without authentication."""
+    """Build the OpenAPI document. It has no names of a project, its views or its models, because no key protects it."""
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,

@@ -178,7 +178,10 @@ def to_json(array: Array) -> orjson.Fragment:
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """The inverse of `from_bytes`. For numbers, return a view without a copy if possible."""
+    """Encode a tensor as little-endian bytes, the inverse of `from_bytes`.
+
+    For numbers, return a view of the array without a copy if possible.
+    """
     if array.dtype != object:
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     texts = [str(text).encode() for text in array.ravel().tolist()]

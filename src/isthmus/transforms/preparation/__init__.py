@@ -1,1 +1,1 @@
-"""The steps between a model's inputs and its network: declared, fitted by an engine, compiled to a graph."""
+"""The steps between a model's inputs and its network: declaration, fitting with an engine, compilation to ONNX."""

@@ -12,7 +12,10 @@ _TINY = 1.1754943508222875e-38
 
 
 def number(rows: DataFrame, name: str) -> Column:
-    """Return a number, a time in microseconds or a boolean as the network's float; null where null or NaN."""
+    """Return a column of numbers, booleans or timestamps as float32, null where it is null or NaN.
+
+    A timestamp becomes its microseconds since 1970 UTC.
+    """
     value = rows[name]
     as_float = (functions.unix_micros(value) if dict(rows.dtypes)[name] == "timestamp" else value).cast("float")
     return functions.when(~functions.isnan(as_float), as_float)
@@ -64,7 +67,10 @@ def aggregates(step: Step, value: Column) -> list[Column]:
 
 
 def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]:
-    """Compute the parameters of a step from its aggregates, which are None for a column without values."""
+    """Compute the parameters of a step from the values of its `aggregates`, in their order.
+
+    The values are None for a column without finite numbers; `results` is empty for a step without aggregates.
+    """
     match step:
         case Clip():
             low, high = results

@@ -1,4 +1,4 @@
-"""Fits the steps before a network to the training part of a training set, with an engine."""
+"""Fitting of the steps before a network to the training part of a training set, with an engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LEARNED = "preparation.json"
 """File of a package that describes the learned parameters in the graph."""
 INDICATOR_SHARE = 0.01
-"""Numbers missing in a smaller share of the training rows get no missing indicator."""
+"""Numbers missing in a smaller share of the training rows, or in all of them, get no missing indicator."""
 
 
 class FittedNumber(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class FittedText(msgspec.Struct, frozen=True):
 
     Attributes:
         how: the encoding, as plain data.
-        places: place of each word, from 1.
+        places: place of each word, from 1; for `Hashed`, its bucket. Words that are not listed have place 0.
     """
 
     name: str
@@ -83,14 +83,14 @@ class Preparation(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """Number of the network's numeric inputs, without vectors of words."""
+        """Number of the network's numeric inputs: numbers, indicators, `OneHot` and `Ordinal`; no learned vectors."""
         spelled = sum(text.count for text in self.texts if isinstance(text.text, OneHot))
         ordered = sum(isinstance(text.text, Ordinal) for text in self.texts)
         return len(self.numbers) + sum(number.indicator for number in self.numbers) + spelled + ordered
 
     @property
     def embedded(self) -> dict[int, tuple[int, int]]:
-        """Number of places and vector size of each text with learned vectors, by position."""
+        """Number of places (with place 0) and vector size of each text with learned vectors, by index in `texts`."""
         return {
             position: (fitted.count, min(text.width, (fitted.count + 1) // 2))
             for position, fitted in enumerate(self.texts)
@@ -99,7 +99,11 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Fit the steps of numbers and the encodings of texts, both by column, to the rows of the training part."""
+    """Fit the steps of numbers and the encodings of texts, both by column, to all rows of a DataFrame.
+
+    Pass only the training part, see `training_part`. The engine reads the rows once for the shares of missing values,
+    at most once for each position in the longest chain of steps, and at most once per text column.
+    """
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions
@@ -131,7 +135,10 @@ def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping
 
 
 def training_part(rows: "DataFrame", before: int) -> "DataFrame":
-    """Return the rows before a time, in microseconds, whose labels were known by then."""
+    """Return the rows with `event_timestamp` before a time whose labels were known at that time or earlier.
+
+    `before` is in microseconds since 1970 UTC.
+    """
     from pyspark.sql import functions
 
     moment = functions.timestamp_micros(functions.lit(before))
@@ -139,10 +146,10 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 
 
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
-    """Return the graph of all steps of a number `x`, with the output `y`, which is 0 where the result is null.
+    """Return an ONNX graph that applies the steps to a number `x`, in order. Its output `y` is 0 in place of null.
 
-    `counts` are the numbers of parameters of each step. Parameters are inputs after `x`, never null, NaN or -0.0, so
-    columns with the same steps can share the graph.
+    `counts` has the number of parameters of each step. The graph takes parameters as inputs after `x`, so columns with
+    the same steps can share it. The caller must not pass null, NaN or -0.0 as a parameter.
     """
     from pyspark.sql import functions
 
@@ -160,7 +167,10 @@ def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProt
 
 
 def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
-    """Return the graph of the place of a word `x`, which is "" for null, with the output `place`."""
+    """Return an ONNX graph that maps a text `x` to its int64 `place`, or 0 for a text that is not in `places`.
+
+    The caller must pass "" for a null.
+    """
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions

@@ -18,7 +18,7 @@ class Setting:
     """Base of the steps for numbers and the encodings for texts."""
 
     def misfit(self) -> str:
-        """Return the expected values if a setting is wrong, or an empty text."""
+        """Return the values that an invalid setting may have, for a message; an empty text if all are valid."""
         match self:
             case Clip(low=low, high=high) if not (_number(low) and _number(high) and 0 <= low <= high <= 1):
                 return "shares, 0 <= low <= high <= 1"
@@ -73,10 +73,11 @@ class Clip(Step):
 
 @dataclass(frozen=True)
 class Impute(Step):
-    """Replaces a missing number.
+    """Replaces a missing number: null or NaN.
 
     Attributes:
-        value: a number, or "mean" or "median" to use the mean or median of the training part.
+        value: a number, or "mean" or "median" to use the mean or median of the training part's finite numbers. These
+            are 0 for a column without finite numbers.
     """
 
     labels = ("with",)
@@ -86,6 +87,8 @@ class Impute(Step):
 @dataclass(frozen=True)
 class Standardize(Step):
     """(x - mean) / standard deviation of the training part, limited so that an outlier does not dominate.
+
+    A column that is constant in the training part is divided by 1.
 
     Attributes:
         limit: largest absolute result.
@@ -97,12 +100,12 @@ class Standardize(Step):
 
 @dataclass(frozen=True)
 class Words(Setting):
-    """Base of the encodings of a text by its place among the most frequent words of the training part.
+    """Base of the encodings of a text by its place, 1, 2, …, among the most frequent words of the training part.
 
-    Null, the empty text and unknown words have place 0.
+    A word is the whole text of a row; texts are not split. Null, the empty text and all other words have place 0.
 
     Attributes:
-        size: maximum number of words with a place.
+        size: maximum number of words with a place above 0.
     """
 
     size: int = VOCABULARY
@@ -113,7 +116,7 @@ class Embed(Words):
     """A learned vector for each word.
 
     Attributes:
-        width: size of a vector; at most half the number of places.
+        width: size of a vector. It is reduced to half the number of places (with place 0) if that is smaller.
     """
 
     width: int = WIDTH
@@ -121,7 +124,7 @@ class Embed(Words):
 
 @dataclass(frozen=True)
 class OneHot(Words):
-    """A number for each word and one for unknown words: 1 for the text's word, else 0."""
+    """One number per word, and one for all unknown words: 1 for the text's own word, 0 for the other words."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,10 @@ class Ordinal(Setting):
 
 @dataclass(frozen=True)
 class Hashed(Words):
-    """A learned vector for each bucket. Spark's hash assigns words of the training part to buckets.
+    """A learned vector for each bucket of words, for columns with many words.
+
+    Spark's hash assigns the `size` most frequent words of the training part to buckets. Null, the empty text and all
+    other words share one more vector.
 
     Attributes:
         buckets: number of buckets.

@@ -1,1 +1,1 @@
-"""Request transforms by the engine, compiled and checked."""
+"""Request transforms: compiled to ONNX graphs, computed by an engine, and checked against the graphs."""

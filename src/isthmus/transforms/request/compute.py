@@ -1,6 +1,6 @@
-"""Compiles request transforms to a graph, and computes them with an engine.
+"""Request transforms: compilation to ONNX graphs, and computation with an engine.
 
-A request source with expectations or defaults counts as a request transform, see `fields`.
+A request source with expectations or defaults counts as a request transform: its fields are its checked values.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,10 +37,10 @@ REMEDY = "correct it, or drop such rows from the spine"
 
 
 class Graphs:
-    """The graphs of a contract, opened on first use.
+    """The graphs of a contract's request transforms, opened on first use. They check rows of a training set.
 
-    A graph refuses some values that an engine accepts, such as non-ASCII letters. The API and every package use graphs,
-    so a model must not learn from rows that they refuse.
+    A graph refuses some values that an engine accepts, for example non-ASCII letters in `lower`. The API and every
+    package use graphs, so a model must not learn from rows that graphs refuse.
     """
 
     def __init__(self, contract: Contract) -> None:
@@ -52,9 +52,10 @@ class Graphs:
     def require(
         self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
     ) -> None:
-        """Raise a DataError for the first row of a batch that the graph of a transform refuses.
+        """Run the graph of the transform `name` on a batch, and raise a DataError for a row that it refuses.
 
-        `rows` are the inputs in the types of the transform. `refusal` is the engine's error, if it refused a row.
+        `rows` has the transform's inputs, by name and in its types; `batch` identifies the row in the message. `place`
+        is the transform, for messages. `refusal` is the engine's error, which is added to the message; it may be empty.
         """
         graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}
@@ -69,7 +70,10 @@ class Graphs:
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
-    """Return the graph of a request transform that takes these columns, or its problems."""
+    """Compile a request transform that takes these columns. Return its ONNX graph and its problems.
+
+    This calls the user's function. Use the graph only if there are no problems: it may be empty or have other types.
+    """
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced
 
@@ -174,7 +178,7 @@ def _place(transform: AtRequest) -> str:
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
-    """Add the columns of request transforms to the columns of a training set.
+    """Return the schema of a training set with the fields of request transforms appended.
 
     Raises:
         DataError: the schema lacks an input of a transform, or two columns would share a name.
@@ -201,10 +205,12 @@ def computed(
     joined: Iterable[pa.RecordBatch],
     graphs: Graphs | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a training set in order, with the fields of request transforms, computed by an engine.
+    """Yield batches of a training set with the fields of request transforms appended. Rows keep their order.
+
+    The engine runs one query per batch and transform. The `graphs` then check the rows; None skips this check.
 
     Raises:
-        DataError: the engine or one of the `graphs` refused a row, or a column does not have the type of an input.
+        DataError: the engine or a graph refused a row, a column has a wrong type, or two columns would share a name.
     """
     for batch in joined:
         columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])
@@ -243,9 +249,9 @@ def _computed(
 
 
 def _input(place: str, batch: pa.RecordBatch, name: str, contract: TransformContract) -> pa.Array:
-    """Return a column in the type that the transform takes. A user's spine may have another type, or lack the column.
+    """Return a column in the type that the transform takes, or nulls if the batch lacks it.
 
-    It rejects the same values as the API: a text for a number, a time without a zone.
+    A user's spine may have another type. Like the API, reject a text for a number, or a time without a zone.
     """
     field = next((field for field in contract.request if field.name == name), None)
     if field is None:

@@ -38,7 +38,7 @@ def fields(source: RequestSource) -> "dict[str, Column]":
 
 
 def _broken(column: "Column", rule: Expectation, dtype: str) -> "Iterator[Column]":
-    """Yield conditions, one of which is true where the rule is broken; null or false elsewhere."""
+    """Yield boolean columns. A row breaks the rule if one of them is true; otherwise they are false or null."""
     from pyspark.sql import functions
 
     match rule:

@@ -1,1 +1,1 @@
-"""Functions of one row: PySpark columns, compiled to ONNX."""
+"""A compiler from PySpark columns, computed from one row each, to ONNX graphs."""

@@ -1,4 +1,4 @@
-"""Compiles PySpark columns to one ONNX graph."""
+"""The compiler from PySpark columns to one ONNX graph."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A graph, and its input and output types by column, in the form of `features.request.layout`."""
+    """A compiled ONNX graph, and the type of each input and output column.
+
+    `features.request.layout` describes the tensors of the graph; the layout is in the model's metadata.
+    """
 
     model: onnx.ModelProto
     inputs: Mapping[str, SqlType]
@@ -40,10 +43,13 @@ class Compiled:
 def compile_columns(
     columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType], plain: Collection[str] = ()
 ) -> Compiled:
-    """Compile row expressions by output name. `plain` are inputs that are never null, NaN or -0.0.
+    """Compile PySpark columns, by output name, to one ONNX graph.
+
+    Create the columns within `traced`. `inputs` has the type of each input column. `plain` names inputs for which the
+    caller guarantees that they are never null, NaN or -0.0; the graph does not check that.
 
     Raises:
-        NotCompilableError: a graph cannot hold an expression.
+        NotCompilableError: a column uses a function, type or input that the graph does not have, or is too large.
     """
     nodes = {name: node_of(column, f"field {name}") for name, column in columns.items()}
     compiler = _Compiler(inputs, plain)

@@ -1,1 +1,1 @@
-"""Tables of other systems, Delta, Iceberg and SQL: read in Arrow, written as Parquet for every engine."""
+"""Readers of Delta tables, Iceberg tables and SQL queries. Rows are read as Arrow and copied to Parquet for engines."""

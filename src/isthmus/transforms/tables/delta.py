@@ -1,4 +1,4 @@
-"""Reads Delta tables with deltalake. A version of a table never changes."""
+"""Rows of Delta tables, read with deltalake. A version of a table never changes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,11 +33,13 @@ class _DeltaTable:
 
 @contextmanager
 def open_table(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
-    """Open the newest version of a Delta table at a path or URL.
+    """Open the newest version of the Delta table at a path or URL, with the storage `options` of deltalake.
+
+    This reads the table's log only; rows are read by `SourceTable.batches`, always from this version.
 
     Raises:
         DataError: the table is missing or damaged.
-        DependencyError: deltalake is not installed.
+        DependencyError: deltalake is not installed, or the storage refuses or does not answer.
     """
     with extra("offline"):
         from deltalake.exceptions import DeltaError, TableNotFoundError

@@ -1,7 +1,7 @@
-"""Reads Iceberg tables with pyiceberg. A snapshot of a table never changes.
+"""Rows of Iceberg tables, read with pyiceberg. A snapshot of a table never changes.
 
-The catalog's address and secrets are configured for pyiceberg: by environment variables such as
-PYICEBERG_CATALOG__WAREHOUSE__URI, or by its own file.
+Configure the catalog's address and secrets for pyiceberg, by environment variables (PYICEBERG_CATALOG__WAREHOUSE__URI
+for a catalog `warehouse`) or by its own file.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,9 @@ class _IcebergTable:
 
 @contextmanager
 def open_table(source: Source) -> Iterator[SourceTable]:
-    """Open the current snapshot of an Iceberg table.
+    """Open the current snapshot of an Iceberg table. A table that was never written has no rows.
+
+    This asks the catalog of `source.iceberg`, its part before the first dot. Rows are read by `SourceTable.batches`.
 
     Raises:
         DataError: the table is missing or damaged.
@@ -97,7 +99,7 @@ def _reading(source: Source) -> Iterator[None]:
 
 
 def _words(name: str, error: Exception) -> str:
-    """Describe an error, unless its message may contain part of an address with a password."""
+    """Return an error's type and first line; no line if it may contain part of an address with a password."""
     from pyiceberg.utils.config import Config
 
     kind, address = type(error).__name__, (Config().get_catalog_config(name) or {}).get("uri")

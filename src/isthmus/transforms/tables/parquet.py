@@ -1,6 +1,7 @@
-"""Parquet with types and names that every engine reads alike: rows of tables, and files of other writers.
+"""Parquet files that every engine reads with the same result: copies of tables' rows, and files of other writers.
 
-Files in object storage are read directly, since each engine configures storage differently.
+This process reads files at S3 URLs and copies their rows, since each engine configures storage differently. Only a
+cluster reads them itself.
 """
 
 import re
@@ -39,7 +40,11 @@ _COARSER = ("write the file with pyarrow's or pandas' coerce_timestamps='us', al
 
 
 def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "DataFrame":
-    """Read files or folders at local paths or URLs. A local path is never a pattern."""
+    """Return a DataFrame of the Parquet files or folders at local paths or URLs.
+
+    A character like `*` in a local path is literal. `schema` has the columns as SQL, such as "`age` bigint"; without
+    it, the engine reads them from the files now. Rows are read when the engine computes.
+    """
     if any(_PATTERN.search(place) and not is_url(place) for place in places):
         # Sail reports the version of Spark that it emulates, but answers a query with its own version. It reads
         # patterns in plain paths, and escapes in URLs; Apache Spark reads patterns everywhere, but no escapes in URLs.
@@ -52,10 +57,10 @@ def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "Dat
 
 
 def schema(source: str, table: SourceTable) -> pa.Schema:
-    """Return the columns of a table as engines read them.
+    """Return the Arrow schema that `write` gives a table's rows, for example with times in microseconds.
 
     Raises:
-        DataError: engines do not read the type of a column.
+        DataError: a column has a type that engines do not read.
     """
     fields = [(field.name, _type(field.type), field.nullable) for field in table.schema]
     unread = [f"{field.name} ({field.type})" for field in table.schema if _type(field.type) is None]
@@ -69,10 +74,14 @@ def schema(source: str, table: SourceTable) -> pa.Schema:
 
 
 def write(source: str, table: SourceTable, column: str | None, within: Within, file: Path) -> int:
-    """Write the rows whose `column` lies within a range, and rows without a time. Return their number.
+    """Write the rows of a table to a Parquet file, replacing it. Return the number of rows written.
+
+    Writes the rows whose time `column` is `within` a range, rows without a time, and possibly rows outside the range;
+    all rows if either argument is None. After an error, an incomplete file may remain.
 
     Raises:
         DataError: the table cannot be read, a value does not fit its type, or the file cannot be written.
+        DependencyError: the storage or database does not answer.
     """
     columns = schema(source, table)
     batches = (_converted(source, table, batch, columns) for batch in table.batches(column, within))
@@ -115,9 +124,12 @@ def fragments_of(paths: str | Sequence[str], filesystem: Any = None) -> list[Any
 class ParquetFiles:
     """Parquet files as one table, with all their columns, in types that hold the values of every file.
 
+    Below the folder `root`, which ends with a slash for local files, folders named `column=value` add text columns.
+    `fragments` is the result of `fragments_of`.
+
     Attributes:
         place: location, for messages.
-        version: identifies the rows.
+        version: identifies the rows; None if unknown.
     """
 
     def __init__(self, source: str, place: str, version: str | None, fragments: Sequence[Any], root: str) -> None:
@@ -138,7 +150,7 @@ class ParquetFiles:
 
     @cached_property
     def uniform(self) -> bool:
-        """Return whether all engines read the files unchanged and with the same result."""
+        """True if every engine can read the files unchanged, with the same result. Reads all footers once."""
         kinds = [_kinds(fragment, footer) for fragment, footer in zip(self._fragments, self._footers, strict=True)]
         if any(_NULL in path for path in self.paths):
             return False  # Sail takes it for a text
@@ -146,7 +158,7 @@ class ParquetFiles:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns.
+        """The columns of all files, each with one type for all files. Reads all footers once.
 
         Raises:
             DataError: no single type holds a column's values in different files.
@@ -180,7 +192,10 @@ class ParquetFiles:
                     yield batch
 
     def _partition(self, fragment: Any) -> Mapping[str, str | None]:
-        """Return the columns named by a file's folders, as text, because engines guess their types differently."""
+        """Return the columns and values that the names of a file's folders contain (`column=value`).
+
+        Values stay text, because engines guess their types differently.
+        """
         folders = fragment.path.removeprefix(self._root).split("/")[:-1]
         pairs = [folder.partition("=") for folder in folders if "=" in folder]
         return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
@@ -217,7 +232,7 @@ def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
 
 
 def _is_read(kind: pa.DataType) -> bool:
-    """Return whether engines read a type directly, as `_type` does, or not at all."""
+    """Return whether no conversion is useful: engines read the type as `_type` says, or cannot read it at all."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit != "ns")
     return _type(kind) in (kind, None) or kind in _PLAIN or pa.types.is_fixed_size_binary(kind)
@@ -234,7 +249,10 @@ def _without_values(footer: Any, name: str) -> bool:
 
 
 def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
-    """Return a filter for rows in a time range or without a time. It only saves reading; None if no filter is safe."""
+    """Return a filter for rows whose time is in a range or null, or None if the column is not a timestamp.
+
+    The filter only saves reading: callers accept rows outside the range.
+    """
     import pyarrow.compute as pc
 
     kind = columns.field(name).type if name in columns.names else None
@@ -326,7 +344,9 @@ class _Objects(ParquetFiles):
 
 @contextmanager
 def open_table(source: Source, options: Mapping[str, str]) -> Iterator[SourceTable]:
-    """Open the Parquet files at a URL: a single file, or all files of a folder.
+    """Open the Parquet files at the URL `source.path`: one file, or all files of a folder and its subfolders.
+
+    Skips files and folders whose names start with "_" or ".". `options` are storage options, as for deltalake.
 
     Raises:
         ConfigurationError: the folder is a Delta table.

@@ -1,4 +1,4 @@
-"""Reads queries of a database in one transaction: PostgreSQL by ADBC, a DuckDB file by DuckDB."""
+"""Rows of a database query, read in one transaction: from PostgreSQL by ADBC, from a DuckDB file by DuckDB."""
 
 import os
 import re
@@ -22,7 +22,7 @@ _ROWS = 65_536
 
 
 class _Query:
-    """A query within a transaction. `run` returns the batches of a query."""
+    """A source's query within a transaction. `run` executes SQL text and returns a reader of its batches."""
 
     def __init__(
         self, source: Source, place: str, version: str | None, run: Any, errors: tuple[type[Exception], ...]
@@ -48,11 +48,15 @@ class _Query:
 
 @contextmanager
 def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
-    """Run the query of a source in the database whose address is in the environment variable `connection`.
+    """Connect to the database of a source, and open its query as a table until the end of the block.
+
+    The address comes from the environment variable that `source.connection` names; `duckdb:FILE` starts from `root`.
+    All reads happen in one read-only transaction. Entering the block runs `version_sql` and asks for the columns of the
+    query; its rows are read by `SourceTable.batches`.
 
     Raises:
         ConfigurationError: the variable is not set, or is not an address.
-        DataError: the database rejects the query.
+        DataError: the DuckDB file is missing, or the database rejects a query.
         DependencyError: the database does not answer, or its driver is not installed.
     """
     address = _address(source)
@@ -66,9 +70,10 @@ def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
 
 
 def version(source: Source, root: Path) -> str | None:
-    """Return the result of `version_sql`; without it, a fingerprint of a DuckDB file, or None for a server.
+    """Return a text that changes when the rows of a source change, or None if there is no such text.
 
-    A server has no version that changes with every row.
+    With `version_sql`, connect to the database and return the query's result; None if it has no values. Without it,
+    return name, size and time of the DuckDB file and its log; None for PostgreSQL.
     """
     if source.version_sql:
         with open_table(source, root) as table:

@@ -1,4 +1,4 @@
-"""The interface between builds and the tables of other systems."""
+"""The interface through which builds read tables of other systems, and helpers for its implementations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,11 +30,14 @@ class SourceTable(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, in the types of the table's own system."""
+        """The columns, in the Arrow types that the table's own reader gives them."""
         ...
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        """Yield rows whose `column` lies within, and rows without a time; without a column, all rows."""
+        """Yield the rows whose time `column` is `within` a range, and the rows without a time.
+
+        Yield all rows if either argument is None. A table that cannot filter by the column may yield more rows.
+        """
         ...
 
 
@@ -44,7 +47,10 @@ def moments(within: tuple[int, int]) -> tuple[str, str]:
 
 
 def condition(column: str, within: tuple[int, int], literal: str) -> str:
-    """Return a range as an SQL condition; `literal` formats a time, such as "TIMESTAMPTZ {}"."""
+    """Return an SQL condition that is true for times in [first, end) and for null.
+
+    `column` is the name without quotes. `literal` is the format of a quoted time, for example "TIMESTAMPTZ {}".
+    """
     name = '"' + column.replace('"', '""') + '"'
     first, end = (literal.format(f"'{moment}'") for moment in moments(within))
     return f"{name} IS NULL OR ({name} >= {first} AND {name} < {end})"
@@ -52,7 +58,11 @@ def condition(column: str, within: tuple[int, int], literal: str) -> str:
 
 @contextmanager
 def reading(source: str, place: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert the errors of a library into a DataError of the source."""
+    """Convert the errors of reading a source, in the block, into a DataError. `place` is its location, for messages.
+
+    Converts `errors`, Arrow's errors, OSError and ValueError. If the storage at a URL refused or did not answer, raise
+    a DependencyError instead. An IsthmusError and all other errors pass unchanged.
+    """
     try:
         yield
     except IsthmusError:

@@ -1,1 +1,1 @@
-"""A view by the engine: computed, joined, written online."""
+"""Work on views that an engine does: compute their rows, join them to a spine, write them to Redis."""

@@ -1,4 +1,4 @@
-"""Runs the functions of views and spines, and checks their results against the declarations."""
+"""Results of views' and spines' functions, computed by an engine and checked against the declarations."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,13 +32,17 @@ _ROLES = dict(zip(_TIMES, ("timestamp", "known"), strict=True))
 def stream_view(
     view: FeatureView, contract: ViewContract, frames: Frames, within: tuple[int, int] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a view in batches: keys, `event_timestamp`, `known_at` and features, in the contract's types.
+    """Call a view's function, run its query on the engine, and yield the rows in batches, in the contract's types.
 
-    `within` selects rows with an event time in [first, end), in microseconds. Without it, there must be rows.
+    The columns are keys, `event_timestamp`, `known_at` and features. `within` selects event times in [first, end), in
+    microseconds since 1970 UTC; without it, a result without rows is an error. Batches may come before an error:
+    discard them then.
 
     Raises:
         ConfigurationError: the result lacks declared columns or has other types; it names all of them.
-        DataError: the transform failed, returned no rows, or has nulls in keys and times.
+        DataError: the function or its query failed, there are no rows, a key or time is null, or an array has a null or
+            a wrong size.
+        DependencyError: the engine cannot open a file, or its executors lack a module.
     """
     columns = [*contract.keys, *contract.fields]
     place, frame = _frame(f"view {view.name}", view, columns, frames)
@@ -61,11 +65,16 @@ def stream_view(
 
 
 def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa.Table:
-    """Return the rows of a spine, ordered by time: `columns` (keys, request fields, label) and both times.
+    """Call a spine's function, run its query on the engine, and return all rows in the contract's types.
+
+    The table has `columns` (keys, request fields, label), `event_timestamp` and `known_at`. Rows are ordered by
+    `event_timestamp`, then by the other columns. All rows are in memory.
 
     Raises:
         ConfigurationError: the result lacks declared columns or has other types; it names all of them.
-        DataError: the function failed, returned no rows, has null times, or labels known before `event_timestamp`.
+        DataError: the function or its query failed, there are no rows, a time is null, a label was known before
+            `event_timestamp`, or an array has a null or a wrong size.
+        DependencyError: the engine cannot open a file, or its executors lack a module.
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)
@@ -86,13 +95,14 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
 
 
 class _WantsRowsError(BaseException):
-    """Ends a function that lets the engine compute. Not an Exception, so that its `except` does not catch it."""
+    """Ends a user's function that makes the engine compute. Not an Exception: `except Exception` must not catch it."""
 
 
 def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames) -> None:
-    """Check a view or spine as far as possible before the engine computes a row.
+    """Call the function of a view or spine, and check the columns of its result without computing a row.
 
-    A function that computes rows itself, for example to count them, is not checked.
+    A function that computes rows itself, for example to count them, is not checked: it ends there. Meanwhile, no other
+    thread can compute with the session `spark`.
 
     Raises:
         ConfigurationError: the result lacks declared columns or has other types; it names all of them.

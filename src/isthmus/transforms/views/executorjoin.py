@@ -1,8 +1,8 @@
 """The point-in-time join on an engine's executors, without a shuffle: each task joins part of a spine to a view.
 
-A task is a `features.pointintime.join.Join`, with a million spine rows in memory and a single pass over the history in
-blocks. It sorts no full data set and sends no data between executors. A join costs one read of each history's keys and
-times per million spine rows, with one task per core. The executors need this package and access to the tables' folder.
+A task is a `features.pointintime.join.Join`. It has its spine rows in memory, and reads the keys and times of the
+view's history once, in blocks. It sorts no full data set and sends no data between executors. The
+executors need this package and access to the tables' folder.
 """
 
 import json
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RefusedError(Exception):
-    """The engine failed."""
+    """An engine's query failed. The message is the first line of its error."""
 
 
 def join_files(  # noqa: PLR0913 - options of a join, by name
@@ -42,16 +42,18 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
     status: bool,
     rows: int,
 ) -> None:
-    """Join views to a spine on the executors.
+    """Join views to a spine on the executors, and wait until they are done. Read the results with `answers`.
+
+    Each task joins one view to a part of the spine, and writes a Parquet file to `folder`.
 
     Args:
         spark: the session; its executors can read all files by their paths.
         spine: a Parquet file with the join keys and `event_timestamp`, in the types of the histories.
         histories: the views to join, each with the Parquet files of its table.
         features: names of the features to join, by view.
-        folder: output folder, which `answers` reads.
+        folder: existing output folder, which this process and the executors can access by this path.
         status: add a status column for each view.
-        rows: spine rows per task.
+        rows: spine rows per task; a multiple of `BATCH`, as `answers` requires.
 
     Raises:
         RefusedError: the engine failed.
@@ -77,9 +79,10 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
 
 def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """Yield the columns that `join_files` joined to a spine of `count` rows, in order, `BATCH` rows at a time.
+    """Yield the columns that `join_files` wrote to `folder`, in the spine's order, `BATCH` rows at a time.
 
-    `rows` per task must be a multiple of `BATCH`.
+    `views` are the names of all joined views, `count` is the number of spine rows. `rows` is the number of rows per
+    task in `join_files`, and must be a multiple of `BATCH`.
     """
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]

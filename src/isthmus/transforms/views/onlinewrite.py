@@ -1,7 +1,7 @@
-"""Writes the latest rows of a history to Redis from the engine's executors, bypassing the driver.
+"""Writing of a view's latest rows to Redis from the engine's executors, bypassing the driver.
 
-The executors write with `OnlineStore`, so they need this package and access to Redis. A task that the engine runs twice
-writes the same rows twice, which changes nothing.
+The executors write with `OnlineStore`, so they need this package and access to Redis. An engine may run a task twice:
+the second write of the same rows changes nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,9 +28,9 @@ _COUNTS = ("compared", "changed", "written")
 
 
 def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """Return each key's latest row that had happened and was known at `at` (microseconds).
+    """Return a DataFrame with the latest row of each key, ignoring rows whose event or known time is after `at`.
 
-    Includes expired rows. The result has all columns of the table.
+    `at` is in microseconds since 1970 UTC. Expired rows are included. The result has all columns of the offline table.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
@@ -47,8 +47,8 @@ def write_online(
 ) -> list[WriteCounts]:
     """Write the rows of a DataFrame to Redis from the executors. Return the counts of each partition with rows.
 
-    The URL is sent inside the pickled function, so no plan, log or web page of an engine shows it as text. `horizon` is
-    passed to `OnlineStore.write`.
+    This waits for the executors. After an error, some rows may be written. `horizon` is passed to `OnlineStore.write`.
+    The Redis URL is sent inside the pickled function, so no plan, log or web page of an engine shows it as text.
 
     Raises:
         DependencyError: the engine failed, for example because an executor cannot reach Redis or lacks this package.

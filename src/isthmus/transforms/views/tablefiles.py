@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> "DataFrame":
-    """Let the engine read the rows of a view's offline table from the result of `files`."""
+    """Return a DataFrame of a view's offline table. `files` is the result of the function `files` for the table.
+
+    Features that older files lack are null. Without files, the DataFrame has the columns but no rows.
+    """
     columns = [*view.keys, *view.fields]
     types = {column.name: column.dtype.spark for column in columns}
     types |= {"event_timestamp": "timestamp", "known_at": "timestamp", "content_hash": "bigint"}

@@ -30,7 +30,9 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable) -> Converted:
-    """Convert a student for one row at a time; the same student gives the same bytes. Raises a GateFailed on failure.
+    """Convert the student `of` for one row at a time in a child process; the same student gives the same bytes.
+
+    Waits up to 15 minutes. Raises a GateFailed if the conversion fails.
 
     64-bit integers become 32-bit integers in the inputs and outputs.
     """

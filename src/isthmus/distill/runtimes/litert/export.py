@@ -22,7 +22,9 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable) -> Converted:
-    """Convert a student for one row at a time; the same student gives the same bytes. Raises a GateFailed on failure.
+    """Convert the student `of` for one row at a time in a child process; the same student gives the same bytes.
+
+    Waits up to 15 minutes. Raises a GateFailed if the conversion fails, or if a dynamic size may not be padded.
 
     The converter does not support dynamic sizes of torch.export: they are fixed at the maximum, and inputs are padded.
     """

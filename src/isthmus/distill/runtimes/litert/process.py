@@ -24,9 +24,9 @@ class LiteRTProgram(process.Program):
     libraries, package = LIBRARIES, "ai_edge_litert"
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Return the outputs by name for any number of rows, cut to the sizes of the inputs.
+        """Return the outputs by name for one or more rows, cut to the sizes of the inputs.
 
-        Raises a ProgramRejected if the process does not answer.
+        Raises a ProgramRejected if a size exceeds its maximum, or if the process does not answer.
         """
         padded, sizes = dict(feeds), dict[str, int]()
         for tensor in self._tensors:

@@ -57,7 +57,9 @@ class Side:
     """A period: its rows in the columns of a training set, and the package that answered.
 
     Attributes:
-        views: contracts of the views under which the stored features were joined.
+        views: contracts of the views under which the stored features were joined, by view.
+        profile: precision and threads to run the package with.
+        left_out: number of skipped rows by reason.
     """
 
     days: Days
@@ -85,16 +87,17 @@ def change(  # noqa: PLR0913 - the options of the command
 ) -> PeriodChange:
     """Attribute the change from period `against` to period `days` to population, features, contract and model.
 
-    The rows come from the latest training set, with the features that could be known, and are scored by the last
-    package, or by `package` in the earlier period. With `recorded`, they are the recorded predictions, as fed to the
-    model, scored by the package that answered last in each period; `package` is then refused. Segments use the columns
-    `by`. By default they use the leading join keys of the spine: as many as possible while at least 95 % of the rows
-    are in segments that occur in both periods, and at least one.
+    The rows come from the latest training set, with the features that could be known. Both periods use the last
+    package, unless the folder `package` names another one for the earlier period. With `recorded`, the rows are the
+    recorded predictions, as fed to the model, and each period uses the package that answered last in it; `package`
+    must then be None. Segments use the columns `by`. By default they use the leading join keys of the spine: as many as
+    possible while at least 95 % of the rows are in segments that occur in both periods, and at least one.
 
-    Writes an HTML page beside the project's state.
+    Writes an HTML page to `attribution/<name>` in the state folder, readable by its owner only.
 
     Raises:
-        RequestError: a period or a column is missing, scores are not numbers, or options cannot be combined.
+        RequestError: `days` is None, no row is in a period, a column is missing, scores are not numbers, or options
+            cannot be combined.
         DataError: a package, a table or a history is gone, or a request transform refuses every row of a period.
     """
     artifacts = Artifacts.of(project, name)
@@ -160,9 +163,11 @@ def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingS
 
 
 def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
-    """Return the scores of the rows of both periods, (n + m,), by contract, then by model.
+    """Score the rows of both periods under both contracts with both models.
 
-    Equal results share one array. If the contract's part is not known, the reason is added to `unknown`.
+    Return a list by contract of lists by model, each earlier period first. An entry has the scores of the n rows of the
+    earlier and the m rows of the later period, shape (n + m,). Equal results share one array. If the effect of the
+    contracts cannot be computed, the reason is added to `unknown`, and both contracts have the same scores.
     """
     models = [DeployedModel(unapproved(side.package, side.profile, 0, None)) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
@@ -295,7 +300,7 @@ def _period(side: Side, rows: int) -> Period:
 
 
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
-    """Choose segment columns, and split the rows by them; the first `count` rows are those of the first period.
+    """Choose segment columns, and split the rows by them. The first `count` rows belong to the earlier period.
 
     The columns are `by`, or else as many leading join keys of the spine as leave nearly all rows in segments that both
     periods have (at least one key), since a segment in one period alone has nothing to be compared with.

@@ -42,12 +42,21 @@ class MeasureChange(msgspec.Struct, frozen=True):
 
     @property
     def measure(self) -> Measure:
-        """The same numbers in the form that attribution tables and plots show."""
+        """This change as a `Measure`, for the tables and plots of attributions: `before` becomes `ideal`."""
         return Measure(self.before, self.after, self.parts)
 
 
 class Period(msgspec.Struct, frozen=True):
-    """A period: its rows, the package that answered, and the number of skipped rows by reason."""
+    """A period and the package that answered in it.
+
+    Attributes:
+        first: first day.
+        end: day after the last day.
+        rows: number of compared rows.
+        package: digest of the package.
+        contract: hash of the contract under which the package was exported.
+        left_out: number of skipped rows by reason.
+    """
 
     first: str
     end: str
@@ -58,7 +67,10 @@ class Period(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A segment: number of rows and mean score in both periods, and its effect on the overall mean."""
+    """A segment: number of rows and mean score in both periods, and its effect on the overall mean.
+
+    A mean is None if the segment has no rows in that period.
+    """
 
     values: dict[str, str | None]
     rows_before: int

@@ -1,1 +1,1 @@
-"""The basis of the row-level compiler: expressions, types, values, the graph, the registry of rules."""
+"""The parts that all functions of the compiler use: expressions, types, casts, values, the graph, the rules."""

@@ -1,4 +1,4 @@
-"""Reads a PySpark column as data: the message that Spark Connect would send to a server."""
+"""PySpark columns as plain data, from the messages that Spark Connect would send to a server."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ _SHOWN = 400
 
 @dataclass(frozen=True)
 class ExpressionNode:
-    """An expression.
+    """A node in the tree of a PySpark column's expression.
 
     Attributes:
         name: Spark's name of the function, or "column", "literal", "cast", "lambda" or "variable".
@@ -60,7 +60,7 @@ class ExpressionNode:
 
 
 class NotCompilableError(Exception):
-    """An expression that a graph cannot hold, with the reason and the nearest alternative."""
+    """An expression cannot be part of a graph. `reason` says why; `instead` is an alternative, or an empty text."""
 
     def __init__(self, node: ExpressionNode, reason: str, instead: str = "") -> None:
         super().__init__(reason)
@@ -76,7 +76,11 @@ class NotCompilableError(Exception):
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Make every expression created in the block record its line in the user's code."""
+    """Make every PySpark expression created in the block record its line in the user's code, for messages.
+
+    Within the block, a function of PySpark is replaced for all threads. Columns can be created without a session: this
+    sets the environment variable SPARK_CONNECT_MODE_ENABLED, also after the block, unless it is set.
+    """
     # Create columns of Spark Connect, even without a session.
     os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
     from pyspark.sql.connect import expressions
@@ -101,7 +105,7 @@ def _here() -> SimpleNamespace:
 
 
 def node_of(column: "Column", name: str = "column") -> ExpressionNode:
-    """Return the expression of a column, called `name` in messages.
+    """Return a Spark Connect column as a tree of plain data. `name` is the column's name in messages.
 
     Raises:
         NotCompilableError: a part is not a plain expression of one row, or the expression is too deep or too large.

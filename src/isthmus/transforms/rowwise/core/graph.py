@@ -16,7 +16,7 @@ from isthmus.transforms.rowwise.core.tensors import Operand, Tensor
 from isthmus.transforms.rowwise.core.types import BOOLEAN, DOUBLE, LONG, SqlType
 
 OPSET, ML_OPSET, IR_VERSION = 20, 2, 9
-"""First opset with text functions, and first with vocabularies."""
+"""ONNX versions: the first opset with text functions, the first ML opset with LabelEncoder, and the format."""
 
 _FRACTIONAL = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _SIGNLESS = frozenset({"Abs"})
@@ -61,7 +61,10 @@ class Value:
 
 
 class Graph:
-    """Nodes and constants. A node with the same operator, inputs and attributes exists once."""
+    """An ONNX graph under construction. A node with the same operator, inputs and attributes exists once.
+
+    After adding the inputs, call `begin` with a tensor of shape (1, n): `row` expands constants to that shape.
+    """
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
@@ -91,12 +94,12 @@ class Graph:
         self.shape = self.add("Shape", rows)
 
     def plain(self, tensors: Iterable[Tensor]) -> None:
-        """Declare tensors that hold neither NaN nor -0.0."""
+        """Mark tensors as holding neither NaN nor -0.0, so that later nodes can be simpler. This is not checked."""
         self._numbers.update(tensors)
         self._positive |= self._numbers
 
     def add(self, operator: str, *operands: Operand, **attributes: Any) -> Tensor:
-        """Return the output of a node: a new node, or a tensor that already holds the same."""
+        """Add a node, and return its output. Add nothing if a constant or an earlier tensor has the same value."""
         inputs = tuple(part if isinstance(part, Tensor) else self.number(part) for part in operands)
         if (known := self._without(operator, inputs)) is not None:
             return known
@@ -132,7 +135,10 @@ class Graph:
         return None
 
     def input(self, name: str, count: int) -> list[Tensor]:
-        """Return the rows of the input of shape (count, n), each of shape (1, n)."""
+        """Return the rows, each of shape (1, n), of the graph's input `name` of shape (count, n).
+
+        For several rows, this adds a node that splits the input.
+        """
         names = [f"{name}[{n}]" for n in range(count)]
         if count > 1:
             self._split(name, names)
@@ -144,9 +150,10 @@ class Graph:
         )
 
     def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
-        """Call a function of many nodes, computed together with all calls at the same depth.
+        """Add a call of a function that needs many nodes, and return its result.
 
-        `number` is a parameter for this argument. Pass `signless` if the function never returns -0.0.
+        `model` merges independent calls of the same function: it stacks their arguments and calls the function once,
+        with the `number` of each argument. Pass `signless=True` if the function never returns -0.0.
         """
         if function not in self._together:
             self._together.append(function)
@@ -156,7 +163,7 @@ class Graph:
         return result
 
     def number(self, value: float) -> Tensor:
-        """Return a constant of the type that `Tensor` gives a Python number."""
+        """Return a scalar constant: boolean for a bool, int64 for an int, float64 for a float."""
         return self.constant(value, _KINDS[type(value)])
 
     def constant(self, value: Any, kind: SqlType) -> Tensor:
@@ -191,7 +198,7 @@ class Graph:
     # --- masks
 
     def both(self, *masks: Mask) -> Mask:
-        """Return the conjunction of masks; None is true everywhere. A mask that another implies is left out."""
+        """Return the conjunction (AND) of masks; None is true everywhere. Leave out masks that another one implies."""
         parts = {mask: self._parts.get(mask, frozenset((mask,))) for mask in masks if mask is not None}
         joint: Mask = None
         covered: frozenset[Tensor] = frozenset()
@@ -205,7 +212,7 @@ class Graph:
         return joint
 
     def either(self, *masks: Mask) -> Mask:
-        """Return the disjunction of masks; None is false everywhere."""
+        """Return the disjunction (OR) of masks; None is false everywhere."""
         named = dict.fromkeys(mask for mask in masks if mask is not None)
         return reduce(or_, named) if named else None
 
@@ -217,10 +224,11 @@ class Graph:
         return self._negated[mask]
 
     def where(self, mask: Tensor, then: Tensor, otherwise: Tensor, kind: SqlType) -> Tensor:
-        """Return `then` where a mask is true, and `otherwise` elsewhere, to the last bit.
+        """Return `then` where a mask is true, and `otherwise` elsewhere, with every bit unchanged.
 
-        Runtimes have no such kernel for booleans. ONNX Runtime's kernel turns -0.0 of its first choice into 0.0; also
-        of its second choice, if that choice and the mask are the same for all rows.
+        Both have the type `kind`. ONNX's Where is not enough: runtimes lack it for booleans. ONNX Runtime's kernel
+        turns -0.0 of its first choice into 0.0, and -0.0 of its second choice if that and the mask are equal in all
+        rows.
         """
         if self.is_number(mask):
             return then if self.number_of(mask) else otherwise
@@ -246,11 +254,14 @@ class Graph:
         return mask.where(unit, otherwise) * unlike.where(unit, then)
 
     def guarded(self, raises: Mask, mask: Mask) -> Mask:
-        """Restrict `raises` to rows where a mask is true (None: all rows)."""
+        """Restrict the mask `raises` to the rows where `mask` is true. A `mask` of None is true in all rows."""
         return raises if mask is None or raises is None else raises & mask
 
     def row(self, data: Tensor) -> Tensor:
-        """Expand a tensor to shape (1, n), for kernels that take no scalar."""
+        """Expand a tensor that does not depend on rows to shape (1, n), for kernels that take no scalar.
+
+        Return any other tensor unchanged. Call `begin` first.
+        """
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: Tensor) -> bool:
@@ -279,9 +290,9 @@ class Graph:
         return Value(kind, self.constant(value, kind))
 
     def strict(self, values: Sequence[Value]) -> tuple[Mask, Mask]:
-        """Return the masks of a function that is null if an argument is null.
+        """Return the masks `valid` and `raises` of a function that is null if an argument is null.
 
-        Spark evaluates from left to right and stops at the first null: later arguments do not raise.
+        Spark evaluates arguments from left to right and stops at the first null: later arguments do not raise.
         """
         valid: Mask = None
         raises: Mask = None
@@ -293,7 +304,10 @@ class Graph:
     def result(
         self, kind: SqlType, data: Tensor, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
-        """Return the value of a strict function. It is also null where `null`, and Spark refuses it where `wrong`."""
+        """Return the value of a function of `values` that is null if one of them is null. Its result is `data`.
+
+        The mask `null` marks further rows with a null result, `wrong` the rows that Spark refuses to compute.
+        """
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
         if null is not None:
@@ -301,7 +315,10 @@ class Graph:
         return Value(kind, data, valid, raises)
 
     def merged(self, mask: Tensor, then: Value, otherwise: Value) -> Value:
-        """Return `then` where a mask is true, and `otherwise`, of the same type, elsewhere. Only used rows raise."""
+        """Return `then` where a mask is true, and `otherwise`, of the same type, elsewhere.
+
+        Spark refuses a row only if it refuses the value that is used in this row.
+        """
         unlike = ~mask
         raises = self.either(self.guarded(then.raises, mask), self.guarded(otherwise.raises, unlike))
         if self._is_null(otherwise):  # the data below a null may be anything
@@ -323,7 +340,10 @@ class Graph:
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
     def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
-        """Return the checked model, without nodes and constants that no output needs."""
+        """Return the model, checked by ONNX, without nodes and constants that no output needs.
+
+        `name` is the name of the graph, `notes` become the model's metadata.
+        """
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
         used = {tensor for node in nodes for tensor in node.input}

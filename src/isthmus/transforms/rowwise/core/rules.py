@@ -1,4 +1,4 @@
-"""The rules that add Spark functions to a graph, by function name."""
+"""The registry of rules: for each Spark function that graphs support, the code that adds its nodes."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +17,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Value])
 
 
 def rule(names: str, least: int, most: int | None = None, **options: Any) -> Callable[[_Function], _Function]:
-    """Register a function under names, which blanks separate, with its options."""
+    """Return a decorator that adds a rule to `RULES` under each of the `names`, which are separated by blanks.
+
+    The Spark function takes `least` to `most` arguments, or exactly `least` if `most` is None. The rule is called with
+    the keyword arguments `options`. A later rule replaces an earlier one of the same name.
+    """
 
     def register(function: _Function) -> _Function:
         for name in names.split():

@@ -1,4 +1,4 @@
-"""Tensors of a graph, as operands of formulas."""
+"""Tensors of an ONNX graph under construction, for use in Python formulas."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,9 +18,10 @@ def _node(operator: str) -> "Callable[[Tensor, Operand], Tensor]":
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a graph. Its operators add nodes, `~` a negation of booleans.
+    """A tensor of a graph under construction. Each Python operator on it adds a node, and returns the node's output.
 
-    A Python number becomes a constant: a bool of booleans, an int of int64, a float of float64. `/` truncates int64.
+    `~` negates booleans, and `/` of int64 truncates toward zero. A Python number becomes a constant: bool as boolean,
+    int as int64, float as float64. `==` compares the names of tensors; `equals` adds a node.
     """
 
     graph: "Graph" = field(repr=False, compare=False)
@@ -57,7 +58,7 @@ class Tensor:
         return self.graph.cast(self, kind)
 
     def where(self, then: "Operand", otherwise: "Operand") -> "Tensor":
-        """Add the node Where, with this tensor as the condition. `Graph.where` keeps every bit, this node does not."""
+        """Add the node Where, with this tensor as the condition. It may turn -0.0 into 0.0; `Graph.where` does not."""
         return self.graph.add("Where", self, then, otherwise)
 
 

@@ -77,7 +77,10 @@ def array_of(element: SqlType, size: int) -> SqlType:
 
 
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
-    """Return the common type that Spark casts to; None if Spark has no such type, or would parse text."""
+    """Return the type that Spark casts values of these types to; None if Spark has no such type or would parse text.
+
+    Without types, or if all are VOID (the type of NULL), return VOID.
+    """
     result: SqlType | None = VOID
     for kind in kinds:
         result = None if result is None else _pair(result, kind)

@@ -1,1 +1,1 @@
-"""The functions of the row-level compiler, a module per family."""
+"""The Spark functions that the compiler knows, one module per family. Importing a module registers its functions."""

@@ -1,4 +1,4 @@
-"""Arrays of the same size in every row, as separate elements."""
+"""Functions of arrays. An array has the same size in every row; in a graph, each element is a separate value."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,6 @@
-"""Dates as days, and timestamps as microseconds since 1970, in UTC and the proleptic Gregorian calendar.
+"""Functions of dates (days since 1970) and timestamps (microseconds since 1970 UTC).
 
+Dates before 1582 are in the Gregorian calendar too (the proleptic one), as in Spark.
 The civil calendar is computed as in H. Hinnant, "chrono-compatible low-level date algorithms" (2013). Parts of dates
 are int64, and `/` divides non-negative numbers.
 """
@@ -45,7 +46,7 @@ def _modulo(data: Tensor, divisor: int) -> Tensor:
 
 
 def civil(days: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return year, month and day of the month for days since 1970."""
+    """Return year, month (from 1) and day of the month (from 1) for int64 days since 1970."""
     era, of_era = floor_divided(days + 719_468, 146_097)
     leap = _sum(of_era, of_era / 1460 * -1, of_era / 36_524, of_era / 146_096 * -1)
     year_of_era = leap / 365

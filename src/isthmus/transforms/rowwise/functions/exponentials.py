@@ -12,7 +12,7 @@ from isthmus.transforms.rowwise.core.types import DOUBLE, FLOAT, LONG
 
 
 def polynomial(x: Tensor, coefficients: Sequence[Operand]) -> Tensor:
-    """Evaluate by Horner's rule. The coefficient of the highest power comes first."""
+    """Return a polynomial of x, by Horner's rule. The coefficient of the highest power comes first."""
     first, *following = coefficients
     result = first if isinstance(first, Tensor) else x.graph.number(first)
     for coefficient in following:
@@ -98,7 +98,10 @@ _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
 def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return the natural logarithm, with an error below 1 ulp, like fdlibm; x itself unless positive and finite."""
+    """Return the natural logarithm of x, with an error below 1 ulp, by fdlibm's steps.
+
+    A number that is not both positive and finite is returned unchanged; callers make results for x <= 0 null.
+    """
     inside = (x > 0.0) & (x < math.inf)
     power, m = _normal(x, inside)
     f = m - 1.0

@@ -1,6 +1,6 @@
-"""Comparisons, three-valued logic and conditionals. NaN equals NaN and is greater than any number.
+"""Comparisons, logic with nulls, and conditionals. As in Spark, NaN equals NaN and is greater than any number.
 
-`alike` casts values to their common type; `joined` is AND or OR of any number of booleans.
+`alike` casts values to their common type. `equal` and `less` compare two tensors of the type `kind`.
 """
 
 from collections.abc import Sequence
@@ -120,7 +120,10 @@ def _surely_not(value: Value) -> Tensor:
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    """Join booleans by three-valued logic: one false value decides a conjunction, one true value a disjunction."""
+    """Combine any number of booleans by the `operator` "And" or "Or", with SQL's rules for nulls.
+
+    A false value makes And false, a true value makes Or true, even beside nulls. Values after it do not raise.
+    """
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(node, values))
 
 
@@ -158,7 +161,7 @@ def _isnotnull(graph: Graph, _node: ExpressionNode, values: Sequence[Value], *, 
 
 @rule("isnan", 1)
 def _isnan(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Return false for null."""
+    """Return whether a number is NaN; false for null."""
     value = _fraction(node, values[0])
     nan = Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid)
     return Value(BOOLEAN, _surely(nan), None, value.raises)
@@ -178,7 +181,7 @@ def _coalesce(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
 
 
 def _first(graph: Graph, value: Value, fallback: Value) -> Value:
-    """Return the value where it is not null, else the fallback. A refused row is not null."""
+    """Return the value where it is not null, else the fallback. A row that Spark refuses does not count as null."""
     if value.valid is None:
         return value
     if fallback.valid is None and (data := maps.lookup_or(graph, value, fallback.data)):
@@ -218,7 +221,10 @@ def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
 @rule("when", 2, 1000)
 @rule("if", 3)
 def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Evaluate CASE WHEN: alternating conditions and values, and an optional ELSE at the end."""
+    """Evaluate CASE WHEN. `values` alternate conditions and results; a last one without a pair is the ELSE.
+
+    Without an ELSE, rows without a true condition are null.
+    """
     conditions = _truth(node, values[0 : len(values) - len(values) % 2 : 2])
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
     *branches, rest = alike(node, results)
@@ -231,7 +237,7 @@ def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 @rule("raise_error", 1)
 def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Refuse every computed row. The message does not leave the graph."""
+    """Mark each row for which this is computed as refused. The graph does not contain the message."""
     if values[0].kind not in (STRING, VOID):
         raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "a message")
     return replace(graph.literal(None, VOID), raises=graph.number(True))
@@ -240,7 +246,7 @@ def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) ->
 @rule("greatest", 2, 100, greatest=True)
 @rule("least", 2, 100, greatest=False)
 def extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, greatest: bool) -> Value:
-    """Return the greatest or smallest value that is not null."""
+    """Return the greatest or smallest value of each row, ignoring nulls; null if all values of the row are null."""
     sides = alike(node, values)
     result = reduce(lambda left, right: _better(graph, node, left, right, greatest=greatest), sides)
     return Value(result.kind, result.data, result.valid, graph.either(*(side.raises for side in sides)))

@@ -16,7 +16,7 @@ ML = "ai.onnx.ml"
 
 @dataclass(frozen=True)
 class MapValue(Value):
-    """A map: the type of its keys, and the pairs of keys and values."""
+    """A map of literals: the type of its keys, and its pairs of key and value. It has no tensor in the graph."""
 
     key: SqlType = VOID
     pairs: tuple[tuple[Any, Any], ...] = ()
@@ -24,7 +24,7 @@ class MapValue(Value):
 
 @rule("map", 2, 200_000)
 def _map(graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value:
-    """Add nothing to the graph until a key is looked up."""
+    """Return a `MapValue` of literals. `lookup` adds the nodes."""
     if len(node.arguments) % 2:
         raise NotCompilableError(node, "has a key without a value", "pairs")
     arguments = [_written(argument) for argument in node.arguments]
@@ -59,7 +59,10 @@ def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Valu
 
 
 def lookup_or(graph: Graph, value: Value, default: Tensor) -> Tensor | None:
-    """Look up integers with a default in a single node. Return None if this does not apply."""
+    """Return a map lookup with nulls replaced by `default`, as a single lookup node.
+
+    Return None if `value` is not the result of a lookup of integers, or `default` is not a constant.
+    """
     if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(default):
         return None
     key, pairs = graph.lookups[value.data, value.valid]

@@ -40,7 +40,7 @@ def _kernel(operator: str) -> Real:
 
 
 def _not_above(bound: float) -> Real:
-    """Return a mask of numbers not above a limit. NaN counts as above."""
+    """Return a function from numbers to a mask, true for numbers that are not above `bound`; false for NaN."""
     return lambda x: x <= bound
 
 
@@ -57,7 +57,7 @@ def _log_to(base: int) -> Real:
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """Kahan's method: the rounding error of 1 + x cancels out in log(1 + x) / ((1 + x) - 1)."""
+    """Return log(1 + x) by Kahan's method: the rounding error of 1 + x cancels in log(1 + x) / ((1 + x) - 1)."""
     plus = x + 1.0
     back = plus - 1.0
     tiny = back.equals(0.0)
@@ -115,7 +115,7 @@ _HALF_PI_REST = 6.123233995736765886130e-17
 
 
 def _atan(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """The rational function of Cephes (Moshier 1989), after reduction of the argument to [-0.66, 0.66]."""
+    """Return the arc tangent by Cephes's rational function (Moshier 1989), with arguments reduced to [-0.66, 0.66]."""
     size = abs(x)
     one, zero = map(x.graph.number, (1.0, 0.0))
     far, near = size > 2.414213562373095, size <= 0.66
@@ -150,7 +150,7 @@ _ASIN_Q = (7.70381505559019352791e-2, -6.88283971605453293030e-1, 2.020945760233
 
 
 def _arcsine(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """The rational function of fdlibm below 0.5; above, computed from the complement."""
+    """Return the arc sine: by fdlibm's rational function for |x| below 0.5, else from the complement's arc sine."""
     graph, size = x.graph, abs(x)
     half, one, two = map(graph.number, (0.5, 1.0, 2.0))
     steep = size >= half
@@ -164,14 +164,14 @@ def _arcsine(x: Tensor, _numbers: Sequence[int]) -> Tensor:
 
 
 def _acos(x: Tensor) -> Tensor:
-    """Computed as 2 atan(sqrt((1 - x) / (1 + x)))."""
+    """Return the arc cosine, as 2 atan(sqrt((1 - x) / (1 + x)))."""
     one = x.graph.number(1.0)
     ratio = (one - x) / (one + x)
     return x.graph.number(2.0) * atan(x.graph.add("Sqrt", ratio))
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """Return the angle of (x, y). For Spark, zero has no sign."""
+    """Return the angle of the point (x, y) in radians. -0.0 counts as 0.0, as in Spark."""
     graph = x.graph
     zero, pi = map(graph.number, (0.0, math.pi))
     quotient = abs(y) / abs(x)
@@ -266,7 +266,7 @@ def _by_kernel(x: Tensor, turns: Sequence[int]) -> Tensor:
 
 
 def _tanh(x: Tensor) -> Tensor:
-    """Return e / (e + 2) with e = e^2x - 1; from 0.55 on, 1 - 2 / (e + 2), where an error of e matters less."""
+    """Return e / (e + 2) with e = e^2x - 1. From 0.55 on, return 1 - 2 / (e + 2): there an error of e matters less."""
     size, two = abs(x), x.graph.number(2.0)
     e = _expm1(two * size)
     under = e + two
@@ -303,7 +303,7 @@ _real("signum", lambda x: (x.graph.number(0.0) < abs(x)).where(x.graph.add("Sign
 
 
 def _pow(x: Tensor, y: Tensor) -> Tensor:
-    """Java's power: NaN for an exponent of NaN, and for 1 or -1 to infinity."""
+    """Return x to the power y, as Java does: NaN if y is NaN, or if x is 1 or -1 and y is infinite."""
     graph = x.graph
     if graph.is_number(y) and math.isfinite(graph.number_of(y)):
         # A kernel multiplies for a square or cube of many rows, but not for one row. Java multiplies for a square.
@@ -315,7 +315,7 @@ def _pow(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _hypot(x: Tensor, y: Tensor) -> Tensor:
-    """Scale by the greater side, so that it overflows only if the result does."""
+    """Return sqrt(x² + y²). Sides are scaled by the greater one, so squares do not overflow unless the result does."""
     graph, x, y = x.graph, abs(x), abs(y)
     big, small = graph.add("Max", x, y), graph.add("Min", x, y)
     zero, one = map(graph.number, (0.0, 1.0))
@@ -333,7 +333,7 @@ _real("pow", _pow, sides=2)
 
 @rule("log", 1, 2)
 def _logarithm(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Base e, or the base in the first argument."""
+    """Return the logarithm of the last argument, to base e, or to the base in the first of two arguments."""
     sides = doubles(node, values)
     logs = [_log(side.data) for side in sides]
     null = graph.either(*(side.data <= 0.0 for side in sides))

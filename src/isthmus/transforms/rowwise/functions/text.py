@@ -1,4 +1,4 @@
-"""Texts. Runtimes cannot order or measure them, and differ on letters beyond ASCII."""
+"""Functions of texts. Runtimes cannot order texts or count their letters, and differ on letters beyond ASCII."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
