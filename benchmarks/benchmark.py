@@ -34,7 +34,7 @@ from isthmus.features.document.blocks import (
     bad,
     good,
 )  # fmt: skip
-from isthmus.features.document.charts import Bar, Row, rows_chart
+from isthmus.features.document.charts import Bar, ChartRow, rows_chart
 from isthmus.features.document.html import to_html
 from isthmus.features.files import write_atomically
 
@@ -187,7 +187,7 @@ def chart(rows: Sequence[dict[str, Any]]) -> Figure:
         target: list[Bar] = [] if row["bar"] is None else [(row["bar"], row["bar"], "red")]
         name = f"{row['case']}, against {row['peer_name']}"
         bars: list[Bar] = [(FLOOR, ratio, "green"), *target]
-        lines.append(Row(name, "ink", bars=bars, span=(low, high), text=f"{row['ratio']:.1f}x"))
+        lines.append(ChartRow(name, "ink", bars=bars, span=(low, high), text=f"{row['ratio']:.1f}x"))
     caption = "Logarithmic; red marks the target, a line the spread."
     return rows_chart(lines, "Factor by which Isthmus is better", caption, log=True)
 

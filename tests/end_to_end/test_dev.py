@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,9 @@ def test_materialize_all_in_the_browser_deploys_the_student(dev: Dev, page: Page
     page.get_by_text("[Show Markdown]").first.click()
     plot = page.get_by_role("img", name="values that differ")
     expect(plot).to_be_visible()
-    assert plot.evaluate("image => image.naturalWidth") >= 320, "it is drawn"
+    svg = b64decode((plot.get_attribute("src") or "").partition(",")[2]).decode()
+    (width,) = re.findall(r'<svg[^>]* width="(\d+)"', svg)
+    assert plot.evaluate("image => image.naturalWidth") == int(width), "it is drawn"
     page.screenshot(path=tmp_path / "check.png")
     with urllib.request.urlopen(f"http://127.0.0.1:{dev.api}/models") as answer:
         assert [model["model"] for model in json.load(answer)["models"]] == ["late_order"]

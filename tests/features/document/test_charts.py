@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.document.blocks import Figure
-from isthmus.features.document.charts import Axis, Dot, Line, Row, axis, plot, rows_chart
+from isthmus.features.document.charts import Axis, ChartRow, Dot, Line, axis, plot, rows_chart
 
 NUMBERS = st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=5)
 
@@ -43,7 +43,7 @@ def elements(figure: Figure, kind: str) -> list[ET.Element]:
 
 def test_rows_show_their_names_and_texts_and_make_room_for_them() -> None:
     names = ["teacher", '<b>a name of more than forty characters, with & and "</b>']
-    rows = [Row(name, bars=[(None, 3.0, "red")], span=(1.0, 2.0), dots=[2.0], faint=[1.0, 4.0], text="1 of 2")
+    rows = [ChartRow(name, bars=[(None, 3.0, "red")], span=(1.0, 2.0), dots=[2.0], faint=[1.0, 4.0], text="1 of 2")
             for name in names]  # fmt: skip
     figure = rows_chart(rows, "rows")
     texts = [text.text for text in elements(figure, "text")]

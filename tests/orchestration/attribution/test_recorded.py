@@ -216,7 +216,7 @@ def test_an_answer_that_cannot_be_explained(recorded: Path) -> None:
         explain(project, first)
     history = Path(project.offline) / machines.VIEW
     history.rename(history.with_name("away"))
-    with pytest.raises(DataError, match="1 rows were skipped: offline table of machine_load: nothing at"):
+    with pytest.raises(DataError, match="1 row was skipped: offline table of machine_load: nothing at"):
         explain(project, left)
     history.with_name("away").rename(history)
     shutil.rmtree(next((project.state / "deployments").glob("[0-9a-f]*")))

@@ -18,20 +18,23 @@ from deltalake import DeltaTable
 from isthmus.features import clock
 from isthmus.features.errors import DataError, GateFailed, PackageError, RequestError
 from isthmus.features.offline.store import OfflineStore
+from isthmus.features.profiles import ServingProfile
 from isthmus.features.redis.connection import connect
 from isthmus.features.redis.embedded import EmbeddedRedis
-from isthmus.features.types import Int64
+from isthmus.features.types import Float64, Int64
 from isthmus.orchestration.attribution.explain import explain
 from isthmus.orchestration.models.release import deploy
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.replay import Replay, replay, require_same
-from isthmus.orchestration.recording.served import Cause
+from isthmus.orchestration.recording.served import Cause, Group, ServedAnswers, predict_all
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.orchestration.verification.verify import verify
-from isthmus.package.manifest import package_digest
+from isthmus.package.manifest import open_package, package_digest
 from isthmus.serving.deployment.cache import folder_of
+from isthmus.serving.deployment.record import unapproved
+from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.recorder.batch import ANSWER, AnswerGroup, batches, encoded
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import segments
@@ -410,6 +413,17 @@ def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, pr
     inputs = [("customer_orders__orders_7d", Int64)]
     other = make_package(opened.root / "rows", opened.applied(), inputs=inputs, service="late_order_server")
     assert "reads customer_orders, not shelf_demand" in only(replay(opened, ids[2], package=other), Cause.PACKAGE)
+
+    # A model that reads fewer views than the one that answered needs none of their keys.
+    folder = make_package(
+        opened.root / "fewer", opened.applied(), inputs=[("weight", Float64)], service="late_order_server"
+    )
+    smaller = DeployedModel(unapproved(open_package(folder), ServingProfile(), 0, None))
+    answers = ServedAnswers(opened)
+    ((_, group),) = answers.predictions(answers.answer(ids[2]), smaller)
+    assert isinstance(group, Group)
+    assert (group.histories, group.then, group.now) == ({}, {}, {})
+    assert len(predict_all(smaller, group.inputs(group.now))) == 1
 
     # A file of the package is another.
     model = next(package_of(opened).glob("model.*"))

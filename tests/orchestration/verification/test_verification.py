@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree as ET
@@ -28,6 +29,7 @@ from isthmus.orchestration.server.keys import create
 from isthmus.orchestration.steps.step import plots
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
+from isthmus.orchestration.verification import client as api_client
 from isthmus.orchestration.verification.client import private_api
 from isthmus.orchestration.verification.page import IMAGES, images
 from isthmus.orchestration.verification.page import page as verdict_page
@@ -240,6 +242,18 @@ def test_the_limits_of_the_project_do_not_limit_what_is_compared(built: Shop, pr
         held = [key for key in sorted(client.keys("shop:customer:*")) if client.hexists(key, "customer_facts")]
         client.hdel(held[-1], "customer_facts")
     assert failed(built, project)["customer_facts.status"] == 1
+
+
+def test_a_request_that_is_too_long_is_split(built: Shop, project: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = project(built)
+    question = [("customer_orders", "orders_7d")], {"customer": list(range(1_000_000, 1_000_200))}, 200
+    answers = []
+    for limit in (api_client.LIMITS, replace(api_client.LIMITS, body_bytes=400)):
+        monkeypatch.setattr(api_client, "LIMITS", limit)
+        with opened.redis() as url, private_api(opened, opened.applied(), url, opened.now()) as api:
+            answers.append(api.lookup(*question))
+    assert answers[0].num_rows == 200
+    assert answers[1].equals(answers[0])
 
 
 def test_between_two_questions_there_may_be_any_time(built: Shop, project: Open) -> None:

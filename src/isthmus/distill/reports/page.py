@@ -23,7 +23,7 @@ from isthmus.features.document.blocks import (
     good,
     strong,
 )
-from isthmus.features.document.charts import Dot, Line, Row, drawable, plot, rows_chart
+from isthmus.features.document.charts import ChartRow, Dot, Line, drawable, plot, rows_chart
 from isthmus.features.document.html import image, to_html
 
 _SPREAD = "Dots show the mean over the seeds, lines its 95 % interval, faint dots single seeds."
@@ -161,7 +161,7 @@ def _quality_plots(report: Report) -> dict[str, Figure]:
     plots = {}
     for metric in metrics(report):
         rows = [
-            Row(
+            ChartRow(
                 name,
                 color(name),
                 span=_interval(*(model.intervals.get(metric) or (None, None))),
@@ -182,7 +182,7 @@ def _quality_plots(report: Report) -> dict[str, Figure]:
         label, caption = f"{report.metric} over p50", f"{report.metric} by the time of a prediction"
         plots[label] = plot(label, caption, dots=dots, log=True, x_label="p50 of one prediction, µs")
     if aged := [
-        Row(span(point.seconds), "ink", span=_interval(point.found.low, point.found.high), dots=[value])
+        ChartRow(span(point.seconds), "ink", span=_interval(point.found.low, point.found.high), dots=[value])
         for point in report.ages
         if drawable(value := point.found.value)
     ]:
@@ -217,7 +217,7 @@ def _training_plots(report: Report) -> dict[str, Figure]:
 
 def _latency_plots(report: Report) -> dict[str, Figure]:
     rows = [
-        Row(name, color(name), span=(model.p50_us, model.p99_us), dots=[model.p50_us], faint=[model.p99_us])
+        ChartRow(name, color(name), span=(model.p50_us, model.p99_us), dots=[model.p50_us], faint=[model.p99_us])
         for name, model in report.models.items()
         if drawable(model.p50_us) and drawable(model.p99_us) and 0 < model.p50_us <= model.p99_us
     ]

@@ -97,7 +97,7 @@ Bar = tuple[float | None, float, Color]
 
 
 @dataclass(frozen=True)
-class Row:
+class ChartRow:
     """A row of a chart.
 
     Attributes:
@@ -117,7 +117,7 @@ class Row:
     text: str = ""
 
 
-def rows_chart(rows: Sequence[Row], label: str, caption: str = "", *, log: bool = False) -> Figure:
+def rows_chart(rows: Sequence[ChartRow], label: str, caption: str = "", *, log: bool = False) -> Figure:
     """Draw rows over a common axis. Long names and texts make the chart wider."""
     names = [_cut(row.name, _NAME) for row in rows]
     left = max(72, _CHARACTER * max(map(len, names), default=0) + 12)

@@ -18,9 +18,9 @@ from isthmus.features.document.blocks import (
     good,
     strong,
 )
-from isthmus.features.document.charts import Color, Row, rows_chart
+from isthmus.features.document.charts import ChartRow, Color, rows_chart
 from isthmus.features.document.html import image, to_html
-from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, page_file, rows_file
+from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, page_file, rows_file, skipped
 from isthmus.orchestration.attribution.stages import MEANINGS
 
 # Parts with a wider range interact with other parts.
@@ -81,14 +81,14 @@ def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "a
 
     If parts interact, a line shows the range of a part over all orders.
     """
-    at, rows = measure.ideal, [Row(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
+    at, rows = measure.ideal, [ChartRow(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
         gain = part.value * _BETTER.get(name, 0)
         color: Color = "green" if gain > 0 else "red" if gain < 0 else "soft"
         span = (at + part.low, at + part.high) if part.high - part.low > MIXED else None
-        rows.append(Row(stage, bars=[(at, at + part.value, color)], span=span, text=_change(part.value, measure)))
+        rows.append(ChartRow(stage, bars=[(at, at + part.value, color)], span=span, text=_change(part.value, measure)))
         at += part.value
-    rows.append(Row(names[1], bars=[(None, measure.answer, "gray")], text=cell(measure.answer)))
+    rows.append(ChartRow(names[1], bars=[(None, measure.answer, "gray")], text=cell(measure.answer)))
     return rows_chart(rows, f"waterfall of {measure_name(name)}", measure_name(name))
 
 
@@ -153,6 +153,6 @@ def _notes(result: Attribution) -> Iterator[Block]:
     for stage, why in result.unknown.items():
         yield Paragraph((strong(stage), f" has no part: {why}."))
     for why, count in result.left_out.items():
-        yield Paragraph(f"{count:,} rows were skipped: {why}.")
+        yield Paragraph(f"{skipped(count, why)}.")
     if result.matched is not None:
         yield Paragraph(f"Labels and skew are known for {result.matched:,} rows, which the training set also has.")

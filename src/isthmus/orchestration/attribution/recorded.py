@@ -23,6 +23,7 @@ from isthmus.features.values.arrow import ARROW, micros, to_arrow
 from isthmus.features.values.columns import Ints, Mask, Values, from_python
 from isthmus.orchestration.artifacts import Artifacts, TrainingSet
 from isthmus.orchestration.attribution.inputs import TIME, TrainingRows
+from isthmus.orchestration.attribution.report import skipped
 from isthmus.orchestration.attribution.scores import ChosenRows, PackageModels
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import SKEW, Features
@@ -337,5 +338,5 @@ def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) 
 
 def _require(rows: int, declared: Distillation, left_out: Mapping[str, int]) -> None:
     if not rows:
-        found = "; ".join(f"{count:,} rows were skipped: {why}" for why, count in left_out.items()) or "none has rows"
+        found = "; ".join(skipped(count, why) for why, count in left_out.items()) or "none has rows"
         raise DataError(f"recorded answers of {declared.name}", found, expected="an answer that can be recomputed")

@@ -110,3 +110,8 @@ def page_file(folder: Path) -> Path:
 
 def rows_file(folder: Path) -> Path:
     return folder / "rows.parquet"
+
+
+def skipped(rows: int, why: str) -> str:
+    """Return a text that says how many rows were skipped, and why."""
+    return f"{rows:,} {'row was' if rows == 1 else 'rows were'} skipped: {why}"

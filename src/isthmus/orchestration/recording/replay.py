@@ -26,7 +26,7 @@ from isthmus.orchestration.recording.served import (
     Cause,
     Group,
     ServedAnswers,
-    UnreadableError,
+    UnreadableAnswersError,
     groups,
     predict_all,
 )
@@ -127,7 +127,7 @@ def replay(
             done = partial(_regenerating, progress, number, len(parts))
             for place, cause, why in _differences(served.open(part), causes, package is not None, done):
                 found.setdefault(place, (cause, why))
-        except UnreadableError as error:
+        except UnreadableAnswersError as error:
             found = dict.fromkeys(range(len(part)), (error.cause, str(error)))
         for place, (cause, why) in sorted(found.items()):
             counts[cause] += 1

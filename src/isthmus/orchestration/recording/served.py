@@ -67,7 +67,7 @@ class Cause(StrEnum):
     KEY = "a key"
 
 
-class UnreadableError(IsthmusError):
+class UnreadableAnswersError(IsthmusError):
     """The answers of a group cannot be recomputed.
 
     `cause` says what is gone or has changed: a key, the contract, the package or the history.
@@ -196,7 +196,7 @@ class ServedAnswers:
         further ones. Requests that cannot be read raise no error: see `Requests.unread`.
 
         Raises:
-            UnreadableError: the contract, the package or a history is gone, or has changed.
+            UnreadableAnswersError: the contract, the package or a history is gone, or has changed.
             DataError: a saved contract is damaged, or the secret that hashes private keys is missing or damaged.
             DependencyError: an answer is a generated text and the extra `generate` is not installed.
         """
@@ -215,9 +215,9 @@ class ServedAnswers:
             raise
         except IsthmusError as error:
             cause = Cause.CONTRACT if first["route"] == "lookup" else Cause.PACKAGE
-            raise UnreadableError(cause, str(error)) from error
+            raise UnreadableAnswersError(cause, str(error)) from error
         except msgspec.MsgspecError as error:
-            raise UnreadableError(Cause.KEY, unreadable(error)) from error
+            raise UnreadableAnswersError(Cause.KEY, unreadable(error)) from error
         reads = {view.name for view in reader.plan.views}
         if model is not None:
             read = {*first["views"]}
@@ -225,15 +225,15 @@ class ServedAnswers:
             if reads - read or (other is None and reads != read):
                 wanted, recorded = (", ".join(sorted(names)) or "nothing" for names in (reads, read))
                 why = f"package {model.deployment.digest[:12]} reads {wanted}, not {recorded}"
-                raise UnreadableError(Cause.PACKAGE, why)
+                raise UnreadableAnswersError(Cause.PACKAGE, why)
         try:
             # Another model may lack the join keys of views that only the model that answered read.
             histories = {name: self.history(contract.views[name]) for name in first["views"] if name in reads}
         except IsthmusError as error:
-            raise UnreadableError(Cause.HISTORY, str(error)) from error
+            raise UnreadableAnswersError(Cause.HISTORY, str(error)) from error
         for name, view_hash in zip(first["views"], first["hashes"], strict=True):
             if name in histories and histories[name].view.hash != view_hash:
-                raise UnreadableError(Cause.HISTORY, f"view {name} has another definition now")
+                raise UnreadableAnswersError(Cause.HISTORY, f"view {name} has another definition now")
         # Requests of tensors have no keys, although their server may hash those of lookups.
         hashed = () if isinstance(reader, TensorPredictor) else first["hashed"]
         bodies = self._bodies(answers, contract, hashed)
@@ -268,7 +268,7 @@ class ServedAnswers:
             try:
                 found = self.open(part, other)
                 if not found.requests.rows.any():
-                    raise UnreadableError(Cause.KEY, "their requests: cannot be read any more")
+                    raise UnreadableAnswersError(Cause.KEY, "their requests cannot be read any more")
             except IsthmusError as error:
                 found = error
             yield part, found
@@ -277,13 +277,13 @@ class ServedAnswers:
         """Return the contract with a hash.
 
         Raises:
-            UnreadableError: neither the project nor a package has it.
+            UnreadableAnswersError: neither the project nor a package has it.
             DataError: the saved file is damaged.
         """
         contract = self._once(("contract", known), lambda: contract_of(self.project, known))
         if contract is None:
             why = f"contract {known[:12]} is gone: neither the project nor a package has it"
-            raise UnreadableError(Cause.CONTRACT, why)
+            raise UnreadableAnswersError(Cause.CONTRACT, why)
         return contract
 
     def history(self, view: ViewContract) -> ViewHistory:

@@ -23,7 +23,7 @@ from isthmus.features.document.blocks import (
     plain,
     strong,
 )
-from isthmus.features.document.charts import Bar, Dot, Row, histogram, plot, rows_chart, share_in_cell
+from isthmus.features.document.charts import Bar, ChartRow, Dot, histogram, plot, rows_chart, share_in_cell
 from isthmus.features.document.html import image, to_html
 from isthmus.package.verdict import FeatureVerdict, ValueDifference, Verdict, merged
 
@@ -143,7 +143,7 @@ def images(verdict: Verdict) -> dict[str, str]:
         share = total.differing / max(total.compared, 1)
         bars: list[Bar] = [(0.0, 1.0, "green")] if total.compared else []
         bars += [(0.0, share, "red")] if share else []
-        rows.append(Row(name, bars=bars, text=f"{total.differing:,} of {total.compared:,}"))
+        rows.append(ChartRow(name, bars=bars, text=f"{total.differing:,} of {total.compared:,}"))
     figures = {"values that differ": rows_chart(rows, "what differs")}
     drawable = {name: feature for name, feature in _differing(verdict).items() if feature.pairs}
     figures |= {f"{name}, online over offline": _scatter(drawable[name]) for name in list(drawable)[:IMAGES]}
