@@ -1,1 +1,1 @@
-"""The task of tables, whole."""
+"""The tabular task: gradient boosting teaches a small network, which is exported as an ONNX graph."""

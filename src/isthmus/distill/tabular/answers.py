@@ -1,7 +1,4 @@
-"""Output layers of a student: from its last layer to the output of its graph, in torch, in NumPy and as ONNX nodes.
-
-Students, teachers and labels are compared by their scores: logits, or standardized numbers.
-"""
+"""Output layers of tabular students, each in torch, in NumPy and as ONNX nodes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,17 +13,13 @@ from isthmus.distill.tabular.calibration import Calibrator
 from isthmus.distill.types import Array
 
 MOST_SCORE = 16.0
-"""Upper bound of a ranking score; this much above another row means nine million times as likely to come first."""
+"""Upper bound of a ranking score: a row that scores 16 more is nine million times as likely to come first."""
 
 
 class StudentOutput(nn.Module, ABC):
-    """Base of the output layers; maps the student's last layer, float32 (n, width), to the graph's output.
+    """Output layer of a student: maps its last linear layer, float32 (n, `width`), to the ONNX graph's output.
 
-    Attributes:
-        name: name of the graph's output.
-        width: width of the last layer.
-        shape: shape of the graph's output.
-        calibration: calibrator of the probabilities, or None.
+    Student, teacher and labels are compared by scores: logits, or standardized numbers.
     """
 
     name: str
@@ -38,17 +31,17 @@ class StudentOutput(nn.Module, ABC):
         self.calibration = calibration
 
     def scores(self, last: Tensor) -> Tensor:
-        """Return the scores that losses use: float32 (n,), or (n, classes)."""
+        """Return the scores for the losses, float32 (n,) or (n, classes), from the last linear layer."""
         return last[:, 0]
 
     def final(self, scores: Tensor) -> Tensor:
-        """Return calibrated or bounded scores; for a trained student only."""
+        """Return the scores after calibration or clipping; call it only after training."""
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
 
     @abstractmethod
     def forward(self, scores: Tensor) -> Tensor:
-        """Return the graph's output."""
+        """Return the graph's output for scores that are not yet calibrated or clipped."""
 
     @abstractmethod
     def from_scores(self, scores: Array) -> Array:
@@ -56,18 +49,18 @@ class StudentOutput(nn.Module, ABC):
 
     @abstractmethod
     def to_scores(self, answers: Array) -> Array:
-        """Return the final scores behind outputs of the graph; the inverse of `from_scores`."""
+        """Return the final scores that gave these outputs of the graph: the inverse of `from_scores`."""
 
     @abstractmethod
     def write(self, build: Building, last: str, name: str) -> None:
-        """Add the nodes from the tensor `last` to the output, named `name`."""
+        """Add the ONNX nodes that turn the tensor `last` (the last linear layer) into the output `name`."""
 
     def _calibrated(self, build: Building, logits: str) -> str:
         return logits if self.calibration is None else self.calibration.write(build, logits)
 
 
 class Probability(StudentOutput):
-    """The probability of a 1, shape (n,)."""
+    """Output layer for labels of 0 and 1: the probability of a 1, shape (n,)."""
 
     name = "probability"
 
@@ -87,7 +80,7 @@ class Probability(StudentOutput):
 
 
 class Probabilities(StudentOutput):
-    """Class probabilities, shape (n, classes)."""
+    """Output layer for classes: their probabilities, shape (n, classes)."""
 
     name = "probabilities"
 
@@ -105,7 +98,7 @@ class Probabilities(StudentOutput):
         return np.exp(log_softmax(scores))
 
     def to_scores(self, answers: Array) -> Array:
-        """Return logits (n, classes): log probabilities, at least the log of the smallest normal float32."""
+        """Return logits (n, classes): log probabilities, where 0 counts as the smallest normal float32."""
         return np.log(np.maximum(answers.astype(np.float64), np.finfo(np.float32).tiny))
 
     def write(self, build: Building, last: str, name: str) -> None:
@@ -113,7 +106,7 @@ class Probabilities(StudentOutput):
 
 
 class NumberOutput(StudentOutput):
-    """A number, shape (n,): the clipped last layer, times a scale, plus a mean; all saved with the weights."""
+    """Output layer for a number, shape (n,): clips the last layer to [low, high], multiplies by scale, adds mean."""
 
     def __init__(self, name: str, low: float, high: float, scale: float = 1.0, mean: float = 0.0) -> None:
         super().__init__()

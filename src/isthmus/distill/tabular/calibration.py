@@ -1,7 +1,4 @@
-"""Calibration of a student's probabilities after training, in PyTorch and in the exported ONNX graph.
-
-Parameters are buffers and are saved with the weights. Before `learn` a calibrator changes nothing.
-"""
+"""Calibration of a student's probabilities after training, in PyTorch and in the exported ONNX graph."""
 
 import math
 from abc import ABC, abstractmethod
@@ -24,26 +21,26 @@ POINTS = 15
 STEEPEST = 10.0
 """Maximum slope of a line, so that rounding differences between logits are amplified at most this much."""
 _FAR = float(np.finfo(np.float32).max)
-"""Position of unused points: beyond any logit."""
+"""Where unused points lie: beyond any logit."""
 
 
 class Calibrator(nn.Module, ABC):
-    """Maps the logits of a student's last layer to calibrated logits."""
+    """Maps a student's logits to calibrated logits; changes nothing before `learn`. Saved with the weights."""
 
     @abstractmethod
     def learn(self, logits: Array, labels: Index) -> None:
-        """Fit to the logits of the validation part, (n,) or (n, classes), and its (n,) labels."""
+        """Fit the parameters, in place, to the logits of the validation part, (n,) or (n, classes), and its labels."""
 
     @abstractmethod
     def forward(self, logits: Tensor) -> Tensor: ...
 
     @abstractmethod
     def write(self, build: Building, logits: str) -> str:
-        """Add the same map to a graph and return the name of the output tensor."""
+        """Add the nodes of this map to an ONNX graph, and return the name of the tensor with the calibrated logits."""
 
 
 def create_calibrator(declared: Calibration | None) -> Calibrator | None:
-    """Return a new calibrator that has not learned yet, or None if none is declared."""
+    """Return a calibrator that has not learned yet, or None if no calibration is declared."""
     kinds: dict[type, type[Calibrator]] = {Temperature: TemperatureCalibrator, Isotonic: IsotonicCalibrator}
     return None if declared is None else kinds[type(declared)]()
 
@@ -57,7 +54,7 @@ class TemperatureCalibrator(Calibrator):
         self.register_buffer("inverse", torch.ones(()))
 
     def learn(self, logits: Array, labels: Index) -> None:
-        """Find the temperature, 1/20 to 20, with the least log loss, which is convex in its inverse."""
+        """Set the temperature, 1/20 to 20, with the least log loss (a convex function of its inverse)."""
         wide = logits.astype(np.float64)
         if wide.ndim == 1:
             wide = np.stack([np.zeros_like(wide), wide], 1)
@@ -82,9 +79,9 @@ class TemperatureCalibrator(Calibrator):
 
 
 class IsotonicCalibrator(Calibrator):
-    """A strictly increasing, piecewise linear map of the logit of a 1.
+    """A strictly increasing, piecewise linear map of the logit, for labels of 0 and 1.
 
-    Line k begins at (starts[k], values[k]) and has the slope slopes[k]; below the first point the slope is 1.
+    Line k begins at (starts[k], values[k]) with slope slopes[k]. Below the first point the slope is 1.
     """
 
     def __init__(self) -> None:
@@ -97,7 +94,6 @@ class IsotonicCalibrator(Calibrator):
         self._set(np.zeros(1), np.zeros(1))
 
     def learn(self, logits: Array, labels: Index) -> None:
-        """Fit points to blocks of rows in logit order: the mean logit and the logit of the share of ones."""
         self._set(*points(logits.astype(np.float64), labels))
 
     def _set(self, starts: Array, values: Array) -> None:
@@ -109,16 +105,16 @@ class IsotonicCalibrator(Calibrator):
             buffer.copy_(torch.tensor([*numbers, *[far] * spare]))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Apply the map by summing each line's part below the logit; all runtimes have these operators."""
+        """Add up how far each line rises below the logit: all runtimes have these operators."""
         ends = torch.cat([self.starts[1:], self.starts.new_full((1,), _FAR)])
         parts = torch.minimum((logits[:, None] - self.starts).clamp(min=0), ends - self.starts)
         below = (logits - self.starts[0]).clamp(max=0)
         return self.values[0] + below + (parts * self.slopes).sum(1)
 
     def write(self, build: Building, logits: str) -> str:
-        """Add nodes that look up the line by comparison, then multiply and add; every step is exact or rounded once.
+        """Add nodes that look up the line of a logit by comparison, then multiply and add.
 
-        Results are capped at the end of their line, so that rounding cannot make the map decrease.
+        The result is capped at the end of the line, so that rounding cannot make the map decrease.
         """
         starts, values, slopes = (buffer.numpy() for buffer in (self.starts, self.values, self.slopes))
         tables = {
@@ -143,9 +139,9 @@ class IsotonicCalibrator(Calibrator):
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
     """Return starts and values of the points of an increasing map, from (n,) logits and their labels of 0 and 1.
 
-    Starts with sqrt(n) / 2 bins, at most 15. Adjacent bins are pooled while their shares of ones do not increase ("pool
-    adjacent violators", Ayer et al., 1955) or the line between them is too steep. Each bin gets half a one and half a
-    zero more, so that no share is 0 or 1.
+    Starts with sqrt(n) / 2 bins, at most 15. Merges adjacent bins until the share of ones increases from bin to bin
+    ("pool adjacent violators", Ayer et al., 1955) and no line is steeper than `STEEPEST`. Each bin counts half a one
+    and half a zero more, so that no share is 0 or 1.
     """
     order = np.argsort(logits, kind="stable")
     # A bin's mean logit represents the bin only if its logits are close, so prefer noisy bins to wide ones.
@@ -160,7 +156,7 @@ def points(logits: Array, labels: Index) -> tuple[Array, Array]:
 
 
 class _Block(NamedTuple):
-    """Number of rows, sum of their logits, and sum of their labels, with the pseudo counts."""
+    """Sums over the rows of a bin, with the pseudo counts: number of rows, logits and labels."""
 
     rows: float
     logits: float

@@ -1,8 +1,4 @@
-"""The ONNX graph of a student, from raw values to its output.
-
-It is written node by node: `torch.onnx.export` takes four seconds for these few nodes, has no string tensors, and
-writes source positions into the file. Export compares the graph with torch on the golden rows.
-"""
+"""Writes the ONNX graph of a student node by node: `torch.onnx.export` is slow and has no string tensors."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,14 +25,12 @@ REFUSED = "refused"
 
 
 def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
-    """Return the ONNX graph of a student.
+    """Return the ONNX graph of a student, from raw values to the output of `student.answer`, float32.
 
     Inputs: `numeric`, float32 (N, numbers) with NaN for null; `categories`, string (N, categories) with "" for null;
-    and the inputs of request transforms. `numeric` or `categories` is absent if every such input is computed. The
-    fields that request transforms compute are the network's last numbers and last categories. Booleans are uint8, since
-    not every phone runtime accepts bool (ONNX Runtime's Swift package does not).
-
-    The output is that of `student.answer`, float32; NaN where a request transform refuses a row.
+    and the inputs of request transforms. `numeric` and `categories` lack the fields that request transforms compute,
+    which are the network's last numbers and last categories; an input without fields is absent. Booleans are uint8,
+    since ONNX Runtime's Swift package does not accept bool. The output is NaN where a request transform rejects a row.
     """
     build, request = Building(), request or RequestInputs()
     inputs: list[onnx.ValueInfoProto] = []
@@ -66,10 +60,7 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
-    """Return the graph of everything before the numeric core: from the raw inputs to `core_tensors`.
-
-    It has the further output `refused`, bool (N,), if a request transform may refuse a row.
-    """
+    """Return the graph from raw inputs to `core_tensors`, and to `refused`, bool (N,), if rows may be rejected."""
     build = Building()
     inputs: list[onnx.ValueInfoProto] = []
     prepared = _prepared(build, student, request, inputs, truth=TensorProto.BOOL)
@@ -90,12 +81,10 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
-    """Return the featurizer of a student, `head.json`, for clients that compute the core's inputs without ONNX Runtime.
+    """Return `head.json`, with which clients compute the inputs of the student's core without ONNX Runtime.
 
-    `inputs` are the raw inputs of the graph.
-
-    Raises:
-        GateFailed: a request transform uses an operator that does not compute the same bits in every language.
+    `inputs` are the raw inputs of the graph. Raises a GateFailed if a request transform uses an operator that does not
+    compute the same bits in every language.
     """
     model = head_graph(student, request)
     outputs = {tensor.name: tensor.element for tensor in core_tensors(student)}
@@ -126,7 +115,7 @@ def _sources(inputs: Sequence[ModelInput]) -> list[GraphInput]:
 
 
 class _Prepared(NamedTuple):
-    """Tensor names before the network: numbers (N, width), embedding rows (N,), refused rows (1, N)."""
+    """Names of the tensors before the network: numbers (N, width), rows of embeddings (N,), rejected rows (1, N)."""
 
     numbers: str
     places: list[str]
@@ -164,7 +153,7 @@ def _prepared(
 
 
 class _Computed(NamedTuple):
-    """Tensor names of request transforms: numbers (1, N), texts (N,), and the mask of refused rows (1, N)."""
+    """Names of the request transforms' tensors: numbers (1, N), texts (N,), and the mask of rejected rows (1, N)."""
 
     numbers: list[str]
     texts: list[str]

@@ -1,4 +1,4 @@
-"""Finds inputs that leak the label: a single input that separates the classes, or rises and falls with the label."""
+"""Finds inputs that reveal the label on their own."""
 
 import numpy as np
 
@@ -7,20 +7,21 @@ from isthmus.distill.types import Array
 from isthmus.features.values.columns import Values
 
 LEAK_FROM = 0.999
-"""From this AUC, recall or rank correlation on, an input leaks: it is the label renamed, or makes a model pointless."""
+"""An input with this AUC, recall or rank correlation leaks: it is the label renamed, or makes a model pointless."""
 
 FEW = 20
-"""With fewer rows of a class, an input may separate the classes by chance."""
+"""Minimum number of rows (for classes: of each class): with fewer, an input may match the label by chance."""
 
 _MOST_VALUES = 1024
 """Maximum number of distinct numbers; with more, neighboring numbers share a code."""
 
 
 def separation_auc(values: Values, labels: Array) -> float:
-    """Return the AUC with which (n,) numbers or texts separate (n,) labels, from 0.5 to 1; 0.5 with too few rows.
+    """Return the AUC, 0.5 to 1, with which numbers or texts (n,) separate labels of 0 and 1 (n,).
 
-    Uses the order of the values in either direction, or whether they are null if that separates better. Texts are
-    ordered by the share of ones in the even rows and scored on the odd rows, so a unique key does not count as a leak.
+    Takes the best of three orders: rising values, falling values, and null or not. Texts are ordered by the share of
+    ones in the even rows and scored on the odd rows, so a unique key does not count as a leak. Returns 0.5 with too few
+    rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -31,10 +32,11 @@ def separation_auc(values: Values, labels: Array) -> float:
 
 
 def mean_recall(values: Values, labels: Array) -> float:
-    """Return the mean recall, 0 to 1, with which (n,) numbers or texts predict (n,) classes; 0 with too few rows.
+    """Return the mean recall, 0 to 1, with which numbers or texts (n,) predict classes (n,).
 
-    Each odd row is predicted as the most common class among the even rows with the same value, so a unique key does not
-    count as a leak. Numbers with very many distinct values share codes with their neighbors. Null is a value.
+    Each odd row is predicted as the most common class of the even rows with the same value, so a unique key does not
+    count as a leak. Null is a value. Of very many distinct numbers, neighbors count as the same value. Returns 0 with
+    too few rows.
     """
     places, classes = _places(values), int(labels.max(initial=0)) + 1
     pairs, counts = np.unique(places[::2] * classes + labels[::2], return_counts=True)
@@ -48,9 +50,9 @@ def mean_recall(values: Values, labels: Array) -> float:
 
 
 def rank_correlation(values: Values, labels: Array) -> float:
-    """Return the absolute Spearman correlation of (n,) numbers or texts with (n,) labels; 0 with too few rows.
+    """Return the absolute Spearman correlation of numbers or texts (n,) with labels (n,), without null.
 
-    Rows with null are left out. Texts are ordered by the mean label of the even rows and scored on the odd rows.
+    Texts are ordered by the mean label of the even rows and scored on the odd rows. Returns 0 with too few rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -85,7 +87,7 @@ def _places(values: Values) -> Array:
 
 
 def _shares(texts: Array, labels: Array) -> tuple[Array, Array]:
-    """Score every second row by the labels of the rows between them with the same text; return scores and labels."""
+    """Score each odd row by the share of ones in the even rows with its text; return these scores and their labels."""
     words, place = np.unique(texts, return_inverse=True)
     rows, ones = (np.bincount(place[::2], weights, len(words)) for weights in (None, labels[::2]))
     # Smooth, so that new and rare texts get about the overall share of ones.

@@ -1,8 +1,4 @@
-"""The preparation of a network's inputs as an ONNX graph, with its learned parameters.
-
-The steps are PySpark expressions, compiled like those of a request transform. Expressions work elementwise, so columns
-with the same steps are computed together as a matrix.
-"""
+"""Writes the preparation of a network's inputs as an ONNX graph; columns with the same steps form one matrix."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,13 +26,13 @@ NUMBERS = "numbers"
 
 
 def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fit a plan to the rows of a DataFrame before `before`, in microseconds since 1970."""
+    """Fit a plan to the rows of a Spark DataFrame before the time `before`, in microseconds since 1970."""
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """A fitted preparation and its graph.
+    """A fitted preparation and its graph; call it to prepare rows.
 
     The graph's inputs are `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with "" for
     null. Its outputs are `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
@@ -46,7 +42,7 @@ class Prepare:
     graph: bytes
 
     def __call__(self, data: TabularTensors) -> tuple[Array, Array]:
-        """Return the network's inputs for n rows: float32 (n, width), and int64 (n, embedded texts)."""
+        """Return the network's inputs for n rows: numbers, float32 (n, width), and embedding rows, int64 (n, texts)."""
         feeds = {f"text_{place}": data.categories[:, place] for place in range(data.categories.shape[1])}
         if data.numeric.shape[1]:
             feeds["numeric"] = data.numeric
@@ -96,7 +92,7 @@ def preparation_graph(preparation: Preparation) -> bytes:
 
 
 def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: str) -> Iterator[str]:
-    """Add the steps of all numbers; yield a tensor (k, N) for each group of k columns with the same steps."""
+    """Add the steps of all numbers; yield the name of a tensor (k, N) per group of k columns with the same steps."""
     for turn, places in enumerate(grouped(numbers)):
         value, mask = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, valid))
         group, name = [numbers[place] for place in places], f"group_{turn}"
@@ -115,7 +111,7 @@ def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: 
 
 
 def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
-    """Return the positions of numbers with the same steps, group by group, in the network's order."""
+    """Return the positions of the numbers, one list per group with the same steps, in the network's order."""
     groups: dict[str, list[int]] = {}
     for place, number in enumerate(numbers):
         groups.setdefault(repr(number.steps), []).append(place)

@@ -16,15 +16,9 @@ from isthmus.package.inputs import feeds
 
 
 class Scores:
-    """Scores of a teacher and its student on the scale of the graph's output: one float64 number per row, (n,).
+    """Computes scores of a teacher and its student on the scale of the graph's output: float64 (n,).
 
-    Attributes:
-        task: task of both models.
-        boosting: the teacher.
-        student_inputs: inputs of the student's graph.
-
-    Raises:
-        RequestError: the task is not tabular, or its label is neither binary nor a number.
+    `boosting` is the teacher. Raises a RequestError if the task is not a Tabular with a Binary or Number label.
     """
 
     def __init__(self, task: Task, student: nn.Module) -> None:
@@ -43,18 +37,18 @@ class Scores:
         self.student_inputs = task.material.request_inputs.fed(task.material.student_inputs)
 
     def teacher(self, rows: Columns) -> Array:
-        """Return the teacher's scores of rows that have a column for each of the teacher's inputs."""
+        """Return the teacher's scores; `rows` has a column for each input of the teacher."""
         count = len(next(iter(rows.values())).data)
         return self.scores(self.boosting.answers(network_inputs(rows, self._material.teacher_inputs, count)))
 
     def scores(self, answers: Array) -> Array:
-        """Convert the teacher's outputs, for example from the cache, to scores."""
+        """Convert outputs of the teacher, for example from the cache, to scores."""
         return self._student.answer.from_scores(answers)
 
     def student(self, rows: Columns) -> tuple[Array, Case]:
         """Return the student's scores in torch, and the case to compare a package's model files with.
 
-        `rows` has a column for each input of the graph. The score is NaN where a request transform refuses the row.
+        `rows` has a column for each input of the graph. The score is NaN where a request transform rejects the row.
         """
         complete, refused = self._material.request_inputs.complete(rows)
         data = network_inputs(complete, self._material.student_inputs, len(refused))

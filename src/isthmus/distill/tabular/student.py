@@ -25,7 +25,7 @@ UNCALIBRATED = "uncalibrated"
 
 
 class Student(nn.Module):
-    """An MLP on prepared numbers and embeddings of prepared texts; `answer` is its output layer."""
+    """A small network (MLP) on prepared numbers and embeddings of prepared texts; `answer` is its output layer."""
 
     def __init__(
         self, prepare: Prepare, hidden: Sequence[int], dropout: float, answer: StudentOutput | None = None
@@ -58,7 +58,7 @@ class Student(nn.Module):
         return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
 
     def logits(self, data: TabularTensors) -> Array:
-        """Return float32 scores of raw rows, (n,) or (n, classes), on the CPU. Switches to eval mode."""
+        """Prepare raw rows and return their float32 scores, (n,) or (n, classes), on the CPU. Switches to eval mode."""
         self.eval()
         with torch.inference_mode():
             scores = self(*map(torch.from_numpy, self.prepare(data)))
@@ -82,7 +82,7 @@ class CoreNetwork(nn.Module):
 
 
 def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
-    """Describe the core's inputs, without empty ones: `numbers`, float32 (N, width); `places`, int32 (N, k)."""
+    """Describe the core's inputs: `numbers`, float32 (N, width), and `places`, int32 (N, k); omit one of width 0."""
     widths = student.prepare.preparation.width, len(student.embeddings)
     tensors = TensorInfo(NUMBERS, "float", ("N", widths[0])), TensorInfo(PLACES, "int32", ("N", widths[1]))
     return tuple(tensor for tensor, width in zip(tensors, widths, strict=True) if width)
@@ -105,7 +105,7 @@ def _last(
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
-    """Create an embedding. Row 0, the unknown category, starts at zero and stays neutral unless training has nulls."""
+    """Create an embedding whose row 0, the unknown category, is zero and stays zero unless training has such rows."""
     table = nn.Embedding(count, width)
     with torch.no_grad():
         table.weight[0] = 0.0
@@ -115,7 +115,8 @@ def _embedding(count: int, width: int) -> nn.Embedding:
 class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of `student.json`: everything about a student except its weights.
 
-    `answer` names the output of its graph; `classes` lists its classes in order, if it has classes.
+    `answer` is the name of the graph's output; `split` has the shares of the three parts, and `boundaries` the times
+    between them, in microseconds since 1970.
     """
 
     id: str
@@ -134,7 +135,7 @@ class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def read_record(folder: Path) -> StudentRecord:
-    """Read the record of a trained student. Raises a DataError if it is missing or damaged."""
+    """Read the record of a trained student; raise a DataError if it is missing or damaged."""
     try:
         return msgspec.json.decode((folder / RECORD).read_bytes(), type=StudentRecord)
     except (OSError, msgspec.MsgspecError) as error:

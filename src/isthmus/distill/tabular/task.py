@@ -51,7 +51,7 @@ KINDS: Mapping[type[Label], type[Kind]] = {
 
 
 class TabularTask(Task):
-    """Predicts a label from a row of features. `Kind` has everything that depends on the kind of label."""
+    """Predicts a label from a row of features; `Kind` has everything that depends on the kind of label."""
 
     about: Mapping[str, str] = {
         "teacher": "all server-side features",
@@ -117,7 +117,7 @@ class TabularTask(Task):
         )
 
     def identities(self) -> Array:
-        """Return the row numbers, since the teacher only ever sees rows of its own table."""
+        """Return the row numbers as identities, since the teacher only ever sees rows of its own table."""
         names = np.zeros((self.material.table.num_rows, 2), np.int64)
         names[:, 1] = np.arange(len(names))
         return names.view(np.uint8)
@@ -148,7 +148,7 @@ class TabularTask(Task):
         return Batch((numbers, places), targets)
 
     def leaks(self) -> list[str]:
-        """Check every input of student and teacher on its own, on at most 100,000 rows of the training part."""
+        """Check each input of student and teacher on its own, on at most 100,000 rows of the training part."""
         material, train = self.material, self.material.parts.train
         rows = train[spread(len(train), 100_000)]
         values = columns(material.table.take(rows), material.teacher_inputs)
@@ -217,7 +217,7 @@ class TabularTask(Task):
         return self._case(student, self._raw(rows), self._data[rows])
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return a case with the extremes of all types, without rows that a request transform refuses."""
+        """Return a case with the extreme values of all types, without rows that a request transform rejects."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         _, refused = material.request_inputs.complete(extremes)
@@ -233,7 +233,7 @@ class TabularTask(Task):
         return Case(feeds(self._fed, raw), expected, plain(raw, self._fed), core_feeds(*self._prepare(data)))
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Return the scores (logits) from which a graph computed its outputs."""
+        """Run a graph and return the scores (logits) behind its outputs."""
         return {self._kind.key: self._answer.to_scores(run(self.feeds(rows))[self._answer.name])}
 
     def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:

@@ -19,13 +19,9 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class Learner(NamedTuple):
-    """A scikit-learn learner with its options.
+    """A scikit-learn learner. `options` are the arguments besides the common ones; `key` is the key of its outputs.
 
-    Attributes:
-        kind: class of the learner.
-        key: key of its outputs.
-        options: arguments of the class beyond the common ones.
-        classes: class names, indexed by label; None for numbers and for labels of 0 and 1.
+    `classes` has the class names by label; it is None for numbers and for labels of 0 and 1.
     """
 
     kind: type[HistGradientBoostingClassifier] | type[HistGradientBoostingRegressor]
@@ -34,7 +30,7 @@ class Learner(NamedTuple):
     classes: Sequence[str] | None = None
 
     def answer(self, model: Any, rows: Array) -> Array:
-        """Return logits (n,) of the second of two classes, logits (n, classes) of named classes, or values (n,)."""
+        """Return logits (n,) for labels of 0 and 1, logits (n, classes) for named classes, or predicted values (n,)."""
         if isinstance(model, HistGradientBoostingRegressor):
             values: Array = model.predict(rows)
             return values
@@ -48,20 +44,10 @@ BINARY = Learner(HistGradientBoostingClassifier, "logits")
 class Boosting(Teacher):
     """Gradient boosting on the training rows of a table; its batches are row numbers of that table.
 
-    Categories that do not occur in the training part are treated as missing, like null. The same arguments give the
-    same outputs for any number of threads.
-
-    Args:
-        name: name of the teacher.
-        data: reads the inputs of all rows of the table.
-        labels: labels (n,) as the learner takes them.
-        train: numbers of the rows to learn from.
-        rounds: number of boosting rounds.
-        learning_rate: factor of each round's trees.
-        threads: maximum number of threads.
-        recipe: plain data that identifies table, labels and training rows. With the options it is the teacher's
-            fingerprint, so nothing is fitted if all outputs are cached.
-        learner: scikit-learn class to fit.
+    `data` reads the inputs of all rows and `labels` has all labels; `train` has the numbers of the training rows.
+    `recipe` is plain data that identifies table, labels and training rows; with the options it is the teacher's
+    fingerprint, so nothing is fitted if all outputs are cached. Texts that the training rows lack are treated like
+    null. The number of threads does not change the outputs.
     """
 
     def __init__(  # noqa: PLR0913 - options of the learner, by name
@@ -103,7 +89,7 @@ class Boosting(Teacher):
         return {self._learner.key: self._scores(self._fitted.matrix[batch])}
 
     def answers(self, data: TabularTensors) -> Array:
-        """Return outputs for rows outside its table, float32 (n,) or (n, classes)."""
+        """Return outputs for rows outside the table, float32 (n,) or (n, classes)."""
         matrix = np.concatenate([data.numeric, _codes(data.categories, self._fitted.words)], axis=1)
         matrix[:, self._fitted.empty] = 0.0
         return self._scores(np.clip(matrix, -_LARGEST, _LARGEST, out=matrix))

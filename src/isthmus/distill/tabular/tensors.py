@@ -1,4 +1,4 @@
-"""Training sets as NumPy arrays for learners and networks."""
+"""Reads training sets into NumPy arrays for learners and networks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,17 +29,17 @@ class TabularTensors(msgspec.Struct, frozen=True, eq=False):
 
 
 def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> TabularTensors:
-    """Return the inputs of every row of a table. Raises a DataError like `columns`."""
+    """Return the inputs of every row of a table; raise a DataError like `columns`."""
     return network_inputs(columns(table, inputs), inputs, table.num_rows)
 
 
 def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-    """Return the column of each input. Raises a DataError if one is missing or does not fit its type."""
+    """Return the column of each input; raise a DataError if one is missing or does not fit its type."""
     return {item.name: _column(table, item) for item in inputs}
 
 
 def network_inputs(values: Mapping[str, Values], inputs: Sequence[ModelInput], count: int) -> TabularTensors:
-    """Return the inputs of a network for `count` rows."""
+    """Arrange the values of `count` rows, by input name, as the arrays that a network or learner reads."""
     empty = {"numeric": np.empty((count, 0), np.float32), "categories": np.empty((count, 0), object)}
     return TabularTensors(**{**empty, **feeds(inputs, values)})
 
@@ -54,7 +54,7 @@ def _column(table: pa.Table, item: ModelInput) -> Values:
 
 
 def vocabularies(train: TabularTensors) -> list[tuple[str, ...]]:
-    """Return the most frequent texts of each category, most frequent first, at most `VOCABULARY`."""
+    """Return the most frequent texts of each category, most frequent first, at most `VOCABULARY`, without ""."""
     known = []
     for column in train.categories.T:
         counts = Counter(column.tolist())

@@ -19,7 +19,7 @@ from isthmus.features.values.columns import Values
 
 
 class BinaryLabels(Kind):
-    """A label of 0 or 1 in each row; each part has both."""
+    """Labels of 0 and 1; each part of the split has both."""
 
     metric = "auc"
     pipeline = "tabular-classification"

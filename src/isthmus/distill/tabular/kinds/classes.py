@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 class ClassLabels(Kind):
-    """A text or a whole number in each row. `values` are class indexes; -1 for classes unknown to the training part."""
+    """Texts or whole numbers as classes. `values` has class indexes, or -1 for a class that the training part lacks."""
 
     metric = "log_loss"
     more = False

@@ -22,7 +22,9 @@ from isthmus.package.manifest import ROUNDING
 
 
 class Kind(ABC):
-    """The labels of n rows. Scores of students and teachers have the form of `StudentOutput.scores`.
+    """The labels of n rows, with everything in a tabular task that depends on their kind.
+
+    Scores of teacher and student have the form of `StudentOutput.scores`.
 
     Attributes:
         key: key of the scores among the outputs of student and teacher.
@@ -32,12 +34,11 @@ class Kind(ABC):
         tolerance: largest absolute difference allowed between the student and its graph, per precision.
         rounding: largest difference between the outputs of two processors.
         values: labels, (n,), for `quality`.
-        targets: labels, (n, ...), for the objective.
-        teacher_labels: labels that the teacher is trained on, (n,): `values`, standardized for numbers and ranks.
-        learner: scikit-learn class of the teacher, with its options.
+        targets: labels, (n, ...), for the losses.
+        teacher_labels: labels that the teacher is trained on, (n,): standardized for numbers and ranks, else `values`.
         recipe: plain data that determines the teacher's outputs in addition to the label column, options and rows.
-        groups: group number of each row, (n,); None without groups.
-        classes: class names in the order of the logits; None without classes.
+        groups: group number of each row, (n,), for ranking; else None.
+        classes: class names in the order of the logits, or None if the label has no classes.
     """
 
     key: str = "logits"
@@ -56,11 +57,11 @@ class Kind(ABC):
 
     @abstractmethod
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
-        """Read the labels. Raises a DataError if the column does not fit, or a part has too few labels."""
+        """Read the label column; raise a DataError if its values do not fit, or a part has too few labels."""
 
     @abstractmethod
     def answer(self) -> StudentOutput:
-        """Return a new output layer."""
+        """Return a new output layer for a student."""
 
     @abstractmethod
     def objective(self, declared: Tabular) -> Objective: ...
@@ -75,25 +76,25 @@ class Kind(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """Return the metrics of a model's scores of these rows."""
+        """Return all metrics of a model; `answers` has its scores for `rows`, in their order."""
 
     @abstractmethod
     def score(self, answers: Answers, rows: Index) -> float:
-        """Return `metric` alone."""
+        """Return the figure of `quality` that `metric` names, without computing the rest."""
 
     @abstractmethod
     def chance(self, rows: Index) -> float:
-        """Return the `metric` of a constant model for these rows."""
+        """Return the `metric` that a model without inputs reaches on these rows."""
 
     @abstractmethod
     def leak(self, column: Values, rows: Index) -> str:
-        """Describe how an input reveals the label on its own, or return an empty text. `column` has these rows."""
+        """Describe how an input alone reveals the label, or return an empty text; `column` has its values in `rows`."""
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
         return agreement(student[self.key], teacher[self.key])
 
     def take(self, rows: Index) -> Self:
-        """Return a copy for these rows, in their order."""
+        """Return a copy with the labels of these rows, in their order."""
         kind = copy.copy(self)
         kind.values, kind.targets = self.values[rows], self.targets[torch.from_numpy(rows)]
         kind.teacher_labels = self.teacher_labels[rows]

@@ -23,11 +23,11 @@ from isthmus.features.values.columns import Values
 _FINEST = 1e-3
 """Largest allowed spacing of float32 numbers, in standard deviations of the label."""
 _TOLERANCE = {"fp32": 1e-5, "int8": 0.2}
-"""In standard deviations of the label. For comparison: a probability off by 0.05 means a logit off by 0.2 or more."""
+"""Tolerances in standard deviations of the label. A probability off by 0.05 means a logit off by 0.2 or more."""
 
 
 class NumberLabels(Kind):
-    """A finite number in each row. Scores are standardized by mean and deviation of the training part."""
+    """Finite numbers; scores are standardized by mean and standard deviation of the training part."""
 
     key = "value"
     more = False
@@ -55,7 +55,7 @@ class NumberLabels(Kind):
         self.recipe = {"loss": loss, "standard": [self._mean, self._scale]}
 
     def answer(self) -> NumberOutput:
-        """Return an output layer that is bounded by the smallest and largest label of the training part."""
+        """Return an output layer that clips to the smallest and largest label of the training part."""
         return NumberOutput("value", *self._bounds, self._scale, self._mean)
 
     def objective(self, declared: Tabular) -> Objective:
@@ -77,7 +77,7 @@ class NumberLabels(Kind):
         return (mae if self._absolute else rmse)(self.values[rows], self._values(answers))
 
     def chance(self, rows: Index) -> float:
-        """Return the error of always predicting the mean, or for absolute errors the median, of the training part."""
+        """Return the error of always predicting the mean (for absolute errors, the median) of the training part."""
         return (mae if self._absolute else rmse)(self.values[rows], np.full(len(rows), self._usual))
 
     def leak(self, column: Values, rows: Index) -> str:

@@ -1,4 +1,4 @@
-"""Labels that give the relevance of rows within groups."""
+"""Labels that give the relevance of each row within its group."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -25,10 +25,9 @@ from isthmus.features.values.columns import Values
 
 
 class RankLabels(Kind):
-    """A relevance in each row; another column names the row's group.
+    """The relevance of each row; another column names the row's group.
 
-    The teacher is a regressor of the standardized relevance of single rows, since scikit-learn has no listwise
-    boosting.
+    The teacher is a regressor of the standardized relevance, since scikit-learn has no listwise boosting.
     """
 
     key = "score"
@@ -53,7 +52,6 @@ class RankLabels(Kind):
         return NumberOutput("score", -MOST_SCORE, MOST_SCORE)
 
     def objective(self, declared: Tabular) -> Objective:
-        """Learn the order within each group from labels and teacher."""
         soft, weight = partial(_by_teacher, temperature=declared.temperature), declared.soft_weight
         return Objective({
             "labels": Term(_by_labels, 1 - weight, student="student.score", labels="labels"),
@@ -76,7 +74,7 @@ class RankLabels(Kind):
         return chance_ndcg(self.values[rows], self.groups[rows], self._at)
 
     def leak(self, column: Values, rows: Index) -> str:
-        """Describe an input that separates relevant rows from the others."""
+        """Describe an input that separates rows with a relevance above 0 from rows with 0, or return an empty text."""
         area = separation_auc(column, (self.values[rows] > 0).astype(np.int64))
         return (
             f"separates the relevant rows of the training part with an AUC of {area:.4f}" if area >= LEAK_FROM else ""
