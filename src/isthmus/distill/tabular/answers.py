@@ -17,10 +17,7 @@ MOST_SCORE = 16.0
 
 
 class StudentOutput(nn.Module, ABC):
-    """Output layer of a student: maps its last linear layer, float32 (n, `width`), to the ONNX graph's output.
-
-    Student, teacher and labels are compared by scores: logits, or standardized numbers.
-    """
+    """Output layer of a student: maps its last linear layer, float32 (n, `width`), to the ONNX graph's output."""
 
     name: str
     width: int = 1
@@ -31,7 +28,7 @@ class StudentOutput(nn.Module, ABC):
         self.calibration = calibration
 
     def scores(self, last: Tensor) -> Tensor:
-        """Return the scores for the losses, float32 (n,) or (n, classes), from the last linear layer."""
+        """Return the scores for losses and metrics: logits or standardized numbers, float32 (n,) or (n, classes)."""
         return last[:, 0]
 
     def final(self, scores: Tensor) -> Tensor:

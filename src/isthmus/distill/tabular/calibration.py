@@ -40,21 +40,18 @@ class Calibrator(nn.Module, ABC):
 
 
 def create_calibrator(declared: Calibration | None) -> Calibrator | None:
-    """Return a calibrator that has not learned yet, or None if no calibration is declared."""
     kinds: dict[type, type[Calibrator]] = {Temperature: TemperatureCalibrator, Isotonic: IsotonicCalibrator}
     return None if declared is None else kinds[type(declared)]()
 
 
 class TemperatureCalibrator(Calibrator):
-    """Divides logits by a temperature."""
-
     def __init__(self) -> None:
         super().__init__()
         self.inverse: Tensor
         self.register_buffer("inverse", torch.ones(()))
 
     def learn(self, logits: Array, labels: Index) -> None:
-        """Set the temperature, 1/20 to 20, with the least log loss (a convex function of its inverse)."""
+        """Set the temperature, 1/20 to 20, with the least log loss, which is convex in the inverse temperature."""
         wide = logits.astype(np.float64)
         if wide.ndim == 1:
             wide = np.stack([np.zeros_like(wide), wide], 1)
@@ -112,10 +109,7 @@ class IsotonicCalibrator(Calibrator):
         return self.values[0] + below + (parts * self.slopes).sum(1)
 
     def write(self, build: Building, logits: str) -> str:
-        """Add nodes that look up the line of a logit by comparison, then multiply and add.
-
-        The result is capped at the end of the line, so that rounding cannot make the map decrease.
-        """
+        """Add nodes that look up and apply a logit's line. Its end caps the result, against rounding errors."""
         starts, values, slopes = (buffer.numpy() for buffer in (self.starts, self.values, self.slopes))
         tables = {
             "start": np.insert(starts, 0, starts[0]), "value": np.insert(values, 0, values[0]),

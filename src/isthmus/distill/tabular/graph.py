@@ -81,10 +81,9 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
-    """Return `head.json`, with which clients compute the inputs of the student's core without ONNX Runtime.
+    """Return `head.json`, with which clients without ONNX Runtime turn the raw `inputs` into the core's inputs.
 
-    `inputs` are the raw inputs of the graph. Raises a GateFailed if a request transform uses an operator that does not
-    compute the same bits in every language.
+    Raises a GateFailed if a request transform uses an operator that does not compute the same bits in every language.
     """
     model = head_graph(student, request)
     outputs = {tensor.name: tensor.element for tensor in core_tensors(student)}

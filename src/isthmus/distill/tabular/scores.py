@@ -46,10 +46,7 @@ class Scores:
         return self._student.answer.from_scores(answers)
 
     def student(self, rows: Columns) -> tuple[Array, Case]:
-        """Return the student's scores in torch, and the case to compare a package's model files with.
-
-        `rows` has a column for each input of the graph. The score is NaN where a request transform rejects the row.
-        """
+        """Return the student's scores, NaN for rejected rows, and the case to compare model files with."""
         complete, refused = self._material.request_inputs.complete(rows)
         data = network_inputs(complete, self._material.student_inputs, len(refused))
         core = core_feeds(*self._student.prepare(data))

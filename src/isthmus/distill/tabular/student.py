@@ -47,10 +47,7 @@ class Student(nn.Module):
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> Any:
-        """Return scores of prepared rows: numbers, float32 (n, width), and embedding rows, int64 (n, k).
-
-        A calibrated student in eval mode returns a dict: calibrated `logits` and `uncalibrated` ones.
-        """
+        """Return scores of prepared rows; in eval mode, if calibrated, a dict of `logits` and `uncalibrated` logits."""
         scores = self.answer.scores(_last(self.embeddings, self.layers, numbers, places))
         if self.training:
             return scores

@@ -19,10 +19,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class Learner(NamedTuple):
-    """A scikit-learn learner. `options` are the arguments besides the common ones; `key` is the key of its outputs.
-
-    `classes` has the class names by label; it is None for numbers and for labels of 0 and 1.
-    """
+    """A scikit-learn learner. `key` names its output; `classes` has class names by label, None without names."""
 
     kind: type[HistGradientBoostingClassifier] | type[HistGradientBoostingRegressor]
     key: str
@@ -107,10 +104,7 @@ class Boosting(Teacher):
         return self._recipe
 
     def size(self) -> tuple[int, int]:
-        """Return the number of parameters and the bytes of the trees' arrays.
-
-        A split has two parameters, feature and threshold; a leaf has one.
-        """
+        """Return the number of parameters (two per split, one per leaf) and the bytes of the trees' arrays."""
         trees = [
             tree for step in self._fitted.model._predictors for tree in step
         ]  # scikit-learn has no public access to the trees

@@ -29,7 +29,6 @@ class TabularTensors(msgspec.Struct, frozen=True, eq=False):
 
 
 def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> TabularTensors:
-    """Return the inputs of every row of a table; raise a DataError like `columns`."""
     return network_inputs(columns(table, inputs), inputs, table.num_rows)
 
 

@@ -19,8 +19,6 @@ from isthmus.features.values.columns import Values
 
 
 class BinaryLabels(Kind):
-    """Labels of 0 and 1; each part of the split has both."""
-
     metric = "auc"
     pipeline = "tabular-classification"
     learner = BINARY

@@ -24,13 +24,10 @@ from isthmus.package.manifest import ROUNDING
 class Kind(ABC):
     """The labels of n rows, with everything in a tabular task that depends on their kind.
 
-    Scores of teacher and student have the form of `StudentOutput.scores`.
-
     Attributes:
-        key: key of the scores among the outputs of student and teacher.
+        key: key of the scores among the outputs of student and teacher; for scores see `StudentOutput.scores`.
         metric: figure of `quality` that selects the weights.
         more: True if a higher metric is better.
-        pipeline: Hugging Face pipeline name for such models, or None.
         tolerance: largest absolute difference allowed between the student and its graph, per precision.
         rounding: largest difference between the outputs of two processors.
         values: labels, (n,), for `quality`.

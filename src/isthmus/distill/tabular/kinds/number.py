@@ -1,4 +1,4 @@
-"""Numeric labels."""
+"""Labels that are finite numbers."""
 
 import numpy as np
 import pyarrow as pa

@@ -25,10 +25,7 @@ from isthmus.features.values.columns import Values
 
 
 class RankLabels(Kind):
-    """The relevance of each row; another column names the row's group.
-
-    The teacher is a regressor of the standardized relevance, since scikit-learn has no listwise boosting.
-    """
+    """The relevance of rows within groups. The teacher is a regressor: scikit-learn has no listwise boosting."""
 
     key = "score"
     metric = "ndcg"
