@@ -11,7 +11,7 @@ from isthmus.transforms.rowwise.core.graph import Described, assembled, needed
 
 
 class Building:
-    """A graph under construction. `add` and `constant` keep the first node or constant of a name."""
+    """An ONNX graph under construction. `add` and `constant` keep the first node or constant of a name."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
@@ -32,10 +32,10 @@ class Building:
         return name
 
     def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
-        """Copy the nodes of a graph, renamed to `part/name`; drops Identity nodes and changes `model` in place.
+        """Copy the nodes of a graph, renamed to `part/name`, without Identity nodes; changes `model` in place.
 
         `known` maps tensors of the graph to their names here: its inputs, and tensors that are already computed.
-        Returns the names here of the graph's outputs.
+        Returns the names here by the names of the graph's outputs.
         """
         same = dict(known)
 
@@ -56,11 +56,7 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """Return the names of the rows (1, N) of a tensor (count, N).
-
-        These are the inputs of the Concat that made the tensor. Otherwise they are the outputs of a Split, which is
-        added unless it exists, or the tensor itself for a single row.
-        """
+        """Return the names of the rows (1, N) of a tensor (count, N); add a Split if no Concat or Split has them."""
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)
@@ -94,7 +90,7 @@ class Building:
 
 
 def _shorten(nodes: Sequence[onnx.NodeProto], constants: Sequence[onnx.TensorProto], public: Collection[str]) -> None:
-    """Shorten all names except inputs and outputs: names are a third of a graph's bytes on a device."""
+    """Shorten, in place, all names except inputs and outputs: names are a third of a graph's bytes on a device."""
     short = {name: name for name in ("", *public)}
     for name in (constant.name for constant in constants):
         short.setdefault(name, f"c{len(short)}")

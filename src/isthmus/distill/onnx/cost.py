@@ -24,8 +24,8 @@ class GraphWork(msgspec.Struct, frozen=True):
         flops: operations of products and convolutions, counted as in torch: two per multiply-add, none for a bias.
         weights: bytes of the constants.
         values: bytes of the inputs and outputs.
-        activations: numbers that the products output.
-        uncounted: operators that `flops` leaves out.
+        activations: number of numbers that the products output.
+        uncounted: operators that may multiply but are not in `flops`.
     """
 
     flops: int

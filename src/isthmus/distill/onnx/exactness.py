@@ -1,8 +1,7 @@
-"""Make INT8 graphs give the same bits in every runtime, in their last layer and in the sums between layers.
+"""Makes INT8 graphs give the same bits in every runtime, in their last layer and in the sums between layers.
 
-Integer products are the same everywhere. Sums of floats are not: runtimes differ in order and in fused multiply-add.
-Neither matters if each product and sum is exact in float32, as integers up to 2**24 times a power of two are. A single
-addition, multiplication or division is defined exactly by IEEE 754.
+Runtimes add floats in different orders and with or without fused multiply-add. Neither matters if each product and sum
+is exact in float32, as integers up to 2**24 times a power of two are.
 """
 
 import numpy as np
@@ -25,15 +24,14 @@ _FINEST = 100
 def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
     """Return a copy of `quantized` that gives the same bits in every runtime, as far as possible.
 
-    `layer` is the last quantized layer of `model`, the float graph before quantization. The inputs of the last layer
-    stay 8-bit integers. Its weights become floats again, rounded so that its sums are exact: to twelve bits for 32
-    inputs, to ten for 144. Its output is no longer rounded. These last layers keep 8-bit weights: computed weights;
-    operators other than Gemm, MatMul and convolutions; grouped transposed convolutions; a Gemm with alpha; a product
-    with a vector; a layer with so many inputs (65,793 or more if none is negative) that the steps would exceed its
-    weights.
+    `quantized` is the output of ONNX Runtime's quantizer for the float graph `model`, with each layer between a
+    DequantizeLinear and a QuantizeLinear; `layer` is the last quantized layer of `model`. Its inputs stay 8-bit
+    integers, its weights become floats again, rounded so that its sums are exact (to twelve bits for 32 inputs, to ten
+    for 144), and its output is no longer rounded.
 
-    In `quantized`, the output of ONNX Runtime's quantizer for the model, each layer is between a DequantizeLinear and a
-    QuantizeLinear.
+    These layers keep 8-bit weights: computed weights; operators other than Gemm, MatMul and convolutions; grouped
+    transposed convolutions; a Gemm with alpha; a product with a vector; a layer with so many inputs (65,793 or more if
+    none is negative) that the steps would exceed its weights.
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
@@ -53,12 +51,10 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
 def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
     """Return the quantization steps with which every runtime adds and multiplies integers to the same bits.
 
-    ONNX Runtime fuses additions and multiplications of integers and scales by the ratio of their steps: with fused
-    multiply-add on x86, without it in a browser, which rounds differently once in millions. With powers of two, each
-    product and each sum of two is exact in float32.
-
-    The result has every input and output of such an operation in the optimized graph whose step is not a power of two:
-    the next larger power, float32 (), and its zero point, uint8 ().
+    Runtimes scale such integers by the ratio of their steps, with or without fused multiply-add, and so round
+    differently once in millions. With powers of two, each product and each sum of two is exact in float32. The result
+    has each tensor that an integer addition or multiplication of the optimized graph reads or writes and whose step is
+    not a power of two: the next larger power, float32 (), and its zero point, uint8 ().
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}

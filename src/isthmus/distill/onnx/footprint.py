@@ -1,4 +1,4 @@
-"""Measure the memory and time to open a model, in a fresh process."""
+"""Measures the memory and time to open a model, in a fresh process."""
 
 import os
 import subprocess
@@ -19,11 +19,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """The cost of the first answer in a fresh process (Linux).
+    """The cost of the first answer in a fresh process.
 
-    Attributes:
-        memory_mb: MiB by which the resident memory peaks above its level before loading.
-        load_ms: milliseconds from the model file to the answer, with libraries already loaded.
+    `memory_mb` is the peak of the resident memory above its level before loading, in MiB; `load_ms` is the time from
+    the model file to the answer, with libraries already loaded.
     """
 
     memory_mb: float
@@ -31,10 +30,10 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
-    """Start a fresh process that opens a model and computes one answer, and return its memory and load time.
+    """Start a fresh process that opens a model and computes one answer; return its memory and load time (Linux only).
 
     If loading takes longer than `max_load_ms`, measures in a second process and returns the faster run; None accepts
-    the first run. Works only on Linux. Raises a GateFailed if the model does not answer.
+    the first run. Raises a GateFailed if the process fails.
     """
     first = _footprint(model, feeds, threads)
     if max_load_ms is None or first.load_ms <= max_load_ms:

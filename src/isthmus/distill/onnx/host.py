@@ -1,4 +1,4 @@
-"""Describe the machine that measures: latency, memory and load times are only valid for it."""
+"""Describes the machine that measures: latency, memory and load times are only valid for it."""
 
 import os
 import platform

@@ -1,9 +1,7 @@
-"""Canonical bytes for models in ORT format.
+"""Canonical bytes for models in ORT format: two conversions of the same model give the same file.
 
-ONNX Runtime writes initializers and value types in the order of a hash map with a random seed, so two conversions of
-the same model differ. `canonical` reads the file by its schema (onnxruntime/core/flatbuffers/schema/ort.fbs), sorts
-the unordered lists, and writes the file again. Equal parts, such as the type of most values, are written once: a file
-of many small nodes shrinks to a third.
+ONNX Runtime writes some lists in the order of a hash map with a random seed. The schema of the files is
+onnxruntime/core/flatbuffers/schema/ort.fbs.
 """
 
 import struct
@@ -46,7 +44,7 @@ _UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], [
 
 
 def canonical(model: bytes) -> bytes:
-    """Return a model with its unordered lists sorted and equal parts written once.
+    """Return an equal model with its unordered lists sorted, and equal parts written once, which makes it smaller.
 
     Raises a ValueError if the model is not in ORT format, or has a field that the schema here lacks.
     """
@@ -57,7 +55,7 @@ def canonical(model: bytes) -> bytes:
 
 
 def operators(model: bytes) -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """Return the operator set versions by domain, and the domain and name of each operator in a file."""
+    """Return the operator set versions by domain, and (domain, name) of each operator, of a model in ORT format."""
     root = Table(model, encode.Get(packer.uoffset, model, 0))
     used, versions = _read("Resolver", _inner(root, 3))[0], _inner(root, 1)
     imported = _field(["Opset"], versions, versions.Pos + versions.Offset(6))
@@ -107,7 +105,7 @@ def _field(kind: Any, table: Table, position: int) -> Any:
 
 
 class _Writer:
-    """Write a file from its end to its start, each equal part once."""
+    """Writes a file from its end to its start, each equal part once."""
 
     def __init__(self, size: int) -> None:
         self._builder = Builder(size)
@@ -133,7 +131,7 @@ class _Writer:
         return int(self._builder.EndObject())
 
     def _place(self, kind: Any, value: Any) -> Any:
-        """Write a value stored outside its table, unless it was written before. Return its offset, or the scalar."""
+        """Return a scalar unchanged; write other values, unless an equal one was written, and return their offset."""
         if isinstance(kind, str) and kind != "str" and kind not in _TABLES:
             return value
         if kind in _UNIQUE:

@@ -1,8 +1,7 @@
-"""Decompose float operators into primitives whose bits IEEE 754 defines.
+"""Decomposes float operators into primitives that have the same bits in every runtime.
 
-A single addition, multiplication, division or root has one correct result. Sums depend on their order, exponentials on
-the math library. So sums become sums of integers that are exact in float64 in any order, and exponentials become
-additions and multiplications.
+IEEE 754 defines a single addition, multiplication, division or root exactly. Sums depend on their order and
+exponentials on the math library, so sums become sums of integers, exact in float64, and exponentials become products.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +52,7 @@ def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 class _Writer:
-    """The nodes that replace a node; if it writes none, the node stays."""
+    """Collects the nodes that replace `node`; if there are none, the node stays."""
 
     def __init__(self, graph: onnx.GraphProto, node: onnx.NodeProto, constants: Mapping[str, Array]) -> None:
         self._graph = graph
@@ -86,10 +85,9 @@ class _Writer:
 
 
 def _power(writer: _Writer, small: str) -> str:
-    """Return exp(x) from x / 32, which is within ±0.5.
+    """Return exp(x) from `small`, x / 32, which is within ±0.5: Taylor's polynomial of degree 4, squared five times.
 
-    exp(y) = exp(y / 2**n) ** 2**n by n squarings (Higham, 2005, "The scaling and squaring method for the matrix
-    exponential revisited"), the inner exponential by Taylor's polynomial of degree 4.
+    Higham, 2005, "The scaling and squaring method for the matrix exponential revisited".
     """
     power: str | float = 1 / 24
     for coefficient in (1 / 6, 1 / 2, 1, 1):
@@ -112,19 +110,17 @@ def _exact_sum(writer: _Writer, value: str, axes: Sequence[int], *, squares: boo
 
 
 def _sigmoid(writer: _Writer, value: str = "", times: float = 1.0) -> str:
-    """1 / (1 + exp(-x)), x clipped to ±16."""
     clipped = writer.step("Clip", value or writer.node.input[0], -_END / times, _END / times)
     power = _power(writer, writer.step("Mul", clipped, -_SMALLER * times))
     return writer.step("Div", 1.0, writer.step("Add", power, 1.0))
 
 
 def _tanh(writer: _Writer) -> None:
-    """2 / (1 + exp(-2 x)) - 1."""
     writer.step("Sub", writer.step("Mul", _sigmoid(writer, times=2.0), 2.0), 1.0)
 
 
 def _softmax(writer: _Writer) -> None:
-    """exp(x - max) over the sum of these; 16 or more below the largest counts as 0."""
+    """Write exp(x - max) divided by its sum; a number 16 or more below the largest counts as 0."""
     value, axes = writer.node.input[0], [writer.attributes.get("axis", -1)]
     below = writer.step("Sub", value, writer.reduced("ReduceMax", value, axes))
     power = _power(writer, writer.step("Mul", writer.step("Clip", below, -_END, 0.0), _SMALLER))
@@ -135,7 +131,7 @@ def _softmax(writer: _Writer) -> None:
 
 
 def _erfc(writer: _Writer, value: str) -> str:
-    """1 - erf(|x|), within 2e-7: Abramowitz and Stegun, 1964, formula 7.1.26."""
+    """Write 1 - erf(|x|), within 2e-7: Abramowitz and Stegun, 1964, formula 7.1.26."""
     positive, (rate, coefficients) = writer.step("Abs", value), _ERF
     part = writer.step("Div", 1.0, writer.step("Add", writer.step("Mul", positive, rate), 1.0))
     polynomial = writer.step("Mul", part, coefficients[0])
@@ -152,7 +148,7 @@ def _erf(writer: _Writer) -> None:
 
 
 def _gelu(writer: _Writer) -> None:
-    """The input times the normal distribution's mass below it (Hendrycks and Gimpel, 2016, arXiv:1606.08415)."""
+    """Multiply the input by the normal distribution's mass below it (Hendrycks and Gimpel, 2016, arXiv:1606.08415)."""
     value = writer.node.input[0]
     if writer.attributes.get("approximate", b"none") == b"tanh":
         cube = writer.step("Mul", writer.step("Mul", value, value), value)
@@ -166,7 +162,7 @@ def _gelu(writer: _Writer) -> None:
 
 
 def _layer_norm(writer: _Writer) -> None:
-    """(x - mean) / sqrt(variance + epsilon), scaled and shifted (Ba, Kiros and Hinton, 2016, arXiv:1607.06450)."""
+    """Write (x - mean) / sqrt(variance + epsilon), scaled, shifted (Ba, Kiros and Hinton, 2016, arXiv:1607.06450)."""
     scale = writer.constants.get(writer.node.input[1])
     # The scale has the row size, unless it is a single number.
     if scale is None or scale.ndim != 1 or scale.size == 1:

@@ -37,15 +37,12 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     * Weights have seven bits: with eight, processors without VNNI saturate and differ from the machine that checked the
       package. The few weights of the last layer get a dozen bits, because their rounding shows in the output.
     * Tensors added or multiplied between layers get power-of-two steps, which takes a second calibration.
-    * The remaining floats give the same bits everywhere: see `exactness` and `primitives`.
     * A Gemm with beta stays in float32: the quantizer would drop the factor.
     * With "Gather", embedding tables become integers with one step per row.
 
-    `calibration` has batches of rows, which determine the ranges of the layer inputs.
-
-    Raises:
-        ConfigurationError: the graph has no operator of `operators`, or one in a form that the quantizer rejects.
-        DataError: a number in `calibration` is not finite, and the quantizer fails because of it.
+    `calibration` has batches of rows, which determine the ranges of the layer inputs. Raises a ConfigurationError if
+    the graph has none of `operators`, or one in a form that the quantizer rejects, and a DataError if the quantizer
+    fails because a number in `calibration` is not finite.
     """
     source = onnx.ModelProto()
     source.CopyFrom(model)
@@ -69,10 +66,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
 
 
 def _quantize_tables(graph: onnx.GraphProto) -> int:
-    """Store each table in eight bits with one step per row; the graph casts a row and multiplies it by its step.
-
-    Tables that another operator also reads stay unchanged. Return the number of tables changed.
-    """
+    """Change tables that only Gather reads to eight bits with one step per row, in place; return how many."""
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:

@@ -94,10 +94,7 @@ def oldest_runtime(model: bytes) -> str:
 
 
 def described(value: onnx.ValueInfoProto) -> TensorInfo:
-    """Return an input or output of a graph as the manifest describes it.
-
-    Raises a DependencyError if packages do not support its element type.
-    """
+    """Describe an input or output of a graph; raise a DependencyError if packages do not support its element type."""
     kind = value.type.tensor_type
     element: Any = onnx.TensorProto.DataType.Name(kind.elem_type)
     if element.lower() not in get_args(Element):
@@ -111,7 +108,7 @@ def described(value: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
-    """Return the graph that ONNX Runtime runs on this processor. Constants it does not fold keep their names."""
+    """Return the graph as ONNX Runtime optimizes it for this processor; unfolded constants keep their names."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         options = session_options(1)
