@@ -142,10 +142,7 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return the outputs of these rows as float32 arrays, including outputs that are integers.
-
-        Computes missing outputs first, with the errors of `outputs[indexes]`.
-        """
+        """Return the outputs of these rows as float32 arrays, integers included; otherwise like `outputs[indexes]`."""
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
@@ -156,7 +153,7 @@ class TeacherOutputs:
     def calls(self, first: Any) -> int:
         """Return how many times the teacher must be called to compute all missing outputs, a batch per call.
 
-        `first` has row numbers that are computed before all other rows. A batch never mixes them with other rows.
+        The row numbers in `first` are computed before all other rows, in batches of their own.
         """
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())
@@ -188,10 +185,7 @@ class TeacherOutputs:
                 progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
-        """Publish the outputs in memory as a shard; do nothing if there are no such outputs.
-
-        Raises a DependencyError if the shard cannot be written. The outputs then stay in memory.
-        """
+        """Publish the outputs in memory as a shard. If it cannot be written, keep them and raise a DependencyError."""
         waiting = self._open
         if waiting is None:
             return
@@ -209,10 +203,7 @@ class TeacherOutputs:
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Read shards that other processes have published since the last call.
-
-        Skips shards that are damaged or have other sizes, and reports them with `note`.
-        """
+        """Read new shards of other processes; skip shards that are damaged or have other sizes, and `note` them."""
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
                 continue
@@ -237,8 +228,8 @@ class TeacherOutputs:
         """Delete damaged shards and outputs of rows outside this data set from disk, and merge small shards.
 
         Publishes the outputs in memory first. Another process keeps the shards that it has open, but may have to
-        recompute what it reads next. `others=True` also deletes the outputs in all other subfolders of `root`, for
-        example of other teachers. Returns the number of deleted rows, without the rows of other subfolders.
+        recompute what it reads next. `others=True` also deletes the other subfolders of `root`, for example of other
+        teachers. Returns the number of deleted rows, without the rows of other subfolders.
         """
         self.refresh()
         self.flush()

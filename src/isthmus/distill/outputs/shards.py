@@ -1,4 +1,4 @@
-"""Shards: folders of arrays, published atomically and verified before they are read."""
+"""Reads and writes shards: folders of arrays, published atomically and verified before they are read."""
 
 import hashlib
 import re
@@ -36,12 +36,11 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def names(folder: Path) -> Iterator[str]:
-    """Yield the names of the published shards, sorted."""
     yield from sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def write(folder: Path, shard: Shard) -> str:
-    """Write a shard with its checksums to a new subfolder of `folder`, atomically, and return the subfolder's name."""
+    """Write a shard with its checksums to a new subfolder of `folder`, atomically; return the subfolder's name."""
 
     def fill(fresh: Path) -> None:
         sums = {}
@@ -57,13 +56,9 @@ def write(folder: Path, shard: Shard) -> str:
 
 
 def read(path: Path) -> Shard:
-    """Read a shard with memory-mapped arrays.
+    """Read a shard with memory-mapped arrays; raise FileNotFoundError if it was removed, ValueError if it is damaged.
 
-    Verifies the SHA-256 of every file the first time that this process reads it, and again after it was changed.
-
-    Raises:
-        FileNotFoundError: the shard was removed.
-        ValueError: the shard is damaged.
+    Verifies the SHA-256 of every file when this process first reads the shard, and again after a file has changed.
     """
     try:
         record = msgspec.json.decode((path / _RECORD).read_bytes(), type=Record)
@@ -85,10 +80,7 @@ def read(path: Path) -> Shard:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Delete a shard atomically. Readers that have mapped it keep their data.
-
-    Raises a FileNotFoundError if the shard does not exist.
-    """
+    """Delete a shard atomically; readers that mapped it keep their data. Raise FileNotFoundError if it is missing."""
     with scratch_folder(folder, f".{_KIND}") as scratch:
         (folder / name).rename(scratch / "old")
 
