@@ -72,17 +72,9 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
 ) -> RunReport:
     """Measure quality, size and latency of all models and return the report; docs/evaluation.md explains each part.
 
-    Args:
-        task: the task.
-        identity: id of the student.
-        trained: models and their runs, by name and seed.
-        outputs: outputs of the teacher for all rows, and of each reference for the test rows.
-        facts: size and cost of the teacher and each reference.
-        seconds: duration of each stage, without pauses.
-        paused: seconds for which each stage paused for servers.
-
-    Raises:
-        DataError: an output of a model is not finite.
+    `trained` has models and their runs by name and seed. `outputs` has the teacher's outputs for all rows, and each
+    reference's for the test rows; `facts` has their size and cost. `seconds` has the duration of each stage without
+    pauses, `paused` the seconds for which it paused for servers. Raises a DataError if a model's output is not finite.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))
@@ -194,14 +186,14 @@ def _ages(task: Task, students: Mapping[int, nn.Module]) -> list[AtAge]:
 
 
 def _age_cost(task: Task, ages: Sequence[AtAge], quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the loss in the metric from fresh features to the declared age, at which `quality` was measured."""
+    """Return how much worse the metric is at the declared age, where `quality` was measured, than when fresh."""
     if not ages or (fresh := ages[0].found.value) is None:
         return {}
     return {"age_cost": (fresh - quality["student"][task.metric]) * (1 if task.more else -1)}
 
 
 def _gains(task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the teacher's gain, and its share of the gap between control and teacher, paired by seed."""
+    """Return the student's gain over the control, and its share of the gap from control to teacher, paired by seed."""
     sign = 1 if task.more else -1
     value = {key: sign * quality[task.metric] for key, quality in measured.items()}
     gains = [value["student", seed] - value["control", seed] for seed in seeds]

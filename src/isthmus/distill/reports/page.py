@@ -32,7 +32,7 @@ _SPREAD = "Dots show the mean over the seeds, lines its 95 % interval, faint dot
 def page(
     report: Mapping[str, Any], prices: Prices | None = None, currency: str = "", search: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the HTML page for the content of `report.json` and, after a search, of `search.json`.
+    """Return the HTML page of a `report.json` and, after a search, of its `search.json`.
 
     `prices` has the price of an hour by device, in `currency`; without a price, the page shows the cost as unknown.
     Raises a DataError if the format of a file does not match.

@@ -16,13 +16,10 @@ class ModelRecord(msgspec.Struct, frozen=True):
     """A model of the comparison.
 
     Attributes:
-        about: description of the model.
         quality: test metrics by name; means over the seeds for models trained with several seeds.
         intervals: low and high end of the 95 % interval of these means, by metric.
-        bytes: size of the ONNX graph in bytes; for a teacher, size of its parameters.
-        p50_us: median time of one row, in microseconds.
-        p99_us: 99th percentile of the time of one row, in microseconds.
-        runtime: runtime that was measured, with version and threads.
+        bytes: size of the ONNX graph; for a teacher, size of its parameters.
+        p50_us: median time of one row; `p99_us` is its 99th percentile.
     """
 
     about: str = ""
@@ -53,10 +50,7 @@ class SeedMean(msgspec.Struct, frozen=True):
 
 
 class WorstSlice(msgspec.Struct, frozen=True):
-    """The metric of each model on the test rows with one value of a feature.
-
-    A `value` of None means rows without a value; a metric of None is not defined on these rows.
-    """
+    """Metric of each model (None if undefined) on the test rows with one `value` of a feature (None if missing)."""
 
     column: str
     value: str | None
@@ -144,7 +138,7 @@ class Report(RunReport, frozen=True, kw_only=True):
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
-    """Parse the content of a `report.json`. Raises a DataError if the format does not match."""
+    """Parse the content of a `report.json`; raise a DataError if the format does not match."""
     where = "report of a distillation"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')!r}", expected=f"format {FORMAT}")

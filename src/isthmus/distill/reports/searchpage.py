@@ -58,7 +58,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 def read_search(data: Mapping[str, Any]) -> SearchResult:
-    """Parse the content of a `search.json`. Raises a DataError if the format does not match."""
+    """Parse the content of a `search.json`; raise a DataError if the format does not match."""
     where, remedy = "search of students", "run `isthmus model search` again"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')}", expected=f"format {FORMAT}", remedy=remedy)
@@ -163,12 +163,11 @@ def _dot(trial: SearchTrial, x: float, y: float, words: str, *, faint: bool) -> 
 
 
 def _near(limit: float | None, values: Sequence[float]) -> list[float]:
-    """Return a limit to draw, if any of the values comes near it."""
     return [limit] if limit is not None and max(values) / 3 <= limit <= max(values) * 3 else []
 
 
 def _stairs(dots: Sequence[Dot], *, more: bool) -> list[Line]:
-    """Return the line below the dots that are better than all dots to their left."""
+    """Return a line of steps through the dots that are better than all dots to their left."""
     best = max if more else min
     ordered = sorted(dots, key=lambda dot: (dot.x, -dot.y if more else dot.y))
     reached = [*accumulate((dot.y for dot in ordered), best)]
