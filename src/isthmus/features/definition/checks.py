@@ -43,15 +43,11 @@ _TITLES: dict[type, str] = {
 }  # fmt: skip
 
 _CHECKED_ELSEWHERE = ("dtype", "available", "description", "tolerance", "size")
-"""Attributes of a field whose types `_schema` and `_transform` check."""
+"""Attributes of a field that `mistyped` skips: `_schema` and `_transform` check them, or they may be anything."""
 
 
 class Declarations:
-    """All declarations of a project by kind and name, and the problems in them.
-
-    Call `add` for each declaration, then `check` once, then read `problems`. Neither method raises for a wrong
-    declaration.
-    """
+    """The declarations of a project. Call `add` for each, then `check`; both append to `problems` and raise nothing."""
 
     def __init__(self, project: str) -> None:
         self._by_type: dict[type, dict[str, Any]] = {kind: {} for kind in _TITLES}
@@ -67,10 +63,7 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Add a declaration and everything it refers to.
-
-        If a part has the wrong type, record the problem and return False. The declaration is then not added.
-        """
+        """Add a declaration and its parts. Return False, and record why, if it is left out because a type is wrong."""
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"
@@ -99,7 +92,7 @@ class Declarations:
         return True
 
     def check(self) -> None:
-        """Check all added declarations, and add every problem to `problems`."""
+        """Check all added declarations together, and append every problem to `problems`."""
         for entity in self.entities.values():
             if not entity.join_keys:
                 self._wrong(f"entity {entity.name}", "has no join key", "at least one")
@@ -375,7 +368,7 @@ def _same_but_case(name: str, names: Iterable[str]) -> str | None:
 
 
 def sized(name: str, dtype: DataType) -> str:
-    """Return the advice, for a message, to declare a field whose arrays have a fixed size."""
+    """Return the declaration to suggest in an error about an array field that has no size."""
     return f'declare Field("{name}", {dtype}, size=n)'
 
 

@@ -1,9 +1,7 @@
 """A digest of what a function computes. Formatting, comments and the location of the code do not change it.
 
-It covers the function's syntax tree, its default arguments, and all user code it refers to: helper functions in any
-user module, classes and their instances, constants, and for library objects (a PySpark column, a compiled pattern) the
-statement that assigns them. Objects inside partials, containers, instances and closures count by their pickle state.
-Code of the standard library and of installed packages counts only by its name, wherever the packages are installed.
+It covers the function's syntax tree and default arguments, and all user code that it refers to: functions, classes,
+instances, constants, and the statements that assign library objects. Library code counts only by its name.
 """
 
 import ast
@@ -41,14 +39,10 @@ class _Seen(list[object]):
 
 
 def digest(function: Callable[..., Any], *, state: bool = True) -> str:
-    """Return the SHA-256 of what a function computes, in hex.
+    """Return the SHA-256, in hex, of what a function computes. May import user modules that its code imports.
 
-    May import user modules that the function's code imports. Without `state`, library objects in containers, instances
-    and closures do not count: the caller hashes them.
-
-    Raises:
-        OSError: the function's source, or the state of an object that it uses, cannot be read.
-        SyntaxError: the file has changed and holds other code at the function's lines.
+    Without `state`, library objects in containers, instances and closures do not count: the caller hashes them. Raises
+    OSError if the source or the state of an object cannot be read, and SyntaxError if the file has changed meanwhile.
     """
     try:
         described = _describe(function, _Seen([], state=state))
@@ -60,18 +54,15 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
-    """Describe a class definition, and the user code it refers to, as plain data.
+    """Describe a class definition, and the user code it refers to, as plain data for a digest.
 
-    An object in `seen` is described by its position there, because its own description is elsewhere.
-
-    Raises:
-        OSError: the state of an object that the class uses cannot be read.
+    An object in `seen` is described by its position there. Raises OSError if the state of a used object cannot be read.
     """
     return _statement(tree, kind, _Seen(seen, state=True))
 
 
 def class_tree(kind: type) -> ast.ClassDef:
-    """Read and parse the `class` statement of a class. Raise an OSError if a call created the class."""
+    """Parse the `class` statement of a class; raise OSError if it has none, because a call created the class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     file = ast.walk(ast.parse("".join(inspect.findsource(kind)[0])))
     same = [node for node in file if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
@@ -93,7 +84,7 @@ def location(function: Callable[..., Any]) -> str:
 
 
 def is_user_code(value: types.FunctionType | type) -> bool:
-    """Return whether a function or class is user code, so that its code counts and not only its name."""
+    """Return whether a function or class is user code, so that a digest covers its code and not only its name."""
     file = value.__code__.co_filename if isinstance(value, types.FunctionType) else None
     # Compiled files that were moved without their source name places of another machine.
     return is_users_file(file if file and (Path(file).exists() or not _file(value)) else _file(value))
@@ -111,10 +102,8 @@ def pickle_state(value: Any) -> tuple[Any, ...]:
 
 
 def _describe(value: Any, seen: _Seen, within: tuple[object, ...] = ()) -> Any:
-    """Return a value as plain data; None for a library object outside of a container.
-
-    `within` holds the containers since the last item of `seen`. Both end recursion.
-    """
+    """Return a value as plain data, or None for a library object outside of a container."""
+    # `within` holds the containers since the last item of `seen`. Both end recursion.
     if isinstance(value, _CONSTANTS):
         return [repr(value), *methods] if (methods := _methods(value, seen)) else repr(value)
     if any(value is earlier for earlier in within):
@@ -170,7 +159,7 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
 
 
 def _methods(value: Any, seen: _Seen) -> list[Any]:
-    """Return the class and the attributes of a value if it has a user's methods: a named tuple with functions."""
+    """Return the class and attributes of a value with user-defined methods, such as a named tuple; else nothing."""
     kind = type(value)
     own = [part for part in vars(kind).values() if isinstance(part, types.FunctionType | property | classmethod)]
     files = [getattr(getattr(part, "fget", getattr(part, "__func__", part)), "__code__", None) for part in own]

@@ -39,11 +39,10 @@ problems."""
 def compile_contract(
     project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
 ) -> Contract:
-    """Check all declarations of a project together and return their canonical form. Views get no slots.
+    """Check all declarations of a project and compile them to a contract; its views have no slots yet.
 
-    Raises:
-        ConfigurationError: a declaration is wrong. Lists every problem, and names the file `where`.
-        TypeError: a request transform or a checked request source is declared, but there is no `compiler`.
+    Raises a ConfigurationError with every problem, which names the file `where`. Raises a TypeError if a request
+    transform or a checked request source is declared, but there is no `compiler`.
     """
     declared = Declarations(project)
     for declaration in declarations:
@@ -150,7 +149,7 @@ def _spine(spine: Spine) -> SpineContract:
 
 
 def _code(declaration: FeatureView | Spine) -> str:
-    """Return the digest of everything that determines the values: the function, and how its sources are read."""
+    """Return the digest of what determines the values: the function, and how its sources are read."""
     assert declaration.function is not None  # noqa: S101 - `Declarations` has checked it
     read = {source.name: _source(source) for source in declaration.sources}
     return sha256({"function": codehash.digest(declaration.function), "sources": read})

@@ -22,7 +22,7 @@ _BITS = {"Int32": 31, "Int64": 63}
 
 
 def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
-    """Yield what is wrong with the snapshot that a service declares for devices; nothing without one."""
+    """Yield the problems of a service's `device` setting; nothing if the service has none."""
     device = service.device
     if device is None:
         return
@@ -89,7 +89,6 @@ def _stored(service: FeatureService) -> list[tuple[FeatureView, Field]]:
 
 
 def _values_of(values: object, dtype: DataType) -> bool:
-    """Return whether these are values of a join key, as an entity dataframe holds them."""
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         return False
     kind = {"String": str, "Bytes": bytes, "Bool": bool, "UnixTimestamp": datetime}.get(dtype.name, int)

@@ -1,11 +1,4 @@
-"""Expectations: rules for the rows of a view or the fields of a request.
-
-Expectations are not part of a view's contract or hash. A build whose rows break one writes nothing. A request value
-that breaks one is replaced by the default of its field; without a default, its row is rejected (see
-`transforms.request.fields`). Write expectations as:
-
-    transform(..., expectations=[Expect.present("price"), Expect.between("price", 0, 1e6), Expect.rows(at_least=1)])
-"""
+"""Expectations: rules for the rows of a view or the fields of a request. They are not part of a contract or hash."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,11 +19,7 @@ _PYTHON = {"Bool": bool, "Int32": int, "Int64": int, "UnixTimestamp": datetime, 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Base class of all expectations.
-
-    Attributes:
-        feature: name of the feature; empty if the expectation is about the rows.
-    """
+    """Base class of all expectations. `feature` is a feature's name, or empty for an expectation about the rows."""
 
     feature: str
 
@@ -115,9 +104,9 @@ class Fresh(Expectation):
 
 @dataclass(frozen=True)
 class NoDrift(Expectation):
-    """The feature has drifted at most this far since the training set in use, by its population stability index.
+    """The rows after the training set in use have a population stability index of at most `psi` against it.
 
-    Compares the training set with the rows after it. Holds if there is no training set or no later row.
+    Also holds if chance or usual variation explains a greater index, and without a training set or later rows.
     """
 
     psi: float = field(default=0.25, kw_only=True)
@@ -127,7 +116,11 @@ class NoDrift(Expectation):
 
 
 class Expect:
-    """The expectations that definitions can use: `Expect.present`, `Expect.between` and so on."""
+    """The expectations that definitions can use, for example `Expect.between("price", 0, 1e6)`.
+
+    A build whose rows break one writes nothing. A request value that breaks one is replaced by the default of its
+    field; without a default, its row is rejected.
+    """
 
     present = Present
     between = Between

@@ -26,11 +26,7 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def declared(function: F, name: str = "") -> F:
-    """Decorate a declaration so that a call with wrong arguments raises a ConfigurationError instead of a TypeError.
-
-    The message names the declaration, by default with the function's name, and says what to write. A TypeError from
-    inside the function is raised unchanged.
-    """
+    """Make calls with wrong arguments raise ConfigurationError, not TypeError; the message begins with `name`."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -53,10 +49,7 @@ def declared(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem for each field of a dataclass instance whose value has another type than declared.
-
-    `where` is the start of each problem's location. Fields in `but` are skipped.
-    """
+    """Return a problem for each field of a dataclass with a wrong type, except `but`; `where` begins its location."""
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()
@@ -115,7 +108,7 @@ def _line(name: str, kind: Any, value: Any) -> str:
 
 
 def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str] | None:
-    """Say why a call does not fit its function, based on Python's message, and what would fit."""
+    """Explain why a call does not fit, and what would, from Python's message; return None for other messages."""
     # `*args` have no default either.
     needed = sorted(key for key, each in known.items() if each.default is each.empty and "*" not in str(each))
     if wrong := _ARGUMENT.match(text):
@@ -146,7 +139,7 @@ def reason(error: BaseException) -> tuple[str, str]:
 
 
 def _parameters(name: str, names: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function by its qualified name as its caller knows it, or nothing."""
+    """Find a function by its qualified name among the names its caller sees; return its parameters, or nothing."""
     first, *rest = name.split(".")
     # `vars`, not `getattr`: some modules import their attributes on access.
     for known in (names, *(vars(module) for module in names.values() if isinstance(module, ModuleType))):

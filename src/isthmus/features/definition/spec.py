@@ -1,8 +1,4 @@
-"""Declarations of features, with Feast's names. Importing this module loads no third-party library.
-
-A declaration does not check itself: `compile.compile_contract` checks all of them together, so that every problem is
-reported at once.
-"""
+"""Declarations of features, with Feast's names and no third-party imports. `compile_contract` checks them together."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -257,10 +253,8 @@ class Snapshot:
     owner: str | None = None
 
     def identity(self) -> list[Any]:
-        """Return everything that determines what a device sees, as plain data.
-
-        The owner is left out: each training row is looked up on the device of its own key, which has the rows.
-        """
+        """Return the settings that determine what a device sees, as plain data."""
+        # Not the owner: each training row is looked up on the device of its own key, which has the rows.
         keys = {key: sorted(map(str, values)) for key, values in sorted(self.keys.items())}
         return [self.age / MICROSECOND, self.every / MICROSECOND, *([keys] if keys else [])]
 
