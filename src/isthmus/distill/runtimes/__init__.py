@@ -1,1 +1,1 @@
-"""Runtimes for phones: LiteRT, ExecuTorch and Core ML."""
+"""Converts students for phone runtimes (LiteRT, ExecuTorch and Core ML), and runs the files here."""

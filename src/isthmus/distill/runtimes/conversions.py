@@ -1,4 +1,4 @@
-"""The runtimes other than ONNX Runtime that a package can have model files for."""
+"""The runtimes besides ONNX Runtime that a package can have model files for."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -17,12 +17,10 @@ from isthmus.distill.types import Index
 
 
 class Conversion(NamedTuple):
-    """The conversion of a student to the files of a runtime.
+    """How to convert a student for a runtime. `program` is the class that runs its files.
 
-    Attributes:
-        program: class that runs the files.
-        files: function of a student and the rows of the training part. Returns the files by name, fp32 first, each with
-            a function that makes it or raises a GateFailed.
+    `files` takes a student and the rows of the training part, and returns functions by file name, fp32 first; each
+    makes its file or raises a GateFailed.
     """
 
     program: type[Program]

@@ -1,7 +1,6 @@
-"""Convert a student in a child process, from an exported program of torch.
+"""Converts an exported torch program in a child process, `python -m MODULE FILE`, from stdin to stdout.
 
-The child keeps the converters' imports, settings and prints away from training: `python -m MODULE FILE` reads the
-program from stdin and writes the model to stdout.
+The child keeps the converters' imports, settings and prints away from training.
 """
 
 import inspect
@@ -40,10 +39,9 @@ class _Named(nn.Module):
 
 
 def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
-    """Convert the student `of` for one row at a time, in a child process that runs `module`.
+    """Convert a student for one row at a time, in a child process that runs `module`; wait up to `SECONDS`.
 
-    Waits up to `SECONDS`. The sizes in `padded` are fixed at their maximum. Raises a GateFailed if the conversion fails
-    or takes longer.
+    The sizes in `padded` are fixed at their maximum. Raises a GateFailed if the conversion fails or takes longer.
     """
     network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in of.tensors]

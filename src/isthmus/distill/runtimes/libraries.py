@@ -10,13 +10,7 @@ from isthmus.features.errors import ConfigurationError, DependencyError, Problem
 
 @dataclass(frozen=True, eq=False)
 class Libraries:
-    """The libraries of a runtime.
-
-    Attributes:
-        name: display name of the product.
-        runtime: name of the runtime in a declaration.
-        pins: required packages besides `isthmus[distill]`, and their versions.
-    """
+    """The libraries of a runtime; `pins` has the required packages besides `isthmus[distill]`, and their versions."""
 
     name: str
     runtime: str

@@ -27,7 +27,7 @@ _CHATTER = ("torch", "torchao", "torch.utils._pytree", "executorch", "root")
 
 
 class Converted(NamedTuple):
-    """A converted program: file name, content, maximum of each named size, and sizes that always have their maximum."""
+    """A converted program. `max_sizes` has the maximum of each named size; sizes in `padded` always have it."""
 
     file: str
     model: bytes
@@ -44,9 +44,8 @@ class Portable:
         network: module from the tensors to the outputs, in order; None if no module computes this part.
         limits: maximum of each named size except the rows.
         padded: named sizes that may be padded with zeros.
-        row: any row, as an example.
-        head: function that returns the content of `head.json`, which describes a core's inputs, or raises a GateFailed;
-            None for a whole graph.
+        row: the number of any row, as an example.
+        head: returns `head.json`, which describes a core's inputs, or raises a GateFailed; None for a whole graph.
     """
 
     part: str
@@ -116,10 +115,7 @@ class Portable:
 def portable(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
-    """Return the part of a student that runtimes without ONNX operators compute, with a copy of its network.
-
-    `row` is any row, as an example; `tensors` and `outputs` are those of the student's graph.
-    """
+    """Return the part of a student that runtimes without ONNX operators compute, with a copy of its network."""
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:
         order, keys, network = [tensor.name for tensor in core.tensors], names, core.network
@@ -154,9 +150,9 @@ class _Ordered(nn.Module):
 def running(
     kind: type[Program], program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Iterator[Run]:
-    """Start a child process that runs a program, and yield a function that computes outputs in it.
+    """Run a program in a child process, which ends with the context; yield the function that computes its outputs.
 
-    The process ends with the context. Raises a GateFailed if the runtime rejects the program or its inputs.
+    Raises a GateFailed if the runtime rejects the program or its inputs.
     """
     try:
         with kind(program.model, tensors, outputs, program.max_sizes) as opened:

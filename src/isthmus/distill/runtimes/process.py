@@ -1,6 +1,6 @@
-"""Run a model file in a child process, because a damaged file may crash its runtime.
+"""Runs a model file in a child process, because a damaged file may crash its runtime.
 
-The process answers only its parent. Its answers are untrusted: a malicious file may control the process.
+The answers of the process are untrusted: a malicious file may control it.
 """
 
 import os
@@ -52,7 +52,7 @@ class ProgramRejected(Exception):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A tensor of a program; no name in formats without names, -1 for a size that the format leaves open."""
+    """A tensor of a program; "" in formats without names, -1 for a size that the format leaves open."""
 
     element: str
     shape: tuple[int, ...]
@@ -76,24 +76,15 @@ class Loaded(NamedTuple):
 
 
 class Program(AbstractContextManager["Program"]):
-    """A model file, running in a child process. Close it, or use it as a context manager, to end the process.
+    """A model file, running in a child process until `close`, or the end of a `with` block.
 
-    A subclass names the runtime's libraries, and the Python package that runs its files. Its module calls `serve`: the
-    child is `python -m MODULE MEMORY`.
+    A subclass names the runtime's `libraries`, and the Python `package` that runs its files. Its module calls `serve`:
+    the child is `python -m MODULE MEMORY`. Rows are computed one at a time, so the program needs the memory for a
+    single row. The process is killed if it takes more than `SECONDS` to load the file or to answer a message.
 
-    Rows are computed one at a time, so the program needs the memory for a single row. The process is killed if it
-    takes more than `SECONDS` to load the file or to answer a message.
-
-    Args:
-        model: content of the file.
-        tensors: expected inputs.
-        outputs: expected outputs.
-        max_sizes: maximum of each named size.
-        memory: bytes that the process may use besides the libraries and the file (Linux).
-
-    Raises:
-        DependencyError: the runtime is not installed.
-        ProgramRejected: the file is not a program, has different inputs or outputs, or takes too long to load.
+    `tensors` and `outputs` are the expected ones, `max_sizes` has the maximum of each named size, and `memory` limits
+    the bytes besides libraries and file (Linux). Raises a DependencyError if the runtime is not installed, and a
+    ProgramRejected if the file is not a program, has different inputs or outputs, or takes too long to load.
     """
 
     libraries: ClassVar[Libraries]
@@ -253,11 +244,10 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
-    """Run the child process: read a file and then requests from stdin, and answer on stdout until stdin ends.
+    """Run the child process: limit its memory (Linux), read a file and then requests from stdin, answer on stdout.
 
     `prepare` imports the runtime, sets it to one thread, and returns the function that loads a file. An ImportError
-    means that the runtime is not installed; an error of that function is blamed on the file. Limits the memory of the
-    process before it loads the file (on Linux).
+    means that the runtime is not installed; an error of that function is blamed on the file. Returns when stdin ends.
     """
     memory = int(sys.argv[1])
     # Libraries print to stdout, which carries the answers: give them /dev/null.

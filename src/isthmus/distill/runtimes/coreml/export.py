@@ -1,7 +1,4 @@
-"""Convert a student to a Core ML package, zipped because a package of Isthmus has no folders.
-
-`python -m isthmus.distill.runtimes.coreml.export FILE` is the process that converts.
-"""
+"""Converts a student to a zipped Core ML package; run as a module, it is the process that converts."""
 
 import io
 import json
@@ -30,11 +27,9 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable) -> Converted:
-    """Convert the student `of` for one row at a time in a child process; the same student gives the same bytes.
+    """Convert a student for one row at a time in a child process, with reproducible bytes; wait up to 15 minutes.
 
-    Waits up to 15 minutes. Raises a GateFailed if the conversion fails.
-
-    64-bit integers become 32-bit integers in the inputs and outputs.
+    64-bit integers become 32-bit integers in the inputs and outputs. Raises a GateFailed if the conversion fails.
     """
     return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
@@ -71,7 +66,7 @@ def _zipped(parts: Mapping[str, bytes], folder: str) -> bytes:
 
 
 def _manifest(parts: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return the manifest of an .mlpackage. Its ids need to be unique only within the package."""
+    """Return the manifest of an .mlpackage, whose ids need to be unique only within the package."""
     described = {MODEL: "CoreML Model Specification", str(PurePosixPath(WEIGHTS).parent): "CoreML Model Weights"}
     if WEIGHTS not in parts:
         del described[str(PurePosixPath(WEIGHTS).parent)]

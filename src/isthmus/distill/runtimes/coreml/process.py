@@ -1,6 +1,6 @@
-"""Interpret a saved Core ML program in a child process: Core ML itself only runs on Apple's systems.
+"""Interprets a Core ML program in a child process: Core ML itself only runs on Apple's systems.
 
-Needs torch, and the protocol buffers of coremltools.
+The process needs only torch, and the protocol buffers of coremltools.
 """
 
 import io

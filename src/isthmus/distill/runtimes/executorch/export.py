@@ -1,4 +1,4 @@
-"""Convert a student or a language model to an ExecuTorch program, which phones run without ONNX Runtime."""
+"""Converts a student or a language model to an ExecuTorch program, which phones run without ONNX Runtime."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -35,11 +35,10 @@ def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable, calibration: Index | None = None) -> Converted:
-    """Convert the student `of` to a program that runs one row at a time; the same student gives the same bytes.
+    """Convert a student for one row at a time, with reproducible bytes; raise a GateFailed if ExecuTorch cannot run it.
 
     XNNPACK computes what it supports, ExecuTorch's portable operators everything else. With calibration rows, the
     operators that XNNPACK's quantizer supports get static INT8 weights and inputs, as in the ONNX graph.
-    Raises a GateFailed if ExecuTorch does not support the student.
     """
     file = f"{of.part}.{'fp32' if calibration is None else 'int8'}.pte"
     module = of.require(file, LIBRARIES.name)
@@ -58,7 +57,7 @@ def converted(of: Portable, calibration: Index | None = None) -> Converted:
 
 
 def converted_decoder(network: CachedModel) -> Converted:
-    """Convert a language model, with reproducible bytes. Raises a GateFailed if ExecuTorch does not support it.
+    """Convert a language model, with reproducible bytes; raise a GateFailed if ExecuTorch cannot run it.
 
     The program reads one token at a time, prompts included: with a dynamic number of tokens, ExecuTorch's passes would
     fix every tensor at the size of the example.
@@ -84,7 +83,7 @@ def _quantized(exported: ExportedProgram, rows: Iterable[tuple[Tensor, ...]]) ->
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     class Quantizer(XNNPACKQuantizer):  # type: ignore[misc]
-        """Leave constants alone: by default each becomes a float, which breaks indexes."""
+        """XNNPACK's quantizer without its preparation, which makes constants floats and so breaks indexes."""
 
         def transform_for_annotation(self, model: nn.Module) -> nn.Module:
             return model

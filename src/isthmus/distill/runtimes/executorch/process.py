@@ -1,4 +1,4 @@
-"""Run an ExecuTorch program in a child process. Needs only torch and executorch."""
+"""Runs an ExecuTorch program in a child process, which needs only torch and executorch."""
 
 from collections.abc import Callable
 from typing import Any

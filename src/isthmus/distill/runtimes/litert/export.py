@@ -1,7 +1,4 @@
-"""Convert a student to a LiteRT model.
-
-`python -m isthmus.distill.runtimes.litert.export` is the process that converts.
-"""
+"""Converts a student to a LiteRT model; run as a module, it is the process that converts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,11 +19,10 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable) -> Converted:
-    """Convert the student `of` for one row at a time in a child process; the same student gives the same bytes.
+    """Convert a student for one row at a time in a child process, with reproducible bytes; wait up to 15 minutes.
 
-    Waits up to 15 minutes. Raises a GateFailed if the conversion fails, or if a dynamic size may not be padded.
-
-    The converter does not support dynamic sizes of torch.export: they are fixed at the maximum, and inputs are padded.
+    Dynamic sizes are fixed at their maximum, and inputs padded to it, since the converter does not support them. Raises
+    a GateFailed if the task does not allow to pad a size, or if the conversion fails.
     """
     file = f"{of.part}.fp32.tflite"
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]

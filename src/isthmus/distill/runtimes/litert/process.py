@@ -1,4 +1,4 @@
-"""Run a LiteRT model in a child process. Needs only ai-edge-litert."""
+"""Runs a LiteRT model in a child process, which needs only ai-edge-litert."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
