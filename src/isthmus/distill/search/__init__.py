@@ -1,1 +1,1 @@
-"""Search for the best student within a budget."""
+"""Searches for the best student within a budget."""

@@ -1,4 +1,4 @@
-"""Build students, measure them as they would be served, and train them."""
+"""Builds students, measures them as they would be served, and trains them."""
 
 import errno
 import fcntl
@@ -43,7 +43,7 @@ FEW is for an untrained graph, and for many graphs that are compared. MANY is fo
 
 @dataclass(eq=False)
 class Bench:
-    """The bench on which a search measures and trains the students of a task.
+    """Measures and trains the students of a task.
 
     Attributes:
         weights: folder for trained students, which several searches may share.
@@ -197,7 +197,7 @@ class Bench:
 
 @contextmanager
 def _exclusive(lock: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock file within the block. Wait without limit while another search holds it."""
+    """Hold a lock file within the block; wait without limit while another search holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as handle:
         try:

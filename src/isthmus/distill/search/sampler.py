@@ -1,4 +1,4 @@
-"""Propose the next student of a search. The only importer of optuna.
+"""Proposes the next student of a search; the only module that imports optuna.
 
 A proposal depends only on the trials before it, so a search that continues after a kill gets the same proposals.
 """
@@ -22,12 +22,10 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Known:
-    """The outcome of a trial.
+    """The outcome of a trial, at a point of the search space.
 
-    Attributes:
-        place: point of the search space.
-        values: quality, median latency and bytes, where lower is better in each; None if they were not measured.
-        over: relative excess by exceeded limit.
+    `values` has quality, median latency and bytes, lower is better in each; None if they were not measured. `over` has
+    the relative excess by exceeded limit.
     """
 
     place: Place

@@ -1,7 +1,6 @@
-"""The search step: students of many shapes, each measured as it would be served, and the best of them.
+"""The search step: measures students of many shapes as they would be served, and recommends the best.
 
-The cost of a graph does not depend on its weights, so it is measured before training. A student over the budget is
-never trained.
+The cost of a graph does not depend on its weights, so a student over the budget is never trained.
 """
 
 import dataclasses
@@ -68,14 +67,10 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     and this machine; trained weights are in `folder`/students. `runs` is for checkpoints. If there is nothing new to
     try, returns the stored report.
 
-    Raises:
-        ConfigurationError: the declaration is invalid, has no search, or searches a shape or precision that the task
-            does not have; or student, teacher and objective do not fit each other.
-        DataError: the table lacks declared columns, an input leaks the label, or the journal of the search is damaged.
-        DependencyError: the machine lacks something the profile needs, the disk is full, or another process runs this
-            search.
-        GateFailed: the loss of the first batch is not finite.
-        Stopped: SIGINT or SIGTERM during training; the same call continues from there.
+    Raises a ConfigurationError if the declaration has no search, or does not fit the task; a DataError if the table
+    does not fit, an input leaks the label, or the journal is damaged; a DependencyError if the disk is full, the
+    machine lacks something, or another process runs this search; a GateFailed if the first loss is not finite. SIGINT
+    and SIGTERM raise Stopped during training; the same call then continues.
     """
     declared, count = _declared(material, trials)
     task = create_task(material)
@@ -153,7 +148,7 @@ class _HostRecord(msgspec.Struct, frozen=True):
 
 
 def _record_host(own: Path, digest: str, machine: str, progress: Progress) -> None:
-    """Record this machine; report if other machines ran the same search, because their figures cannot be compared."""
+    """Record this machine; report other machines with the same search, since their figures are not comparable."""
     hosts = []
     for file in sorted(own.parent.glob(f"*/{HOST}")):
         with suppress(OSError, msgspec.MsgspecError):
@@ -218,7 +213,7 @@ class _Search:
         return Known(place, self.aims(trial), trial.over)
 
     def aims(self, trial: SearchTrial) -> tuple[float, float, float] | None:
-        """Return quality, median latency and bytes; lower is better in each."""
+        """Return quality, median latency and bytes, lower is better in each; None if one was not measured."""
         if trial.score is None or trial.p50_us is None or trial.bytes is None:
             return None
         return (-trial.score if self.bench.task.more else trial.score), trial.p50_us, float(trial.bytes)

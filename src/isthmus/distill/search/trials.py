@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a student, including the `Footprint` of its graph. A figure that was not measured is None.
+    """The facts about a student and its graph; None for a figure that was not measured.
 
     Attributes:
         number: number of the trial, from 0.
@@ -55,10 +55,8 @@ class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
 class Budget:
     """The limits for a student; None for no limit.
 
-    Attributes:
-        package_kb: size of the package; both model files count.
-        bytes: size of the file in ORT format.
-        weights: number of parameters of the teacher, which the student must not exceed.
+    `package_kb` limits both model files together, `bytes` the file in ORT format. `weights` is the teacher's number of
+    parameters, which the student must not exceed.
     """
 
     p99_ms: float
@@ -116,10 +114,7 @@ class Trials(Journal[SearchTrial]):
 
 
 def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | None:
-    """Return the best student within the budget, the fastest among equals; None if no student fits.
-
-    `more` says that greater scores are better.
-    """
+    """Return the best student within the budget, the fastest among equals; `more`: greater scores are better."""
     sign, fit = -1 if more else 1, [trial for trial in trials if trial.status == "trained"]
     return min(fit, key=lambda trial: (sign * (trial.score or 0.0), trial.p50_us or 0.0), default=None)
 
@@ -133,7 +128,7 @@ def values_at(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict
 
 
 def front(points: Array) -> Array:
-    """Return a mask of the points (n, k) on the Pareto front, (n,) bool; lower is better in each column.
+    """Return which points (n, k) are on the Pareto front, (n,) bool; lower is better in each column.
 
     A point is off the front if another is nowhere greater and somewhere less. Equal points are on it together.
     """
