@@ -1,4 +1,4 @@
-"""Outputs of students and their graphs for many rows, and a check that a student is deterministic."""
+"""Runs students and their graphs on many rows, and checks that a student is deterministic."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,9 @@ from isthmus.package.inputs import Feeds
 
 
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
-    """Run a module on rows in batches, and return its outputs as float32 arrays by key.
+    """Run a module, in eval mode and on `device`, in batches; return its outputs as float32 arrays by key.
 
-    The module must be in eval mode and on `device`. Outputs that are not tensors, such as lists of layers, are dropped.
-    Raises a ConfigurationError if the sizes of an output differ between batches.
+    Drops outputs that are not tensors. Raises a ConfigurationError if the sizes of an output differ between batches.
     """
     parts: list[dict[str, Tensor]] = []
     with torch.inference_mode():
@@ -100,7 +99,7 @@ def _differences(
 
 
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
-    """Return the outputs of a graph, or of its core, for rows, in the form `quality` takes; runs in batches."""
+    """Run a graph, or its core, on rows in batches; return the outputs in the form `quality` takes."""
 
     def running(places: Index) -> Callable[[Feeds], Answers]:
         return (lambda _: run(task.core_feeds(places))) if core else run

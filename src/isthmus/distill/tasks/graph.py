@@ -16,7 +16,7 @@ _ROWS = 8
 
 
 def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
-    """Return the graph of a student, without metadata about the machine that exported it.
+    """Return the ONNX graph of a student, without metadata about the machine that exported it.
 
     Raises a ConfigurationError if the graph fixes a size that differs between the task's rows.
     """
@@ -57,7 +57,7 @@ def _require_open(task: Task, graph: onnx.GraphProto) -> None:
 
 
 def _remedy(task: Task, sizes: Mapping[tuple[str, int], tuple[int, ...]], rows: tuple[int, ...]) -> str:
-    """Return the torch.onnx.export arguments for the sizes that differ; equal sizes share one name."""
+    """Return advice with the torch.onnx.export arguments for the sizes that differ; equal sizes share one name."""
     names = {rows: "N"}
     spare = iter((*task.max_sizes, *"PQRSTUVWXYZ"))
     axes: dict[str, dict[int, str]] = {name: {} for name, _ in sizes}

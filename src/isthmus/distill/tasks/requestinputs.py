@@ -14,12 +14,9 @@ from isthmus.package.inputs import ModelInput
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """The request transforms of a student.
+    """The request transforms of a student and their input columns, each once.
 
-    Attributes:
-        transforms: the transforms.
-        columns: their input columns, each once.
-        computed: transform and field of each input that they compute.
+    `computed` has the transform and field of each input of the network that they compute.
     """
 
     transforms: Sequence[TransformContract] = ()
@@ -28,7 +25,6 @@ class RequestInputs:
 
     @classmethod
     def of(cls, contract: Contract, service: str) -> "RequestInputs":
-        """Create the request inputs of a student that reads a service."""
         transforms = contract.used(service)
         stored = dict.fromkeys(contract.stored(pair) for transform in transforms for pair in transform.stored)
         request = dict.fromkeys(column for transform in transforms for column in transform.request)
@@ -44,10 +40,7 @@ class RequestInputs:
         return (*(item for item in inputs if item.name not in computed), *rows)
 
     def complete(self, raw: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """Compute the network's inputs from the raw inputs of the graph.
-
-        Returns all columns by name, and a mask that is True for rows that a request transform refuses.
-        """
+        """Run the transforms on the graph's inputs; return all columns by name, and a mask of rejected rows."""
         columns = dict(raw)
         refused = np.zeros(len(next(iter(raw.values())).data), bool)
         for graph in self._graphs:

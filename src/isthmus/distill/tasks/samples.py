@@ -29,10 +29,7 @@ _EDGES: dict[str, tuple[Any, Any]] = {
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
-    """Return five rows of edge cases for the columns of `row`.
-
-    They are all null, all zero, the largest value of each type, the smallest, and the first row with unseen texts.
-    """
+    """Return five edge-case rows: nulls, zeros, largest values, smallest values, `row` with unseen texts."""
     edge_rows = {}
     for name, values in row.items():
         dtype = types[name]

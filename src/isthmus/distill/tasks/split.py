@@ -1,4 +1,4 @@
-"""Split rows into training, validation and test parts, by time or by a column."""
+"""Splits rows into training, validation and test parts, by time or by a column."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,11 +101,9 @@ def split_table(
 ) -> Split:
     """Split a training set by a hash of the column `by`, or by time with the columns `event_timestamp` and `known_at`.
 
-    A split by time leaves out rows whose label became known after their part ended. It keeps rows with the same value
-    in the column `within` together: all of them get the latest of their event times and of their known times. A split
-    by column ignores `within`.
-
-    Raises a DataError if a column is missing or has nulls, or a part is empty.
+    A split by time leaves out rows whose label became known after their part ended, and keeps rows with the same value
+    in the column `within` together: all of them get the latest of their event times and of their known times. Raises a
+    DataError if a column is missing or has nulls, or a part is empty.
     """
     if by is not None:
         return split_by_value(required_column(table, by, "the values to split by"), shares)
@@ -135,7 +133,7 @@ def _latest(times: Index, groups: Index) -> Index:
 
 
 def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
-    """Return the labels of all rows. Raises a DataError unless they are 0 or 1 and each part has both."""
+    """Return the labels of all rows; raise a DataError unless they are 0 or 1 and each part has both."""
     labels = whole_numbers(table, label, pa.int64())
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
@@ -149,7 +147,7 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
 
 
 def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
-    """Return a column of a training set. Raises a DataError that shows `expected` if it is missing or has nulls."""
+    """Return a column; raise a DataError that shows `expected` if it is missing or has nulls."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]
@@ -159,10 +157,7 @@ def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArra
 
 
 def whole_numbers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
-    """Return a column cast to `dtype`, then to int64.
-
-    Raises a DataError if the column is missing or has nulls, or if the cast fails.
-    """
+    """Return a column cast to `dtype`, then int64; raise a DataError if it is missing, has nulls or cannot be cast."""
     column = required_column(table, name, f"{name} of type {dtype}")
     try:
         values: Index = pc.cast(pc.cast(column, dtype), pa.int64()).to_numpy(zero_copy_only=False)

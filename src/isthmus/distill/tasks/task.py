@@ -91,7 +91,6 @@ class Material:
 
     @cached_property
     def parts(self) -> Split:
-        """The rows for training, validation and test."""
         if self.division is not None:
             return self.division
         label = self.declaration.label
@@ -133,7 +132,6 @@ class Case:
     numbers: Sequence[int] = ()
 
     def row_name(self, row: int) -> str:
-        """Return the name of a row for messages."""
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
@@ -209,7 +207,6 @@ class Task(ABC):
         self.shape = {**self.shape, **material.declaration.shape}
 
     def with_shape(self, shape: Mapping[str, Any]) -> Self:
-        """Return a copy of this task with these values in its `shape`."""
         task = copy.copy(self)
         task.shape = {**self.shape, **shape}
         return task
@@ -253,8 +250,7 @@ class Task(ABC):
     def leaks(self) -> Sequence[str]:
         """Describe the student's inputs that reveal the label on their own; by default none.
 
-        If there is one, `distill` raises a DataError: such an input is known only after the label, or makes a model
-        unnecessary.
+        If there is one, `distill` raises a DataError: it is known only after the label, or makes a model unnecessary.
         """
         return ()
 
@@ -263,10 +259,7 @@ class Task(ABC):
         return None
 
     def after_training(self, student: nn.Module) -> None:  # noqa: B027 - most learn nothing more
-        """Fit parts of the student, such as a calibration, on the validation part after training.
-
-        Changes the student in place; by default does nothing.
-        """
+        """Fit parts of the student, such as a calibration, to the validation part, in place; by default nothing."""
 
     @abstractmethod
     def objective(self) -> Objective:
@@ -282,10 +275,7 @@ class Task(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return metrics of a model's outputs for these rows; a metric that is not defined is NaN.
-
-        `teacher` has the teacher's outputs for the same rows.
-        """
+        """Return metrics of outputs for these rows, NaN if undefined; `teacher` has its outputs for the same rows."""
 
     def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
         """Return `metric` of `quality`; override it if it can be computed faster on its own."""
@@ -309,10 +299,7 @@ class Task(ABC):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Return figures for gates on a model file, which `run` runs. Required only for tasks with a `writer`.
-
-        `teacher` has the outputs for all rows.
-        """
+        """Return figures for gates on a model file, which `run` runs; required only for tasks with a `writer`."""
         raise NotImplementedError
 
     def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - for subclasses
@@ -394,17 +381,11 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """Return this task for some rows only, numbered from 0, with the graph's inputs from another table.
-
-        Only for a task whose rows a device can keep: a `Tabular`.
-        """
+        """Return this task for some rows, numbered from 0, with the graph's inputs from `table`; `Tabular` only."""
         raise NotImplementedError
 
     def raw_case(self, student: nn.Module, raw: Mapping[str, Values]) -> Case:
-        """Return the case of rows outside the training set, from raw values of the graph's inputs.
-
-        Only for a task whose rows a device can keep: a `Tabular`.
-        """
+        """Return the case of rows outside the training set, from raw values of the graph's inputs; `Tabular` only."""
         raise NotImplementedError
 
     def sliced(self, rows: Index) -> pa.Table:
@@ -434,5 +415,5 @@ class Task(ABC):
 
 
 def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
-    """Return a module's outputs by key. Raises a ConfigurationError if their number differs from the task's keys."""
+    """Return a module's outputs by key; raise a ConfigurationError if their number differs from the task's keys."""
     return named(outputs, task.keys, f"{task.material.declaration.where}: student")
