@@ -15,10 +15,7 @@ waits: ContextVar[list[float]] = ContextVar("waits")
 
 
 class StoreWait:
-    """A context manager that times a wait for the online store.
-
-    It appends the seconds to the list in `waits`; without a list, the time is dropped.
-    """
+    """Time a wait for the online store: append the seconds to the list in `waits`, if there is one."""
 
     __slots__ = ("_start",)
 
@@ -32,7 +29,7 @@ class StoreWait:
 class Deadlines:
     """Deadlines of equal length: they expire in the order they began, so one timer serves all of them.
 
-    `asyncio.timeout` sets and cancels a timer per block, twice in a lookup, which took 5 % of a lookup of one key.
+    `asyncio.timeout` sets and cancels a timer per block, which took 5 % of a lookup of one key.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -60,10 +57,9 @@ class Deadlines:
 
 
 class Deadline:
-    """A deadline for one `with` block, like `asyncio.timeout`.
+    """A time limit for a `with` block, like `asyncio.timeout`: a block that takes longer raises a TimeoutError.
 
-    After `deadlines.seconds` it cancels the task inside the block, and the block raises a TimeoutError. `expired` is
-    then True, which tells this timeout from others.
+    `expired` is then True, which tells this timeout from others.
     """
 
     __slots__ = ("_all", "_canceling", "_task", "expired", "start")

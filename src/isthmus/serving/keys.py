@@ -30,9 +30,9 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A stored key.
 
     Attributes:
-        name: owner of the key; logged, unlike the key.
-        sha256: SHA-256 of the key, in hexadecimal. Passwords need a slow, salted hash because they can be guessed. A
-            key is 32 random bytes and cannot, so a fast hash is safe, and checking it costs each request a microsecond.
+        name: name of the key; logged, unlike the key itself.
+        sha256: SHA-256 of the key, in hexadecimal. A key is 32 random bytes that no one can guess, so a fast hash is
+            safe.
         scopes: `action:name` or `action:*`; `snapshot:service/value` for the snapshot of one owner.
         created_at: microseconds since 1970 UTC.
     """
@@ -58,28 +58,24 @@ class Grants(msgspec.Struct, frozen=True):
     def require_status(self, model: str | None = None) -> None:
         """Raise a ForbiddenError if the key may not see the status of the server, or of `model`.
 
-        `status:*` allows both. `predict:MODEL` and `predict:*` allow the status of a model only. `read:*` allows both
-        too: such keys were made for Prometheus before `status:*` existed.
+        `status:*` and `read:*` allow both. `predict:MODEL` and `predict:*` allow the status of a model only.
         """
         open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
         if not self.scopes & open_to:
             raise self._lacks("status:*", " or ".join(sorted(open_to)), shown="'status:*'")
 
     def require_owner(self, service: str, text: str) -> None:
-        """Raise a ForbiddenError if the key may not read an owner's snapshot.
+        """Raise a ForbiddenError if the key may not read the snapshot of an owner.
 
-        `text` is the owner's value as in the snapshot header. The key needs `snapshot:SERVICE/VALUE`,
-        `snapshot:SERVICE` or `snapshot:*`.
+        The key needs `snapshot:SERVICE/VALUE`, `snapshot:SERVICE` or `snapshot:*`. `text` is the value before
+        percent-encoding.
         """
         own = f"snapshot:{service}/{quote(text, safe='')}"
         if self.scopes.isdisjoint((own, f"snapshot:{service}", "snapshot:*")):
             raise self._lacks(own, f"{own}, snapshot:{service} or snapshot:*")
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Raise a ForbiddenError if the key may not do this lookup.
-
-        A lookup by feature service needs `read:SERVICE` or `read:*`; a lookup by `features` needs `read:*`.
-        """
+        """Require `read:*`, or for a lookup by feature service alone `read:SERVICE`; else raise a ForbiddenError."""
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:
@@ -112,11 +108,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> "Keyring":
-        """Read a key file. Return an empty keyring if the file does not exist.
-
-        Raises:
-            DataError: the file cannot be read, is not a key file, or other users may write it.
-        """
+        """Read a key file, or return an empty keyring if it is missing; raise a DataError if it fails `checked`."""
         try:
             return cls.checked(path.read_bytes(), str(path))
         except FileNotFoundError:
@@ -128,10 +120,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def checked(cls, text: bytes, where: str) -> "Keyring":
         """Parse `text`, the content of the key file at path `where`.
 
-        The file must belong to this user or root, and no other user may be able to write it.
-
-        Raises:
-            DataError: another user owns or may write the file, it no longer exists, or `text` is not a key file.
+        Raise a DataError if it is invalid, or if users other than this one and root own the file or may write it.
         """
         try:
             status = Path(where).stat()
@@ -157,10 +146,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ring
 
     def find(self, presented: bytes) -> Key | None:
-        """Return the stored key that matches a presented key, or None.
-
-        Compares every stored hash in constant time, so that timing reveals nothing about the keys.
-        """
+        """Return the stored key that matches, or None. Compare all hashes in constant time: timing reveals nothing."""
         digest = sha256(presented).hexdigest()
         matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         return matches[-1] if matches else None
@@ -176,16 +162,13 @@ def required(keys: Path) -> Path:
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """Create a random key, and return its record for the key file and its secret text. Stores nothing.
-
-    The secret cannot be recovered from the record. `at` is in microseconds since 1970 UTC.
-    """
+    """Create a random key; return its record (`at` in microseconds) and its secret text, which no record reveals."""
     secret = PREFIX + secrets.token_urlsafe(32)
     return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
-    """Validate the name and the scopes of a new key. Return all problems, or an empty list."""
+    """Return everything that is wrong with the name and the scopes of a new key."""
     wrong = []
     if not _NAME.fullmatch(name):
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))

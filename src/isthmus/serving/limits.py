@@ -17,9 +17,6 @@ class Limits:
 
     Attributes:
         head_bytes: bytes of a request's URL, header fields and trailers.
-        head_fields: number of header fields and trailers.
-        body_bytes: bytes of a request's body.
-        rows: rows of a request.
         push_days: maximum age in days of a row pushed to the history, or the view's `ttl` if that is longer. Each day
             is a partition of the table.
         waiting_rows: pushed rows of a view that may wait for the history; a push beyond this is refused.
@@ -28,7 +25,6 @@ class Limits:
         deadline_seconds: time from a request's head to its answer, including reading the body.
         requests_per_second: average requests per worker and API key; None for no limit.
         generations: texts that a worker generates at the same time; more are refused at once.
-        generated_tokens: tokens of a text that a request may ask for.
         generation_seconds: time from the first to the last token of a text.
     """
 
@@ -47,7 +43,7 @@ class Limits:
     generation_seconds: Annotated[float, Gt(0), Le(3600)] = 120.0
 
     def head_words(self) -> str:
-        """Describe the limits of a request head."""
+        """Describe the limits of a request head in words, for an error."""
         return f"{self.head_bytes:,} bytes and {self.head_fields:,} fields at most"
 
     def require_values(self, where: str, rows: int, features: int) -> None:

@@ -1,9 +1,6 @@
-"""The server's log: one JSON object per line on stderr, without stack traces.
+"""Write the server's log: one JSON object per line on stderr, without stack traces."""
 
-We do not use structlog because importing it takes 10 % of the startup time.
-"""
-
-import logging
+import logging  # structlog would take 10 % of the startup time
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,7 +12,7 @@ from isthmus.serving import keys
 
 
 def configure() -> None:
-    """Send the warnings and errors of libraries to this log too. Replaces all handlers of Python's root logger."""
+    """Replace the handlers of Python's root logger, so that warnings and errors of libraries go to this log too."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

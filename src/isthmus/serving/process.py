@@ -1,8 +1,4 @@
-"""Start a server process that ends with its parent.
-
-Settings include the Redis password. Environment variables are visible to all processes of the user and inherited by
-children, so settings are passed in an in-memory file instead.
-"""
+"""Start server processes. Settings contain the Redis password, so they go through an in-memory file, not variables."""
 
 import ctypes
 import errno
@@ -23,14 +19,10 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a server as a child process that ends with this process. Returns at once, before the server answers.
+    """Start a server that ends with this process, and return before it answers. Its log goes to `log`, or our stderr.
 
     Call it from a thread that outlives the server: Linux ends the child with the thread that started it. The child
     inherits no environment variables that start with `ISTHMUS_`.
-
-    Args:
-        settings: settings of the server.
-        log: file for the server's log; default: this process's stderr.
     """
     descriptor = _file_of(settings)
     arguments = [*_command(descriptor), "--parent", str(os.getpid())]
@@ -41,10 +33,7 @@ def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess
 
 
 def become(settings: ServerSettings) -> NoReturn:
-    """Replace this process with the server, which keeps its process id. Does not return.
-
-    The server inherits no environment variables that start with `ISTHMUS_`.
-    """
+    """Replace this process with the server, which keeps the process id but no variables that start with `ISTHMUS_`."""
     descriptor = _file_of(settings)
     os.set_inheritable(descriptor, True)
     arguments = _command(descriptor)
@@ -52,11 +41,10 @@ def become(settings: ServerSettings) -> NoReturn:
 
 
 def serve(settings: ServerSettings) -> int:
-    """Run a server in a child process until it ends, and return its exit code.
+    """Run a server in a child process, which loads only the server's modules, until it ends; return its exit code.
 
-    The child loads only the server's modules, not the others that this process has loaded. While waiting, this process
-    forwards SIGTERM to the child and ignores SIGINT: Ctrl-C reaches the child through the terminal. Call it from the
-    main thread.
+    Call it from the main thread. While waiting, it forwards SIGTERM to the child and ignores SIGINT: Ctrl-C reaches the
+    child through the terminal.
     """
     child = start(settings)
 
@@ -86,12 +74,7 @@ def end_with(parent: int) -> None:
 
 
 def listen(where: str, host: str, port: int, remedy: str) -> socket.socket:
-    """Open a listening socket; port 0 picks a free port.
-
-    Raises:
-        ConfigurationError: the port is in use or not permitted (`remedy` says what to do), or this machine does not
-            have the host's address. `where` begins the message.
-    """
+    """Open a listening socket (port 0: any free port), or raise a ConfigurationError for `where` with `remedy`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)

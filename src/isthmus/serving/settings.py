@@ -27,37 +27,32 @@ METRICS_FOLDER = "ISTHMUS_METRICS"
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a server.
+    """Settings of a server; a ConfigurationError lists all invalid ones, such as a network host without any API key.
 
     Attributes:
         contract: path of `contract.json`; the file may appear and change while the server runs.
-        deployment: path of the deployment file; may appear and change too.
+        deployment: path of the deployment file; it may appear and change too.
         redis: URL of the online store, see `Address`.
         snapshots: folder of device snapshots, by service; None to offer none.
-        keys: path of the file of API keys; may appear and change too. None for a server without keys, which listens on
-            loopback only.
+        keys: path of the file of API keys; it may appear and change too. None for a server without keys, on loopback
+            only.
         require_keys: refuse every request while no key exists, even on loopback.
         hosts: additional host names that local programs use to call a server without keys.
         check_share: fraction of requests whose row contents are checked against their hashes, 0 to 1.
         missing: answer for rows the online store has lost: "refuse" (503) or "null".
-        host: address to listen on.
         port: port to listen on; 0 for any free port.
         workers: number of server processes that share the port.
-        limits: limits of a worker.
         batch: rows of several requests that a slow model predicts together.
         public_key: PEM key that every deployed package must be signed with, or None.
         latency: folder for latency files, read by training on the same machine; None to write none.
-        latency_objective_ms: objective for the p99 of answers, in milliseconds.
+        latency_objective_ms: objective for the p99 of answers.
         freshness_objective_seconds: maximum age of the newest row, by view name.
         history_seconds: time in which pushed rows should reach the history of their view.
         record: answers to record; None to record nothing.
         spool: folder of recorded answers until they are collected; required with `record`.
-        spool_key: secret for hashing join keys of private views, in hex; 32 to 128 digits if there are private views.
+        spool_key: secret for hashing join keys of private views: 32 to 128 hex digits, required if there are such
+            views.
         now: fixed time in microseconds since 1970 UTC for projects that replay history; None for the clock.
-
-    Raises:
-        ConfigurationError: lists all invalid settings. One problem is a host that other machines can reach while no
-            API key exists.
     """
 
     contract: str
@@ -119,7 +114,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return False
 
     def _network_problems(self) -> list[Problem]:
-        """Return what must be fixed before the server may listen to the network."""
         try:
             if self.keys is not None and Keyring.read(Path(self.keys)).keys:
                 return []
@@ -132,11 +126,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """Read the settings from the variable `ISTHMUS_SERVER`, and remove it so that no child process inherits it.
-
-        Raises:
-            ConfigurationError: the variable is not set, or the settings are invalid.
-        """
+        """Read and remove the variable `ISTHMUS_SERVER`; raise a ConfigurationError if it is missing or invalid."""
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")

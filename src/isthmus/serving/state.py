@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class AnyPredictor(Protocol):
-    """A model with the features it reads. Each implementation defines the types of its inputs and outputs."""
+    """A model with the features it reads: a `Predictor` of rows or a `TensorPredictor`."""
 
     contract: Contract
     model: DeployedModel
@@ -36,10 +36,7 @@ class AnyPredictor(Protocol):
     batches: Any
 
     def read(self, message: PredictRequest | TensorRequest, limits: Limits) -> tuple[dict[str, list[Any]], Any, int]:
-        """Return the join keys, the decoded request fields or tensors, and the number of rows of a request.
-
-        Raises a RequestError if the request does not fit the model or the limits.
-        """
+        """Return join keys, request fields or tensors, and the row count; raise a RequestError for a wrong request."""
 
     def inputs(self, fields: Any, answers: Mapping[str, ViewAnswer]) -> Any:
         """Combine `fields` from `read` and the answers of the views into the model's inputs."""
@@ -58,13 +55,9 @@ DEPLOYMENT_STATES = ("settled", "probation", "no_way_back", "undone")
 class State:
     """The contracts and the model of a server, with everything compiled from them.
 
-    Args:
-        generations: contracts in use.
-        problem: error that prevented loading a contract.
-        model: deployed model, the error that prevented loading it, or None if nothing is deployed.
-        refused: error of loading the current deployment file. The model of an earlier version stays in use, if any.
-        trial: candidate or probation next to the deployed model.
-        batch: rows of several requests that a slow model predicts together.
+    `problem` is the error that prevented loading a contract. `model` is the deployed model, the error of loading it, or
+    None if nothing is deployed. `refused` is the error of the current deployment file; an earlier model may stay in
+    use.
     """
 
     def __init__(
@@ -148,12 +141,7 @@ class State:
         return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)
 
     def deployed(self, name: str | None) -> DeployedModel:
-        """Return the model with this name; None for the only model.
-
-        Raises:
-            NotReadyError: no model is loaded.
-            NotFoundError: the deployed model has another name.
-        """
+        """Return the deployed model; raise a NotReadyError without one, a NotFoundError if `name` is another model."""
         if not isinstance(self._model, DeployedModel):
             raise _not_ready(self._model, "model", "is not deployed", "run `isthmus deploy`")
         known = self._model.deployment.model
@@ -162,12 +150,7 @@ class State:
         return self._model
 
     def predictor(self) -> AnyPredictor:
-        """Return the predictor of the deployed model.
-
-        Raises:
-            NotReadyError: no contract or model is loaded.
-            ContractMismatch: features the model reads have changed since its package was exported.
-        """
+        """Return the deployed model's predictor; raise a NotReadyError without one, a ContractMismatch if outdated."""
         predictor = self._predictor
         if isinstance(predictor, IsthmusError):
             # Drop the traceback, which would grow with every raise.
@@ -175,12 +158,9 @@ class State:
         return predictor
 
     def generator(self, name: str | None) -> Generator:
-        """Return the text generator of the model with this name; None for the only model.
+        """Return the text generator of the deployed model; raise a RequestError if the model does not generate text.
 
-        Raises:
-            RequestError: the model does not generate text, or has another name.
-            NotReadyError: no model is loaded.
-            ContractMismatch: features the model reads have changed.
+        Also raises the errors of `deployed` and `predictor`.
         """
         model = self.deployed(name).deployment.model
         predictor = self.predictor()
@@ -229,9 +209,9 @@ class State:
 
     @cached_property
     def former(self) -> AnyPredictor | None:
-        """The predictor of the previous model; None outside a probation or if the server cannot go back to it.
+        """The predictor of the previous model; None outside a probation or if the previous model cannot answer.
 
-        The first access sets `probation.problem` to the reason it cannot, or to None.
+        The first access sets `probation.problem` to the reason, or to None.
         """
         run = self.probation
         if run is None or not isinstance(run.former, DeployedModel):
@@ -245,10 +225,7 @@ class State:
         return former
 
     def versions(self) -> dict[str, AnyPredictor]:
-        """Return the predictors by package digest: the deployed model's, then the candidate's or the previous model's.
-
-        Raises the errors of `predictor` if the deployed model cannot answer.
-        """
+        """Return usable predictors by package digest, the deployed model's first; raise the errors of `predictor`."""
         versions: dict[str, AnyPredictor] = {}
         for predictor in (self.predictor(), self.candidate, self.former):
             if predictor is not None:
@@ -259,9 +236,8 @@ class State:
     def deployment_state(self) -> str:
         """One of `DEPLOYMENT_STATES`.
 
-        During probation: "probation", "no_way_back" if the previous model cannot answer, or "undone" once the deployed
-        model has failed and the previous one answers. After it: "undone" if a server restored this deployment in place
-        of a failed one, else "settled".
+        "no_way_back" is a probation whose previous model cannot answer. "undone" means that the previous model answers
+        in place of a failed one; after the probation, that a server restored this deployment.
         """
         if self.probation is not None:
             if self.former is None:
@@ -270,11 +246,7 @@ class State:
         return "undone" if self.model is not None and self.model.deployment.undone is not None else "settled"
 
     def _named(self, resolve: Callable[[Contract, T], list[tuple[str, str]]], names: T) -> list[tuple[str, str]]:
-        """Resolve the features of a request.
-
-        Raises:
-            NotFoundError: a feature is unknown; says if the next contract has it.
-        """
+        """Resolve the features of a request; for an unknown one, the NotFoundError says if the next contract has it."""
         try:
             return resolve(self.contract, names)
         except NotFoundError as error:

@@ -35,10 +35,9 @@ _SHARE = 0.02
 
 
 class Watch:
-    """The `state` of a server, built from the files of its contracts and its deployment and rebuilt when they change.
+    """The `state` of a server, rebuilt when the files of its contracts, its deployment or a decision about it change.
 
-    It also reads the file in which any worker records that a model on trial failed. Call `load` once, then run `run` in
-    the background. A request must read `state` once: every change replaces it with a new object.
+    Call `load` once, then run `run` in the background. A request must read `state` only once: every change replaces it.
     """
 
     def __init__(
@@ -64,10 +63,7 @@ class Watch:
         return content if isinstance(content, dict) else {}
 
     def load(self) -> None:
-        """Read the files that have changed and replace `state` if needed. Blocks while a new model loads.
-
-        Broken files are logged, not raised: see `WatchedFile`.
-        """
+        """Read the changed files and replace `state`; log broken files, do not raise. Blocks while a model loads."""
         loaded = False
         if self._written.changed():
             self._written.load()  # not part of the state
@@ -79,7 +75,6 @@ class Watch:
             self.state = self._compiled()
 
     def _compiled(self) -> State:
-        """Build the state from the files read last."""
         deployed, decision = self._deployment.content, self._decision.content
         loaded = deployed if isinstance(deployed, _Deployed) else _Deployed(deployed)
         run = loaded.trial
@@ -101,11 +96,10 @@ class Watch:
         return state
 
     async def run(self) -> None:
-        """Reload contracts, deployment and decisions when their files change, until canceled.
+        """Reload changed files until canceled, and act on failed trials. Errors are logged, not raised.
 
-        Also ends trials: when a model on trial fails, it writes the decision file for other workers. When the model was
-        on probation, it also rewrites the deployment file with the previous deployment, under the deployment lock.
-        Errors are logged, not raised.
+        When a model on trial fails, write the decision file for other workers. After a probation, also restore the
+        previous deployment in the deployment file, under the deployment lock.
         """
         pause = POLL_SECONDS
         while True:
@@ -145,7 +139,6 @@ class Watch:
     def _former(
         self, deployment: Deployment, loaded: DeployedModel | IsthmusError | None
     ) -> DeployedModel | IsthmusError:
-        """Return the previous model, usually the one that answered until now, or the error of loading it."""
         if isinstance(loaded, DeployedModel) and loaded.deployment.alone == deployment:
             return loaded
         try:
@@ -161,7 +154,6 @@ class Watch:
             return CandidateRun(candidate, error)
 
     def _report(self, run: CandidateRun | ProbationRun, why: str) -> None:
-        """Record once that a model on trial failed, for other workers and the command line."""
         self._reported = run
         deployment = run.deployment
         if read_decision(self._deployment.path, deployment) is not None:
@@ -174,7 +166,6 @@ class Watch:
             log.warning("decision not written", problem=error.strerror or str(error))
 
     async def _decide(self) -> None:
-        """Act on the outcome of a trial: the model failed, or its probation has ended."""
         probation = self.state.probation
         run = self.state.candidate_run or probation
         if run is not None and run.refused is not None and run is not self._reported:

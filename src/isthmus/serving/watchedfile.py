@@ -14,12 +14,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class WatchedFile(Generic[T]):
-    """A file and its parsed content. `load` reads the file; call it when `changed` returns True.
+    """A file and its parsed content. Call `load` when `changed` returns True; it logs errors and does not raise them.
 
-    Attributes:
-        content: content as parsed last. None before the first `load` or if the file does not exist, and an error if no
-            valid content was read.
-        problem: error of the last `load`, or None. Valid content from before the error stays in `content`.
+    `content` is None before the first `load` or without a file, and an error if no valid content was ever read.
+    `problem` is the error of the last `load`; valid content from before it stays in `content`.
     """
 
     path: Path
@@ -33,7 +31,7 @@ class WatchedFile(Generic[T]):
 
     @property
     def written(self) -> float | None:
-        """Modification time of the file read last, in seconds since 1970 UTC; None if the file does not exist."""
+        """Modification time of the file read last, in seconds since 1970 UTC; None without a file."""
         return None if self._stamp is None else self._stamp[0] / 1e9
 
     def load(self) -> None:

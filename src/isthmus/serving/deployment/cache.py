@@ -22,12 +22,9 @@ def fetch(
 ) -> tuple[Path, int]:
     """Copy a package into the cache `folder` unless it is there; return its path there and the bytes copied, or 0.
 
-    The copy appears in the cache only after its digest and its signature by the owner of `public_key` (PEM) were
-    checked; without a key, only the digest is checked. A damaged copy, or a copy with a different signature, is
-    replaced. `done` is called with "fetch" after copying and after moving the copy into place, and with "verify" after
-    the checks.
-
-    Raises a PackageError if a check fails, or a DependencyError if the extra `signing` is needed and missing.
+    The copy appears in the cache only after a check of its digest and, with a `public_key` (PEM), of its signature;
+    raises a PackageError if a check fails. A damaged copy, or a copy with a different signature, is replaced. Each step
+    ends with `done("fetch")` or `done("verify")`.
     """
     target = folder / digest
     with suppress(PackageError):
@@ -52,11 +49,7 @@ def fetch(
 
 
 def require(folder: Path, digest: str, public_key: str | None) -> Package:
-    """Open the package in a folder and check its digest, and its signature unless `public_key` is None.
-
-    Raises:
-        PackageError: the package is damaged, has another digest, or lacks the required signature.
-    """
+    """Open the package in a folder; raise a PackageError if its digest or the required signature is wrong."""
     package = open_package(folder)
     if (actual := package.files.digest) != digest:
         raise PackageError(f"package {package.manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],

@@ -28,10 +28,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class DeploymentHistory(Journal[Event]):
-    """The history file `deployments.jsonl` next to the deployment file `deployment`, one line per event.
-
-    `locked` also serves as the lock for changes of the deployment file.
-    """
+    """The history `deployments.jsonl` next to the file `deployment`; `locked` also guards changes of that file."""
 
     def __init__(self, deployment: Path) -> None:
         super().__init__(
@@ -52,10 +49,7 @@ class DeploymentHistory(Journal[Event]):
 
 
 def succession(events: Sequence[Event]) -> list[Deployment]:
-    """Return the deployments that were in force, the current one last. A rollback restores the one before it.
-
-    Deployments that were rolled back are left out, and repeated deployments that run the same way appear once.
-    """
+    """Return the deployments that were in force, the current one last, without repeated or rolled-back ones."""
     deployments: list[Deployment] = []
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):

@@ -22,13 +22,7 @@ _VERIFY = "run `isthmus verify` and deploy again"
 
 
 class Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Summary of the verdict a deployment is based on.
-
-    Attributes:
-        at: time of the verdict, microseconds since 1970 UTC.
-        compared: number of values compared.
-        limits: sentences about what the verdict does not cover: pushed rows, samples, and missing runtimes.
-    """
+    """The verdict of a deployment: its time in microseconds, values compared, and sentences on its `limits`."""
 
     at: int
     compared: int
@@ -39,15 +33,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A deployed package.
 
     Attributes:
-        model: model name in `/predict` and `/v2/models`.
         package: path of the package folder. In a file it is relative to that file's folder, so a copied project uses
             its own packages.
         contract: hash of the contract the package was exported under.
-        service: feature service the model reads.
-        precision: variant of the package that runs.
         threads: CPU threads per prediction.
         deployed_at: microseconds since 1970 UTC.
-        verdict: verdict the deployment is based on.
         public_key: PEM key that the package must be signed with, or None.
         candidate: package on trial next to this one, if any.
         probation: deployment to restore if this one fails, if any.
@@ -74,10 +64,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def loaded(self, now: int) -> "list[Deployment]":
-        """Return the deployments to load: this one, the candidate, and the previous one during probation.
-
-        `now` is in microseconds since 1970 UTC.
-        """
+        """Return the deployments to load at `now` (microseconds): this one, its candidate, the one to restore."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.alone, *candidate, *former]
@@ -92,11 +79,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def loads(cls, text: bytes, where: str = "deployment.json") -> "Deployment":
-        """Parse the text of a deployment file, and make its package paths absolute.
-
-        `where` is the path of the file: relative package paths start at its folder, and messages name it.
-        Raises a PackageError if the text is not a deployment.
-        """
+        """Parse the deployment file `where` and make its package paths absolute; raise a PackageError if invalid."""
         try:
             deployment = msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -105,10 +88,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return deployment.beside(Path(where))
 
     def relative(self, file: Path) -> "Deployment":
-        """Return a copy for writing to `file`: packages in the cache in the same folder have relative paths.
-
-        Other paths stay as they are. `beside` is the inverse.
-        """
+        """Return a copy to write to `file`: paths in the cache next to it become relative. `beside` is the inverse."""
         folder = file.parent.resolve()
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
@@ -135,12 +115,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CandidateDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A package on trial next to the deployed package.
+    """A package on trial next to the deployed package. A canary answers the fraction `share` of the requests.
 
-    Attributes:
-        deployment: candidate's package, as if deployed.
-        share: fraction of requests it answers, below 1; 0 for a shadow, whose answers are compared and never returned.
-        latency_objective_ms: largest p99 of a canary for predicting a single row, in milliseconds.
+    A shadow has `share` 0: its answers are compared and never returned. `latency_objective_ms` is the largest p99 of a
+    canary for predicting a single row.
     """
 
     deployment: Deployment
@@ -149,13 +127,7 @@ class CandidateDeployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class Probation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The trial period of a new deployment.
-
-    Attributes:
-        before: previous deployment, restored if this one fails.
-        until: end of the period, microseconds since 1970 UTC.
-        latency_objective_ms: largest p99 for predicting a single row, in milliseconds.
-    """
+    """The trial period of a new deployment: if it fails before `until` (microseconds), a server restores `before`."""
 
     before: Deployment
     until: int
@@ -179,10 +151,7 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Check a package, its contract and its verdict, and return a deployment of `folder`. Writes nothing.
-
-    It does not load the model. Arguments and errors: see `deploy`.
-    """
+    """Check package, contract and verdict as `deploy` does, and return the deployment. Writes and loads nothing."""
     package = open_package(folder)
     if public_key is not None:
         require_signature(package.files, public_key)
@@ -198,10 +167,7 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 
 
 def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
-    """Return a deployment of a package that has not been verified: its verdict has 0 comparisons.
-
-    Raises a PackageError if the package has no model in the precision of the profile.
-    """
+    """Return a deployment of a package without a verdict; raise a PackageError if it lacks the profile's precision."""
     manifest = package.manifest
     manifest.variant(profile.precision)
     return Deployment(
@@ -219,11 +185,7 @@ def unapproved(package: Package, profile: ServingProfile, at: int, public_key: s
 
 
 def require_rows(manifest: Manifest) -> str:
-    """Return the name of the only output of a model of rows.
-
-    Raises:
-        PackageError: the model does not return one number per row, or one number per class.
-    """
+    """Return the name of a model's only output; raise a PackageError unless it is a number per row, or per class."""
     where = f"package {manifest.name}"
     if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != (2 if manifest.classes else 1):
         outputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)
@@ -239,7 +201,6 @@ def require_rows(manifest: Manifest) -> str:
 def _require_coverage(
     where: str, contract: Contract, service: str, verdict: Verdict, tables: Mapping[str, str]
 ) -> None:
-    """Check that the verdict compared every feature of the model, on the current tables."""
     features = [*contract.read(service), *contract.service(service).computed]
     missing = []
     for view, feature in features:

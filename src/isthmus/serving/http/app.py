@@ -142,7 +142,6 @@ class Handlers:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _write_latency(self) -> None:
-        """Write the latency of this process every second, until canceled."""
         failed = False
         while self._latency:
             try:
@@ -268,10 +267,7 @@ class Handlers:
         return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """Return the metrics in the format that `Accept` names.
-
-        If Redis does not answer, repeat the last values from it, and report that the server is not ready.
-        """
+        """Return the metrics. If Redis does not answer, repeat its last values and report that it is not ready."""
         granted(request).require_status()
         gauges = self.metrics.gauges
         try:

@@ -47,8 +47,8 @@ class TextGeneration:
     async def answer(self, request: Request) -> Response:
         """Generate the first token, and return a response that streams the text as events.
 
-        The first token must meet the deadline of a request. Errors before it have an HTTP status; later ones are
-        events. Raises a BusyError if too many texts are being generated.
+        Errors until then have an HTTP status, such as a BusyError if too many texts are being generated; later ones are
+        events.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
@@ -91,13 +91,10 @@ class TextGeneration:
 async def tokens_of(
     generation: Generation, tokenizer: Tokenizer, parts: Sequence[str | int], turn: asyncio.Lock
 ) -> list[int]:
-    """Return the tokens of a prompt.
+    """Return the tokens of a prompt; raise a RequestError if it cannot be tokenized or does not fit the model.
 
-    A long prompt is tokenized in a thread that holds the lock `turn`, so only one runs at a time. Canceling the caller
-    while it waits for the lock prevents the run, but a run that has started cannot be stopped.
-
-    Raises:
-        RequestError: the prompt cannot be tokenized, or is certainly too long for the model.
+    A long prompt is tokenized in a thread that holds the lock `turn`, so only one runs at a time. A canceled caller
+    does not stop a run that has started.
     """
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)
@@ -109,16 +106,7 @@ async def tokens_of(
 
 @dataclass(slots=True)
 class _GenerateCall:
-    """A text in progress.
-
-    Attributes:
-        prompt: tokens of the prompt.
-        room: number of tokens that may be generated.
-        tokens: tokens after the first one.
-        first: first generated token.
-        generated: tokens sent so far.
-        answer: answer to record, if any.
-    """
+    """A text in progress: `room` tokens may be generated, and `generated` are the ones sent so far."""
 
     prompt: Sequence[int]
     room: int

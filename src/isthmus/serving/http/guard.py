@@ -37,18 +37,12 @@ _REMEDY = "send `Authorization: Bearer KEY`, with a key of `isthmus keys create 
 
 
 class Guarded:
-    """An ASGI application that requires API keys once any exist.
+    """An ASGI application that requires API keys once any exist. Refused requests get 401, 403, 429 or 503.
 
-    It checks the key file at each request, which takes two microseconds, so a revoked key is refused from the next
-    request on. An `unguarded` application also answers programs of this machine without a key, if no key has ever
-    existed or `isthmus keys open` has opened the server. Refused requests get 401, 403, 429 or 503.
-
-    Args:
-        app: application to guard.
-        file: key file, or None.
-        unguarded: allow local requests without a key in these two cases.
-        hosts: additional host names that local programs may use without a key, besides loopback names.
-        rate: average number of requests per second for each key; None for no limit.
+    It checks the key file at each request, so a revoked key is refused from the next request on. An `unguarded`
+    application also answers programs of this machine without a key, if no key has ever existed or `isthmus keys open`
+    has opened the server; `hosts` are names that they may use besides loopback names. `rate` is in requests per second
+    for each key.
     """
 
     def __init__(
@@ -130,8 +124,8 @@ class Guarded:
 class Limited:
     """An ASGI application that limits concurrent requests, the time of each, and the size of its body.
 
-    A request beyond a limit is refused with 503 (busy or late), 408 (slow body) or 413 (large body). If the time is up
-    after the answer has begun, the connection is closed.
+    A request beyond a limit gets 503 (busy or late), 408 (slow body) or 413 (large body). If the time is up after the
+    answer has begun, the connection is closed.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
@@ -216,14 +210,8 @@ def require_own_page(
     """Raise a ForbiddenError if a web page of another site sent the request or WebSocket through a local browser.
 
     A page can also point its own host name at this machine. So a request over loopback must name a loopback host or one
-    of `hosts`.
-
-    Args:
-        scope: request or WebSocket.
-        hosts: other host names of this machine.
-        name_it: remedy in the error about a wrong host name.
-        instead: remedy in the error about a page of another site.
-        visits: allow following a link from another site.
+    of `hosts`; the remedy for another name is `name_it`, the remedy for a page of another site is `instead`. With
+    `visits`, a browser may follow a link from another site.
     """
     named = [value for header, value in scope["headers"] if header == b"host"]
     foreign = [host for host in named if not _is_loopback(host) and _name(host) not in hosts]
@@ -254,7 +242,7 @@ def _by_loopback(scope: Scope) -> bool:
 
 
 def granted(request: Request) -> Grants:
-    """Return the grants that `Guarded` has stored in a request's scope. A request for a path in `OPEN` has none."""
+    """Return the grants that `Guarded` has stored in a request; a path in `OPEN` has none and raises a KeyError."""
     grants: Grants = request.scope["state"]["grants"]
     return grants
 

@@ -125,7 +125,6 @@ def _predictor_of(state: State, request: Request) -> AnyPredictor:
 
 
 def _tensors_of(state: State, request: Request) -> TensorPredictor:
-    """Return the predictor of a model of tensors, the only kind that these paths serve."""
     predictor = _predictor_of(state, request)
     if not isinstance(predictor, TensorPredictor):
         raise NotFoundError(f"model {predictor.model.deployment.model}", "takes rows of features, not tensors",

@@ -18,10 +18,7 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
 
 class Observed:
-    """An ASGI application that adds a request id to each response, logs and counts the request, and records the answer.
-
-    An exception of `app` is not raised: its type and place are logged, without a stack trace.
-    """
+    """An ASGI application that adds request ids, logs and counts requests, records answers and logs exceptions."""
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, routes: Iterable[Route], recorder: Recorder | None = None

@@ -38,15 +38,7 @@ _Inputs = tuple[dict[str, list[Any]], Any, int]
 
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request for predictions.
-
-    Attributes:
-        state: state of the server when the request arrived.
-        message: decoded request.
-        body: request body.
-        version: requested version, resolved on arrival since the trial of a candidate may end meanwhile; None to let
-            the server choose the model.
-    """
+    """A request for predictions, with the state and any requested version as of its arrival: a trial may end later."""
 
     state: State
     message: PredictRequest | TensorRequest
@@ -56,7 +48,7 @@ class PredictCall:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Inputs of a prediction from the request and the store. `at` is its time in microseconds."""
+    """Inputs of a prediction from the request and the store, read at time `at` in microseconds."""
 
     keys: Mapping[str, Sequence[Any]]
     fields: Any
@@ -67,10 +59,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Outputs of a predictor, its inputs, and the seconds from handing them to the model to its outputs.
-
-    The seconds include waiting for other requests to the model.
-    """
+    """Outputs of a predictor, its inputs, and the seconds the model took, with the wait for other requests to it."""
 
     outputs: Any
     stored: _Stored
@@ -90,10 +79,7 @@ class Predicted:
 def recorded_by(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
-    """Return the reader that describes an answer of this model to the recorder.
-
-    Returns None without a recorder, or if the answer is not in the random sample. `plan` defaults to the model's plan.
-    """
+    """Return the reader that describes an answer to the recorder; None without a recorder or outside its sample."""
     if recorder is None:
         return None
     deployment = predictor.model.deployment
@@ -102,10 +88,9 @@ def recorded_by(
 
 
 class PredictionService:
-    """Predictions of a server process.
+    """Predictions of a server process. A canary or a deployment on probation may answer requests itself.
 
-    A canary or a deployment on probation may answer requests itself. Shadows, and runs that only compare latency, wait
-    in a queue of at most `WAITING` and run in the background: `run_waiting` must run as a task.
+    Shadows, and runs that only compare latency, wait in a queue for `run_waiting`, which must run as a task.
     """
 
     def __init__(self, store: Store, limits: Limits, metrics: Metrics, now: Callable[[], int]) -> None:
@@ -122,7 +107,6 @@ class PredictionService:
                 log.warning(f"{role} failed", exception=type(error).__name__, at=log.place(error))
 
     def _enqueue(self, trial: Trial, role: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Queue a run of a model on trial; drop and count it if the queue is full."""
         try:
             self._waiting.put_nowait((role, work))
         except asyncio.QueueFull:
@@ -246,10 +230,7 @@ class PredictionService:
         return await offload(len(request.body) > BYTES, predictor.read, request.message, self._limits)
 
     async def _stored(self, predictor: AnyPredictor, inputs: _Inputs, *, counted: bool = True) -> _Stored:
-        """Read the inputs of a model from the request and the store.
-
-        `counted` includes them in the metrics of views.
-        """
+        """Read the stored rows for the inputs of a request; `counted` includes them in the metrics of views."""
         keys, fields, rows = inputs
         at = self._now()
         answers = await self.stored(predictor.plan, keys, rows, at, predictor.bits if counted else None)
@@ -258,15 +239,10 @@ class PredictionService:
     async def stored(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, bits: Mapping[str, bytes] | None
     ) -> Mapping[str, ViewAnswer]:
-        """Read the views of a plan from the online store.
+        """Read the views of a plan, and count the features that `bits` selects by view, unless `bits` is None.
 
-        `bits` selects the features to count in the metrics, as a bit mask per view; with None, nothing is counted.
-
-        Returns an empty dict if the plan reads no views.
-
-        Raises:
-            DataError: a row is damaged.
-            DependencyError: Redis does not answer in time, or has lost rows that may not be answered as null.
+        Returns {} if the plan reads no views. Raises a DataError if a row is damaged, a DependencyError if Redis does
+        not answer in time or has lost rows that may not be answered as null.
         """
         if not plan.views:
             return {}

@@ -1,12 +1,7 @@
-"""A uvicorn connection that closes when the client stalls.
+"""A uvicorn connection that limits the head of a request, and closes when the client stalls.
 
-A request's deadline starts when its head is complete. The application cannot see what happens before and after: an idle
-connection, a slow head, the unread body of a refused request, an answer that the client does not read, or requests that
-arrive faster than their answers. Each could last forever, and takes memory and one of the process's limited file
-descriptors. Heads and trailers are limited too: bytes and fields are counted before they are stored.
-
-Uvicorn writes the head and the body of an answer separately; we send them in one packet. Each write wakes the client,
-which is most of the cost of a small answer.
+The application sees neither an idle connection, a slow head, an unread body nor an answer that the client does not
+read: each could last forever, with its memory and file descriptor. An answer's head and body are sent in one packet.
 """
 
 import asyncio

@@ -12,22 +12,16 @@ from isthmus.serving.wire.messages import PushRequest, WriteRequest
 
 
 async def push(request: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
-    """Write the rows of a push to the online store, the history, or both, and return the JSON answer.
+    """Write the rows of a push to the online store, the history, or both; return the JSON answer.
 
-    All rows are checked first: if one is invalid, none is written. After the call, lookups see rows written to the
-    online store. A row replaces the stored one if it is newer by (event time, known time, content). If two pushes have
-    the same event time, the later wins, because it became known later; with a fixed server time the content decides.
+    All rows are checked first: after a RequestError, none was written. Rows are appended to the history before they are
+    written to the online store, so that everything served is also in the history. A DependencyError (Redis is slow, or
+    too many rows wait) may leave an earlier step written; the caller can push again. `now` is in microseconds since
+    1970 UTC.
 
-    While definitions change, rows may have the columns of the current or the next contract. They are written for both,
-    and for older contracts that are still in use.
-
-    Rows for the history are appended there before they are written to the online store, so that everything served is
-    also in the history. `now` is in microseconds since 1970 UTC.
-
-    Raises:
-        RequestError: the view is unknown, or rows are invalid, too many or too large. Nothing was written.
-        DependencyError: Redis does not answer in time, or too many rows wait for the history. An earlier step may have
-            been written; the caller can push again.
+    A row replaces the stored one if it is newer by (event time, known time, content). While definitions change, rows
+    may have the columns of the current or the next contract. They are written for both, and for older ones still in
+    use.
     """
     name, form = view_of(request)
     declared, older = state.pushed(name, form)

@@ -26,9 +26,8 @@ from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 def main(settings: int | None = None, parent: int | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. An IsthmusError is written to stderr, not raised.
 
-    Args:
-        settings: file descriptor of the settings; None to read them from the environment.
-        parent: id of the process with which the server ends, or None.
+    `settings` is a file descriptor, or None to read the environment. The server ends with the process whose id is
+    `parent`.
     """
     log.configure()
     if parent is not None:
@@ -46,12 +45,9 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests in progress.
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress; start a process for each of several workers.
 
-    Increases this process's soft limit on open files. With several workers, it starts a process for each.
-
-    Raises:
-        ConfigurationError: the port is in use or not permitted, or the host is not an address of this machine.
+    Increases this process's soft limit on open files. Raises a ConfigurationError if it cannot listen on the port.
     """
     # Each connection needs a file descriptor. The usual soft limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -106,10 +102,9 @@ class _Server(uvicorn.Server):
 
 
 class _Workers(Multiprocess):
-    """Uvicorn's workers. Closes the listener first when ending, and drops the gauges of dead workers.
+    """Uvicorn's workers. Drops the gauges of dead workers, and closes the listener first when ending.
 
-    Workers close their listener when they end. If this process did not close its own, the system would accept
-    connections that no process answers.
+    Otherwise the system would accept connections that no process answers.
     """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], folder: str) -> None:

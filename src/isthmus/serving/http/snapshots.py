@@ -35,13 +35,8 @@ register_url_convertor(OWNER, _Owner())
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
     """Return the newest snapshot or a delta from the device's version; 304 if the device is up to date.
 
-    A whole file is compressed with Zstandard if the client accepts it. Without a `folder`, no snapshot exists.
-
-    Raises:
-        ForbiddenError: the API key lacks the scope.
-        NotFoundError: the service, its snapshot, or the owner's snapshot does not exist.
-        NotReadyError: the files are damaged.
-        RequestError: the owner's value has the wrong type.
+    A whole file is compressed with Zstandard if the client accepts it. Without a `folder`, no snapshot exists. Raises a
+    ForbiddenError, NotFoundError, NotReadyError (damaged files) or RequestError (the owner's value has the wrong type).
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:
@@ -67,10 +62,7 @@ async def answer(request: Request, services: Collection[str], folder: str | None
 def _read(
     shelf: Shelf | None, service: str, value: str | None, since: str | None, *, accepted: bool
 ) -> tuple[str, bytes, bool]:
-    """Return the newest snapshot's SHA-256, the bytes to send, and True if they are compressed.
-
-    The bytes are empty if `since` is the newest snapshot.
-    """
+    """Return the newest snapshot's SHA-256, the bytes to send (empty if it is `since`), and True if compressed."""
     try:
         digest, data = _files(shelf, service, value, since)
     except DataError as error:

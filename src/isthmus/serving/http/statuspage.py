@@ -1,7 +1,4 @@
-"""`/status`: the state of the server and its project, as JSON and as a page; and the models of `/models`.
-
-The page is one HTML document without scripts or further requests, for desktops and phones.
-"""
+"""`/status` as JSON and as an HTML page without scripts or further requests, and the models of `/models`."""
 
 import asyncio
 import math
@@ -38,10 +35,10 @@ _HASHES = ("package", "contract")
 
 
 async def status(settings: ServerSettings, state: State, store: Store, metrics: Metrics, now: int) -> StatusAnswer:
-    """Build the complete status from Redis, the files of the deployment, and the metrics.
+    """Build the complete status from Redis, the files of the deployment, and the metrics; look for lost rows.
 
-    Parts that cannot be read are listed in `problems`. `now` is in microseconds since 1970 UTC. Raises a NotReadyError
-    if no contract is loaded.
+    `problems` lists parts that cannot be read. `now` is in microseconds since 1970 UTC. Raises a NotReadyError without
+    a contract.
     """
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}
@@ -139,7 +136,6 @@ def deployed_models(state: State) -> list[ModelState]:
 
 
 def _tensors(model: DeployedModel) -> dict[str, Any]:
-    """Return the fields of `/models` that only models of tensors have."""
     if model.inputs:
         return {}
     return {

@@ -1,11 +1,4 @@
-"""Encode the answer of a lookup as an Arrow IPC stream.
-
-Join keys and features are in the order of the JSON answer. A view's status is written once per row, not for every
-feature: a null feature in a row whose view is PRESENT is a null value.
-
-Columns are built from buffers because `pyarrow.array` imports pandas if it is installed, which takes half a second and
-a third of a server's memory. Arrow takes as much, so the server imports this module on the first request for it.
-"""
+"""Encode a lookup as an Arrow IPC stream. Imported on first use: pyarrow takes a third of a server's memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,8 +34,8 @@ def stream(
 ) -> bytes:
     """Encode a lookup as one record batch. `types` has the column of each join key.
 
-    Keys and features have the Arrow types of the contract. They are followed by `<view>__status`, a dictionary of
-    Feast's names, and `<view>__event_timestamp`, null if the view has no row.
+    Keys and features are followed by `<view>__status`, a dictionary of Feast's names, and `<view>__event_timestamp`,
+    null if the view has no row. A null feature in a row whose view is PRESENT is a null value.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):
@@ -65,6 +58,7 @@ def stream(
 
 def _array(values: Values, dtype: DataType) -> pa.Array:
     """Convert a column to Arrow, with the same result as `features.values.arrow.to_arrow`."""
+    # `pyarrow.array` would import pandas if it is installed, which takes half a second and much memory.
     valid = None if values.valid.all() else pa.py_buffer(np.packbits(values.valid, bitorder="little"))
     if dtype.element is not None:
         lists = [() if x is None else x for x in values.data]

@@ -44,13 +44,7 @@ _ORDERS = 16
 
 @dataclass(slots=True)
 class LookupInputs:
-    """The rows of a lookup request.
-
-    Attributes:
-        keys: values of each join key, one per row.
-        request: values of each request field, one per row.
-        rows: number of rows.
-    """
+    """The rows of a lookup request: join keys and request fields by name, with one value per row."""
 
     keys: Mapping[str, Sequence[Any]]
     request: Mapping[str, Values]
@@ -60,23 +54,16 @@ class LookupInputs:
 class Lookup:
     """A list of features, compiled once and reused by every request for it.
 
-    Args:
-        contract: current contract.
-        features: (view, feature) or (request transform, field) pairs that exist in the contract.
-        full_names: name columns `view__feature`.
-        graphs: returns a request transform by name, ready to compute.
-        earlier: earlier contracts whose rows may still be in Redis.
+    `features` are (view, feature) or (request transform, field) pairs of the contract; `full_names` names their columns
+    `view__feature`. Rows of `earlier` contracts may still be in Redis. Raises a RequestError if two columns would have
+    the same name, or a request field two types.
 
     Attributes:
         names: names of the feature columns in the answer, in the order of `features`.
-        plan: plan that reads the views.
         bits: features read of each view, for the metrics.
         request: request fields that request transforms read, by name.
         optional: names of request fields that may be missing.
         computes: True if it uses request transforms.
-
-    Raises:
-        RequestError: two columns would have the same name, or a request field two types.
     """
 
     def __init__(
@@ -142,12 +129,7 @@ class Lookup:
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def inputs(self, keys: Mapping[str, list[Any]], fields: Mapping[str, list[Any]], limits: Limits) -> LookupInputs:
-        """Check the decoded columns of a request and convert them.
-
-        Raises:
-            RequestError: a join key is missing, columns differ in length, or a join key has the name of a feature.
-            TooLargeError: the request has too many rows or values.
-        """
+        """Check a request's decoded columns; raise a RequestError if they do not fit, or a TooLargeError."""
         decode.require_keys(self.plan.keys, keys)
         for name in keys:
             if name in self._columns:
@@ -164,10 +146,7 @@ class Lookup:
         return LookupInputs(keys, request, rows)
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """Compute the outputs of the request transforms, by their names.
-
-        Raises a RequestError for a row in which a transform is undefined.
-        """
+        """Compute the request transforms; raise a RequestError for a row in which one of them is undefined."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -208,10 +187,7 @@ class Lookup:
     def encode_values(
         self, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], computed: TransformOutputs
     ) -> bytes:
-        """Encode an answer in the compact JSON format: one list of values per column, and the statuses of each view.
-
-        Columns are the join keys of the request, then the features.
-        """
+        """Encode the compact JSON answer: values per column (join keys, then features), and statuses per view."""
         columns: list[Any] = [None] * len(self.names)
         for _, places, dtype, data, null in self.parts(answers):
             for place, column in zip(places, json_columns(dtype, data, null), strict=True):
@@ -238,7 +214,7 @@ class Lookup:
     ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
         """Yield the stored features in groups that decode together.
 
-        An item has the view, the index of each feature in `names`, their type, their values, shape (features, rows),
+        A group has the view, the index of each feature in `names`, their type, their values, shape (features, rows),
         and the null mask of that shape, or None without nulls.
         """
         for view, parts in self._views:
@@ -255,10 +231,7 @@ class Lookup:
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Describe damaged rows, and Redis keys that are not hashes, in a sentence per view and type; empty without any.
-
-    Each sentence lists the indexes of the first 10 rows in the request.
-    """
+    """Describe damaged rows and Redis keys that are not hashes: a sentence per view and type, with the first 10."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -318,12 +291,7 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """Split Feast references `view:feature` or `transform:field` into pairs, and check that they exist.
-
-    Raises:
-        RequestError: there are no references, or one has no colon.
-        NotFoundError: the contract does not have the view, request transform, feature or field.
-    """
+    """Split Feast references `view:feature` into pairs; raise a RequestError if one is invalid or unknown."""
     if not references:
         raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []
@@ -343,12 +311,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """Return the (view, feature) and (request transform, field) pairs of a feature service.
-
-    Raises:
-        NotFoundError: the service does not exist.
-        RequestError: the service has request fields only.
-    """
+    """Return a service's feature pairs; raise a NotFoundError, or a RequestError if it has request fields only."""
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))

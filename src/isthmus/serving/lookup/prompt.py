@@ -19,19 +19,7 @@ from isthmus.serving.wire.messages import GenerateRequest
 
 
 class Prompt:
-    """The features in the prompt template of a model for `service`.
-
-    Args:
-        generation: generation settings of the package.
-        contract: contract to read features under.
-        service: feature service of the model.
-        graphs: returns a request transform by name, ready to compute.
-        earlier: earlier contracts whose rows may still be in Redis.
-
-    Attributes:
-        plan: plan that reads the views.
-        bits: features read of each view, for the metrics.
-    """
+    """The features in a model's prompt template: a plan to read them, and their text."""
 
     def __init__(
         self, generation: Generation, contract: Contract, service: str, *, graphs: Callable[[str], RowGraph],
@@ -49,12 +37,7 @@ class Prompt:
             self.plan, self.bits = LookupPlan(contract, []), {}
 
     def read(self, message: GenerateRequest, limits: Limits) -> LookupInputs:
-        """Read the only row of a request.
-
-        Raises:
-            RequestError: the row is missing or incomplete, or has entities although the prompt uses no features.
-            TooLargeError: the request has more than one row.
-        """
+        """Read the only row of a request; raise a RequestError if it does not fit, a TooLargeError for further rows."""
         lookup = self._lookup
         if lookup is None:
             if message.entities:

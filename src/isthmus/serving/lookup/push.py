@@ -50,12 +50,7 @@ _A_SECOND = "a list of whole seconds since 1970 UTC"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Limits of the times in a push, in microseconds since 1970 UTC.
-
-    Attributes:
-        first: earliest event time that is accepted.
-        now: the server's time: no time may be later, and it is the default known time.
-    """
+    """Limits of times in a push, in microseconds since 1970 UTC: no event before `first`, and nothing after `now`."""
 
     first: int
     now: int
@@ -63,12 +58,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class PushFormat:
-    """Names that differ between the formats of push requests.
-
-    Attributes:
-        view: field of the request that has the view's name.
-        known: optional column of `df` that says when each row became known.
-    """
+    """Names that differ between push formats: the view's field, and the column that says when a row became known."""
 
     view: str
     known: str
@@ -98,12 +88,9 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]]:
-        """Return the Redis key of each row, and the packed row.
+        """Return the Redis key of each row, and the packed row. Raise a RowsError that lists all problems of the rows.
 
-        Raises:
-            RowsError: the rows have problems; it lists all of them.
-            UnreadableError: a column is not valid JSON.
-            TooLargeError: the push has too many rows or values.
+        Raises an UnreadableError if a column is not valid JSON, a TooLargeError if there are too many rows or values.
         """
         keys, event, known, features = self._read(df, limits, times)
         return entity_keys(self._project, self.view.keys, keys), self._codec.encode(event, known, features)
@@ -124,7 +111,6 @@ class PushedView:
     def _read(
         self, df: Raws, limits: Limits, times: Times
     ) -> tuple[dict[str, list[Any]], Ints, Ints, dict[str, Values]]:
-        """Decode and check rows; return their keys, event times, known times and features."""
         problems: list[Problem] = []
         for name in df:
             if name not in self._readers:
@@ -164,11 +150,9 @@ def packed(
 ) -> list[Packed]:
     """Check rows against the definitions `declared`, and pack them for every definition they fit, `older` ones too.
 
-    The first definition in the list is the one whose columns the rows have exactly. For the others, unknown columns
-    are dropped and missing ones are null.
-
-    Raises:
-        RowsError: the rows fit none of `declared`; it lists all problems with the first.
+    The first result is for the definition whose columns the rows have exactly. For the others, unknown columns are
+    dropped and missing ones are null. Raises a RowsError with all problems of the first definition if the rows fit none
+    exactly.
     """
     refusals = []
     for first in declared:

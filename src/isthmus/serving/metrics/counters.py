@@ -1,9 +1,7 @@
-"""Counters that cost a request almost nothing, exposed and merged in the formats of prometheus_client.
+"""Counters of one thread that cost a request almost nothing, in the formats of prometheus_client.
 
-The counters and histograms of prometheus_client take a lock and six calls per observation: with them, a lookup of a
-single key took 7 % more CPU time. These are plain attributes for a single thread. If workers share a port, each writes
-its numbers to prometheus_client's multiprocess files, every second and before reading, and only the files are read. So
-no counter decreases, no matter which worker answers.
+Its own counters took 7 % more CPU time for a small lookup. Workers that share a port write their numbers to its
+multiprocess files and expose only these, so no counter decreases, no matter which worker answers.
 """
 
 import math
@@ -66,13 +64,8 @@ class Seconds:
 class Family:
     """A metric: its numbers or histograms by label values.
 
-    Args:
-        kind: "counter", "gauge" or "histogram".
-        name: metric name; without `_total` for a counter.
-        text: help text.
-        labels: label names.
-        merge: prometheus_client's mode of merging gauges of several workers.
-        bounds: upper bounds of a histogram's buckets, in seconds.
+    `kind` is "counter", "gauge" or "histogram". `name` has no `_total`, `merge` is prometheus_client's mode of merging
+    the gauges of several workers, and `bounds` are the upper bounds of a histogram's buckets in seconds.
     """
 
     def __init__(
@@ -141,10 +134,7 @@ class Tally:
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
-        """Return the count of a histogram and its `quantile` for each share, in seconds, by value of a label.
-
-        Shares are fractions: 0.99 for the p99. Label values without observations are left out.
-        """
+        """Return a histogram's count and quantiles in seconds by value of a label; share 0.99 is the p99."""
         groups: dict[str, dict[float, float]] = {}
         for metric in self.collect():
             for sample in metric.samples if metric.name == family else ():

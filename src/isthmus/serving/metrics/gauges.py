@@ -61,10 +61,9 @@ class SpoolGauges:
 
 
 class ProductionGauges:
-    """Gauges of the deployed package's quality in production.
+    """Gauges of the deployed package's quality in production, from the quality file next to the deployment file.
 
-    They come from the model's quality file next to the deployment file; without it, nothing is exposed. Call `look`
-    before `collect`.
+    Call `look` before `collect`. Without a file, nothing is exposed.
     """
 
     def __init__(self, deployment: Path) -> None:
@@ -109,20 +108,16 @@ class ProductionGauges:
 
 @dataclass(eq=False)
 class Gauges(Collector):
-    """The Prometheus collector of a server process.
-
-    The caller sets `rows`, `earlier`, `ready` and `lost` before each exposition.
+    """The Prometheus collector of a server process. Set `rows`, `earlier`, `ready` and `lost` before each exposition.
 
     Attributes:
         latency_objective: objective for the p99 of answers, in seconds.
         freshness_objectives: maximum age of the newest row in seconds, by view name.
         history_objective: time in which pushed rows should reach the history, in seconds.
-        production: gauges of production quality; None without a deployment file.
-        spool: gauges of recorded answers not collected yet; None without recording.
-        rows: state of each view in the online store when the store was last read.
-        earlier: state of each view definition of an earlier contract that a model reads, from the same moment.
-        ready: True if lookups could be answered when the store was last read.
-        lost: names of views that had lost rows when the store was last read.
+        rows: state in the online store of each view of the current contract.
+        earlier: state of each view definition of an earlier contract that a model still reads.
+        ready: True if lookups could be answered.
+        lost: names of views that have lost rows.
     """
 
     _counted: Tally

@@ -1,8 +1,4 @@
-"""The metrics of a server, and their text format for Prometheus.
-
-Every label has few values: routes are the paths of the API, views and models come from the contract and the deployment,
-and errors are our error classes. The counters of a request are looked up once and cached.
-"""
+"""The metrics of a server in Prometheus's text formats. Every label has few values, and counters are cached."""
 
 import asyncio
 import os
@@ -43,11 +39,7 @@ _WHERE = ("memory", "disk", "defect")
 
 
 class Metrics:
-    """The metrics of a server process. With a `folder`, each worker reports the sum over all workers that share it.
-
-    `share` must then run as a task. The objective for the p99 is a bucket bound, so that the number of slower answers
-    is exact.
-    """
+    """The metrics of a process, or with `folder` of all workers that share it; `share` must then run as a task."""
 
     def __init__(
         self, state: Callable[[], State], now: Callable[[], int], folder: Path | None = None,
@@ -55,6 +47,7 @@ class Metrics:
         history_objective: float = HISTORY_SECONDS,
     ) -> None:  # fmt: skip
         self._tally = Tally(folder)
+        # The objective is a bucket bound, so the number of slower answers is exact.
         self.bounds = tuple(sorted({*BUCKETS, objective_ms / 1000}))
         self._series = _Series(self._tally, self.bounds)
         self._in_flight = self._series.in_flight.number()
@@ -87,10 +80,7 @@ class Metrics:
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """Count the answer to a request.
-
-        `path` is the route or a placeholder; `status` is 0 if the client disconnected.
-        """
+        """Count an answered request. `path` is the route or a placeholder; `status` is 0 if the client disconnected."""
         self._in_flight.value -= 1
         self._outcomes[path, scope["method"], status].count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:
@@ -104,10 +94,7 @@ class Metrics:
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
-        """Time the block that runs a deployed model, and count its rows and failures.
-
-        A RequestError or a cancellation is not counted as a failure.
-        """
+        """Time the block that runs a model, and count its rows and failures. A RequestError is not a failure."""
         runs = self._models[model]
         start = time.perf_counter()
         try:
@@ -145,10 +132,7 @@ class Metrics:
         }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics as text, with its content type.
-
-        OpenMetrics if `accept` names it, else Prometheus's format.
-        """
+        """Return all metrics as text and its content type: OpenMetrics if `accept` names it, else Prometheus's own."""
         # Exclude the request for the metrics: other workers would show it long after its answer.
         self._in_flight.value -= 1
         for name in self.gauges.views():

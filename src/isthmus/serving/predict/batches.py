@@ -1,8 +1,7 @@
-"""Predictions of a model. Requests to a slow model are batched.
+"""Predictions of a model. A fast model runs on the event loop: a thread would take longer than the model.
 
-A fast model answers in less time than it takes to hand the work to a thread: ten microseconds against thirty for the
-model of `examples/flights`. It runs on the event loop. A slow model runs in a thread, and the requests that arrive
-meanwhile form its next batch. There is no timer: a request never waits for others to join its batch.
+A slow model runs in a thread, and the requests that arrive meanwhile form its next batch. There is no timer: a request
+never waits for others to join its batch.
 """
 
 import asyncio
@@ -34,12 +33,9 @@ class _Waiting:
 
 
 class Batches:
-    """The prediction queue of a model in an event loop.
+    """The prediction queue of a model in an event loop. A model is `quick` if a single row takes few enough `seconds`.
 
-    Args:
-        predict: the model, from columns of n values to n independent outputs.
-        seconds: time for a single row; decides whether the model is `quick`.
-        most: rows of a batch. A larger request runs alone, outside the queue.
+    `most` limits the rows of a batch; a larger request runs alone, outside the queue.
     """
 
     def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:
@@ -52,8 +48,7 @@ class Batches:
     async def predict(self, columns: Columns, rows: int) -> Outputs:
         """Return the outputs for the rows of a request, shape (rows, ...).
 
-        For a slow model it waits for the current batch, and the request may run together with others. If such a batch
-        fails, its requests are run again one by one.
+        A slow model may run several requests together. If such a batch fails, its requests are run again one by one.
         """
         if self.quick:
             return await offload(rows > QUICK_ROWS, self._predict, columns)

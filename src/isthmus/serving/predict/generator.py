@@ -11,11 +11,7 @@ from isthmus.serving.wire.errors import TooLargeError
 
 
 class Generator:
-    """A text generator for a deployed model.
-
-    Texts generated at the same time take turns, token by token. Each has its own cache, so they do not affect each
-    other.
-    """
+    """A text generator for a deployed model. Concurrent texts take turns, token by token, with separate caches."""
 
     def __init__(self, predictor: TensorPredictor) -> None:
         assert predictor.model.text is not None  # noqa: S101 - the caller has checked
@@ -24,13 +20,9 @@ class Generator:
         self.generation = generation_of(predictor.model.manifest)
 
     def room(self, prompt: Sequence[int], wanted: int | None, limits: Limits) -> int:
-        """Return the maximum number of tokens to generate after a prompt, limited by the context that is left.
+        """Return the number of tokens to generate after a prompt: `wanted` or the maximum, limited by the context.
 
-        `wanted` is the number that the request names; None for the largest allowed number.
-
-        Raises:
-            RequestError: the prompt is empty or does not fit the context.
-            TooLargeError: more tokens are requested than allowed.
+        Raises a TooLargeError if `wanted` exceeds the maximum, a RequestError if the prompt is empty or does not fit.
         """
         most = min(self.generation.most, limits.generated_tokens)
         if wanted is not None and wanted > most:
@@ -38,10 +30,7 @@ class Generator:
         return min(self.decoder.require_prompt(prompt), most if wanted is None else wanted)
 
     async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[Read]:
-        """Yield the most likely token after a prompt, then the next one, `room` tokens at most.
-
-        The last token is an end token if the model ends the text earlier. Canceling the caller stops the current run.
-        """
+        """Yield the most likely next tokens, up to an end token or `room` tokens. Canceling stops the current run."""
         cache, fed = self.decoder.cache(len(prompt) + room), prompt
         for _ in range(room):
             for part in self.decoder.parts(fed):

@@ -31,14 +31,13 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class DeployedModel:
-    """The loaded model of a deployment.
+    """The loaded model of a deployment. The constructor checks the package and runs its golden rows, which blocks.
 
-    The constructor opens the package, checks it, and runs its golden rows, which blocks for as long as that takes. The
-    package must be signed with `public_key` (PEM) and with the deployment's own key; a key that is None is not checked.
+    The package must be signed with `public_key` (PEM) and with the deployment's own key; a key that is None is not
+    checked. Raises a PackageError if the package is damaged, has another digest, lacks a signature, or does not
+    reproduce its golden rows, and a DependencyError if the model generates text without the extra `generate`.
 
     Attributes:
-        contract: contract its package was exported under.
-        manifest: manifest of its package.
         inputs: inputs of a model of rows; empty for a model of tensors.
         classes: class names in output order; empty if the model returns one number per row.
         rounding: largest difference between the outputs of two processors.
@@ -47,11 +46,6 @@ class DeployedModel:
         text: tokenizer and decoder of a model that generates text, else None.
         seconds: best measured time to predict a single row here.
         warming: seconds that its first predictions took, on the golden rows.
-
-    Raises:
-        DependencyError: the model generates text, and the extra `generate` is not installed.
-        PackageError: the package is damaged, has another digest, lacks a required signature, or does not reproduce its
-            golden rows.
     """
 
     def __init__(self, deployment: Deployment, public_key: str | None = None) -> None:
@@ -106,11 +100,7 @@ class DeployedModel:
     def run(
         self, tensors: Feeds, outputs: Sequence[str], options: "onnxruntime.RunOptions | None" = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run the graph on tensors and return the named outputs.
-
-        Raises:
-            RequestError: the graph cannot process these tensors. ONNX Runtime's error is raised if memory is short.
-        """
+        """Run the graph and return the named outputs; raise a RequestError if it cannot process these tensors."""
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
         try:
@@ -123,7 +113,6 @@ class DeployedModel:
                                expected="values that its graph is defined for") from error  # fmt: skip
 
     def _single(self, golden: Golden) -> tuple[dict[str, Any], Callable[[], object]]:
-        """Return a golden row and a function that predicts one row. Tensor models use their smallest case."""
         if not self.inputs:
             smallest = min((case.feeds for case in golden.cases), key=lambda fed: sum(a.size for a in fed.values()))
             return {}, partial(self.run, smallest, [tensor.name for tensor in self.manifest.outputs])

@@ -30,17 +30,10 @@ _KEYS: Mapping[str, Any] = {"Bool": True, "Int32": 1, "Int64": 1, "UnixTimestamp
 
 
 class Predictor:
-    """A model with the views and request fields it reads.
+    """A model with the views and request fields it reads. Raises a ContractMismatch if they changed since its export.
 
-    Args:
-        contract: contract to read views under.
-        model: deployed model.
-        graphs: returns a request transform by name, to explain a row that the model cannot answer.
-        earlier: earlier contracts whose rows may still be in Redis.
-        batch: rows of several requests that are predicted together.
-
-    Raises:
-        ContractMismatch: features the model reads have changed since its package was exported.
+    `graphs` returns a request transform by name. Rows of `earlier` contracts may still be in Redis. `batch` is the
+    number of rows of several requests that are predicted together.
     """
 
     def __init__(
@@ -78,11 +71,7 @@ class Predictor:
         """Return the join keys, the request fields and the number of rows of a request.
 
         A value that is both a join key and a request field may be in `entities`, in `request`, or in both if equal.
-
-        Raises:
-            RequestError: a name is unknown, a column is missing or has the wrong type or length, or the request has
-                tensors.
-            TooLargeError: the request has too many rows or values.
+        Raises a RequestError if columns do not fit the model, a TooLargeError if there are too many rows or values.
         """
         if isinstance(message, TensorRequest):
             raise RequestError(f"model {self.model.deployment.model}", "takes rows of features, not tensors",
@@ -128,10 +117,7 @@ class Predictor:
         return _KEYS.get(column.dtype.name, f"<{column.name}>") if value is None else value
 
     def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
-        """Return the stored features and request fields that the model's graph takes.
-
-        Request transforms are not applied yet.
-        """
+        """Return the stored features and request fields that the model's graph takes, before request transforms."""
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
 
@@ -167,10 +153,7 @@ class Predictor:
         )
 
     def _named(self, output: Outputs) -> dict[str, Any]:
-        """Return the most likely class of each row, and all probabilities.
-
-        Ties go to the first class; a row without an answer is null.
-        """
+        """Return the most likely class of each row (the first of ties, null for no answer) and all probabilities."""
         classes, missing = self.model.classes, unanswered(output).tolist()
         places = output.argmax(axis=1).tolist()
         names = [None if none else classes[place] for place, none in zip(places, missing, strict=True)]

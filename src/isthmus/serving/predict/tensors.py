@@ -50,10 +50,8 @@ class TensorInputs:
 class Turns:
     """The run queue of a model of tensors: one run at a time, in a thread, in order of arrival.
 
-    `quick` is False because no run is fast enough for the event loop.
-
-    A run over an image takes milliseconds of a processor. Running all requests at once would leave no processor for
-    lookups and would need memory for all of them.
+    Running all requests at once would leave no processor for lookups and would need memory for all of them. `quick` is
+    False: no run is fast enough for the event loop.
     """
 
     quick = False
@@ -63,10 +61,7 @@ class Turns:
         self._lock = asyncio.Lock()
 
     async def predict(self, inputs: TensorInputs, _rows: int) -> TensorOutputs:
-        """Run the model when its turn comes.
-
-        Canceling the caller stops the run, and the next run starts once it has stopped.
-        """
+        """Run the model when its turn comes. Canceling the caller stops the run; the next run starts after that."""
         options = self._options(inputs)
         await self._lock.acquire()
         run = started(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
@@ -101,13 +96,10 @@ async def _ended(
 
 
 class TensorPredictor:
-    """A model that takes tensors.
+    """A model that takes tensors. Raises a ContractMismatch if its service has changed since its package was exported.
 
     A request contains everything the model reads. Requests run one at a time and are not batched, so an answer does not
     depend on other requests, and lookups can use the remaining processors.
-
-    Raises:
-        ContractMismatch: the service of the model has changed since its package was exported.
     """
 
     def __init__(self, contract: Contract, model: DeployedModel) -> None:
@@ -129,11 +121,8 @@ class TensorPredictor:
         """Return an empty dict (there are no join keys), the tensors, and the number of rows of a request.
 
         The number of rows is the first dimension if it has the same name in all inputs, else 1. Sizes are checked
-        before any element is decoded.
-
-        Raises:
-            RequestError: a tensor is missing, unknown, or has the wrong type, shape or length.
-            TooLargeError: the request has too many rows or elements.
+        before any element is decoded. Raises a RequestError if the tensors do not fit the model, a TooLargeError if
+        they are too large.
         """
         if isinstance(message, PredictRequest):
             name = self.model.deployment.model
@@ -159,10 +148,7 @@ class TensorPredictor:
         """Accept every output, including NaN: its meaning is up to the author of the graph."""
 
     def encode(self, outputs: TensorOutputs, request: InferRequest) -> tuple[bytes, int | None]:
-        """Encode the answer.
-
-        Return its bytes, and the length of the JSON part if binary tensors follow it, else None.
-        """
+        """Encode the answer; return its bytes, and the length of its JSON if binary tensors follow, else None."""
         binary = {item.name: item.parameters.binary_data for item in request.outputs}
         described, parts = [], list[bytes | memoryview]()
         for name, array in outputs.items():

@@ -1,15 +1,12 @@
-"""A batch of recorded answers: columns of bytes behind a length and a checksum.
+"""A batch of recorded answers: columns of bytes behind a length and a checksum, little-endian.
 
-A segment is a file of batches from one server process, back to back. The process may be killed while it writes, so
-readers ignore an incomplete batch at the end of a segment.
+A segment is a file of batches, back to back. The last one may be incomplete: its process may have been killed.
 
     magic     4 bytes   ISRB
     version   1 byte
     length    4 bytes   of the payload
     checksum  4 bytes   CRC-32 of the payload
     payload             MessagePack of `AnswerBatch`
-
-All numbers are little-endian.
 """
 
 import re
@@ -45,7 +42,6 @@ class StoredViewRows(msgspec.Struct, frozen=True, array_like=True):
     """The stored rows of one view that the answers of a group used, in request order.
 
     Attributes:
-        view: view name.
         hash: hash of the view's contract.
         content: int64, content hash of each row; 0 if the answer has no value for the row.
         event: int64, event time in microseconds; 0 if Redis had no row.
@@ -71,14 +67,13 @@ class AnswerGroup(msgspec.Struct, frozen=True, array_like=True):
         variant: precision and number of threads, such as `int8/1`; empty for a lookup.
         answers: records of `ANSWER`.
         requests: the part of each request between the head and the tail of its template.
-        views: stored rows the answers used.
         outputs: float32 model outputs, `width` per row. For generated text: the number of tokens in the prompt and in
             the text.
         digest: uint64 per row, a hash of the model's inputs, of the outputs of request transforms, of the output
             tensors, or of the tokens of a prompt and its text; empty if nothing was computed.
         hashed: join keys whose values in the requests are keyed hashes.
-        templates: (head, tail) pairs shared by most requests, so that feature names are stored once. Head, request and
-            tail together are the original JSON body.
+        templates: (head, tail) pairs shared by most requests. Head, request and tail together are the original JSON
+            body.
     """
 
     route: str
@@ -105,7 +100,6 @@ class AnswerBatch(msgspec.Struct, frozen=True, array_like=True):
         dropped: number of answers this run has dropped so far.
         runtime: library versions and processor that computed the predictions.
         callers: names of API keys; empty for a request without a key.
-        groups: recorded answers.
     """
 
     run: str
@@ -144,9 +138,8 @@ def encoded(batch: AnswerBatch) -> bytearray:
 def batches(segment: bytes | bytearray) -> Iterator[AnswerBatch]:
     """Yield the batches of a segment, skipping batches that cannot be read.
 
-    Raises:
-        DamagedBatchError: a part of the segment cannot be read. Raised after the last readable batch.
-        OtherVersionError: the next batch has another version.
+    Raises a DamagedBatchError at the end if a part could not be read, an OtherVersionError at a batch of another
+    version.
     """
     place, problem = 0, ""
     while place < len(segment):
@@ -230,10 +223,7 @@ def _ends(group: AnswerGroup) -> int:
 
 
 def merged(groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """Concatenate the columns of groups whose other fields are equal. Groups that differ in a field stay separate.
-
-    Groups with a digest are not merged with groups without one.
-    """
+    """Concatenate groups that are equal but for their columns; those with and without a digest stay separate."""
     alike: dict[tuple[Any, ...], list[AnswerGroup]] = {}
     for group in groups:
         views = tuple((view.view, view.hash) for view in group.views)

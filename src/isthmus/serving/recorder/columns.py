@@ -1,7 +1,4 @@
-"""Convert answers in memory to groups of a batch.
-
-Lookups are growing columns: an answer appends its bytes and leaves no object in memory.
-"""
+"""Convert answers to groups of a batch. Lookups are growing columns, so an answer leaves no object in memory."""
 
 import hashlib
 from base64 import b64encode
@@ -39,7 +36,6 @@ class AnswerReader(msgspec.Struct, frozen=True, gc=False):
     """Everything that answers to the same kind of request share.
 
     Attributes:
-        route: "lookup", "predict", "infer" or "generate".
         views: views it reads, each with the NumPy type of its packed rows.
         private: join keys that are written as keyed hashes.
         plain: True if an answer needs neither digests nor keyed hashes.
@@ -57,7 +53,7 @@ class AnswerReader(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "AnswerReader":
-        """Create a reader. `private` are views whose join keys are recorded as keyed hashes."""
+        """Create a reader that records the join keys of the views in `private` as keyed hashes."""
         contract = plan.contract
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
@@ -80,15 +76,13 @@ class RecordedAnswer(msgspec.Struct, gc=False):
 
     Attributes:
         at: request time in microseconds since 1970 UTC.
-        body: request body.
-        keys: join keys of the request.
         stored: one `stored_of` value per view. Store no more than this: a long-lived object leaves the CPU cache cold
             for the next answer.
         outputs: model outputs; None for a lookup. For generated text: the prompt's tokens and the generated tokens, a
             list that grows until the text ends.
+        inputs: model inputs, or the outputs of request transforms by transform.
         json: length of the JSON part of a body that has binary tensors behind it; 0 without binary tensors.
         size: bytes of the outputs if they are tensors or tokens, else 0.
-        inputs: model inputs, or the outputs of request transforms by transform.
         sequence: number of the answer in the process.
         seconds: time from the request to the end of the answer.
         caller: name of the API key.
@@ -142,10 +136,7 @@ def text_of(body: bytes, json: int) -> bytes:
 
 
 def grouped(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> list[AnswerGroup]:
-    """Convert answers to one group per reader. Adds new caller names to `callers`, with their index.
-
-    `secret` is the key for hashing private join keys.
-    """
+    """Convert answers to one group per reader. Adds new caller names to `callers`; `secret` keys the hashes."""
     by_reader: dict[int, list[RecordedAnswer]] = {}
     for answer in answers:
         by_reader.setdefault(id(answer.reader), []).append(answer)
@@ -241,10 +232,7 @@ class Lookups:
         self._place = 0
 
     def add(self, answers: Sequence[RecordedAnswer], callers: dict[str, int]) -> int:
-        """Add answers to the batch, and return by how many bytes it grew.
-
-        A caller that is not in `callers` yet gets the next number there.
-        """
+        """Add answers, and return by how many bytes the batch grew. New callers get the next number in `callers`."""
         # Do everything that can fail first: columns of different lengths would make the batch invalid.
         views = enumerate(self.reader.views)
         stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]
@@ -273,10 +261,7 @@ class Lookups:
         return size
 
     def _split(self, body: bytes) -> tuple[bytes, bytes]:
-        """Split a request around the values of its entities and return its head and tail.
-
-        In a body of another format the split may fall elsewhere; head, middle and tail are still the whole body.
-        """
+        """Split a request around its entities; return head and tail, which with the middle are always the whole."""
         begin = body.find(b"[", body.find(b'"entities"')) + 1
         end = body.find(b"}", begin)
         ends = (body[:begin], body[end:]) if begin and end > 0 else WHOLE

@@ -48,7 +48,6 @@ def _words(data: np.ndarray[Any, Any]) -> Digests:
 
 
 def _word(value: Any) -> int:
-    """Hash a string, bytes, an array, or a sequence of these."""
     match value:
         case None:
             return 0

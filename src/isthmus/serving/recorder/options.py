@@ -20,7 +20,7 @@ class Recording:
         private: views whose join keys are always written as keyed hashes.
         memory_mb: MiB per worker for batches waiting to be written to disk.
         spool_mb: MiB for the folder that holds batches until they are collected.
-        full: batches to drop when memory or disk is full: the newest or the oldest.
+        full: batches to drop when memory or disk is full.
         keep_days: days that an answer stays in the table; None to keep it forever.
     """
 

@@ -1,7 +1,4 @@
-"""The recorder: the event loop turns answers into columns, and a thread joins and writes them.
-
-Waiting batches are limited in size. Batches beyond the limit are dropped whole, and counted.
-"""
+"""Record answers: the event loop turns them into columns, and a thread writes these. Overdue batches are dropped."""
 
 import asyncio
 import os
@@ -90,7 +87,7 @@ class Recorder:
     """The recorder of a server process. The constructor starts the thread that writes to `folder`; `close` ends it.
 
     Call all methods on the event loop, except `close`. `written` and `dropped` are callbacks that take a number of
-    answers; `dropped` first takes the reason: "memory", "disk" or "defect". The thread may call both.
+    answers, also from the thread; `dropped` first takes the reason: "memory", "disk" or "defect".
     """
 
     def __init__(
@@ -122,10 +119,7 @@ class Recorder:
         self._thread.start()
 
     def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
-        """Decide at random whether to record an answer. Return its reader, which describes it, or None to skip it.
-
-        All requests with the same plan share a reader.
-        """
+        """Return the shared reader of a plan, or None if this answer is not in the random sample of `share`."""
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
             return None
@@ -155,10 +149,7 @@ class Recorder:
         return b"%s-%x" % (self._run, answer.sequence)
 
     def add(self, answer: RecordedAnswer) -> None:
-        """Queue an answer; the thread gets it within half a second.
-
-        If memory or disk is full, the answer is dropped and counted, or an older one is: see `Recording.full`.
-        """
+        """Queue an answer for the thread; if memory or disk is full, it or an older one is dropped and counted."""
         part = self._part
         part.append(answer)
         if self._timer is None:

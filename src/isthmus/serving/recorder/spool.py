@@ -1,7 +1,6 @@
 """The folder of recorded answers waiting to be collected: segments, each written by one process.
 
-A process locks the segment that it writes to and loses the lock when it ends, so a segment that can be locked is
-complete. `isthmus answers collect` removes a complete segment once its answers are in the table.
+A process locks the segment that it writes to until it ends, so a segment that can be locked is complete.
 """
 
 import errno
@@ -31,8 +30,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 class Spool:
     """The writer of one process's segments in `folder`. `run` is a random name of the process.
 
-    `most` limits the bytes of all segments in the folder, from all processes. If a batch does not fit, the
-    batch is dropped (`full` is "newest") or the oldest segments are removed ("oldest").
+    `most` limits the bytes of all processes in the folder. If a batch does not fit, it is dropped (`full` is "newest")
+    or the oldest segments are removed ("oldest").
     """
 
     def __init__(self, folder: Path, most: int, full: Literal["newest", "oldest"]) -> None:
@@ -44,11 +43,7 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Write a batch. Return the number of answers removed to make room since the last successful write.
-
-        Raises:
-            OSError: the batch does not fit or cannot be written. None of it is written.
-        """
+        """Write a batch, or none of it and raise an OSError; return how many old answers were removed for it."""
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
         if self._segment >= 0 and (
@@ -148,10 +143,7 @@ def ended(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Delete a finished segment, and return its number of readable answers.
-
-    If a process still writes to it, delete nothing and return None.
-    """
+    """Delete a finished segment and return its readable answers; if a process writes to it, keep it and return None."""
     if not ended(path):
         return None
     answers = 0
@@ -163,13 +155,7 @@ def remove(path: Path) -> int | None:
 
 
 class SpoolBacklog(NamedTuple):
-    """Answers waiting to be collected.
-
-    Attributes:
-        size: bytes of all segments.
-        since: when the oldest segment that is not collected was written, in seconds since 1970 UTC, exact to a minute;
-            None if everything was collected.
-    """
+    """Answers not collected: their bytes, and when the oldest segment was written in seconds since 1970, or None."""
 
     size: int
     since: float | None

@@ -23,10 +23,7 @@ _LEARN_SECONDS = 0.5
 
 
 class Cluster:
-    """A client for the primaries of a Redis Cluster.
-
-    It asks the nodes on first use which primary owns each slot, and asks again after an error or a redirect.
-    """
+    """A client for a Redis Cluster's primaries. It fetches the slot map on first use and after redirects or errors."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -35,10 +32,9 @@ class Cluster:
         self._learning = asyncio.Lock()
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands whose first argument is a key; return their replies in order.
+        """Send commands whose first argument is a key; return their replies in order, or raise the error of a command.
 
-        A command is sent up to three times while slots move or nodes do not answer, so it may run more than once.
-        Raises the error of a command that still fails.
+        While slots move or nodes do not answer, a command is sent up to three times, so it may run more than once.
         """
         return await self._ask(commands, 1)
 
@@ -76,7 +72,7 @@ class Cluster:
     async def _ask(self, commands: Sequence[Command], key: int, *, divided: bool = False) -> list[Any]:
         """Send commands and return their replies. `key` is the position of the key in each command.
 
-        If `divided`, a TryAgainError may be returned as a reply: the keys of that command are split between two nodes.
+        With `divided`, a reply may be a TryAgainError: the keys of that command are split between two nodes.
         """
         replies: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))

@@ -1,8 +1,4 @@
-"""A Redis server or cluster node with pipelined requests.
-
-Redis replies in order, so one connection carries the requests of many callers at once. Callers borrow no connection
-from a pool, and replies are distributed as they arrive, without a coroutine per reply.
-"""
+"""A Redis server or cluster node with pipelined requests: one connection carries those of many callers at once."""
 
 import asyncio
 from collections import deque
@@ -46,10 +42,9 @@ class RedisNode:
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """Send commands and return their replies in order.
+        """Send commands and return their replies in order. Raise the first error reply, or return errors if `refusals`.
 
-        Raise the first error reply, or return errors as replies with `refusals`. The commands are sent a second time on
-        a new connection after a connection error or a failover, so they may run twice.
+        After a connection error or a failover, all commands are sent again on a new connection, so they may run twice.
         """
         packed = await offload(len(commands) > KEYS, _pack, commands)
         before = list(self._wires.values())
@@ -66,24 +61,21 @@ class RedisNode:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """Run a script over a piece, its keys and their values; return the replies of its calls.
-
-        The script may run twice: see `ask`.
-        """
+        """Run a script over the keys and values of `piece`, and return its replies. It may run twice, see `ask`."""
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
-        """Check that the server would answer a lookup of the project.
+        """Raise an error if the server would refuse a lookup of the project.
 
-        We do not use PING: Redis answers it in states in which it refuses lookups, and refuses it in states where it
-        only refuses writes.
+        Redis answers PING in states in which it refuses lookups, and refuses it in states in which it only refuses
+        writes.
         """
         (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
         if isinstance(reply, Exception) and not isinstance(reply, AskError):
             raise reply
 
     async def info(self) -> list[dict[str, str]]:
-        """Return sections of the server's `INFO`; empty if the user may not run `INFO`."""
+        """Return one dictionary with the fields of the server's `INFO`, or nothing if the user may not run `INFO`."""
         replies = await self.ask([(b"INFO", section.encode()) for section in INFO], refusals=True)
         lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
         fields = dict(line.split(":", 1) for line in lines if ":" in line)

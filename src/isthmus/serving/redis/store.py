@@ -43,13 +43,7 @@ PATIENCE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """State of a view in Redis.
-
-    Attributes:
-        record: record of its published table; None if nothing has been materialized.
-        pushed: time when the latest pushed row became known, in microseconds since 1970 UTC; None without pushed rows.
-        backlog: pushed rows waiting for the table.
-    """
+    """The state of a view in Redis. `record` is None before the first materialization, `pushed` without pushed rows."""
 
     record: Published | None
     pushed: int | None
@@ -58,7 +52,7 @@ class ViewRows:
     def newest(self, view: ViewContract) -> int | None:
         """Return when the newest row became known, in microseconds since 1970 UTC.
 
-        None without rows, without event times, or if the rows were materialized under another definition of the view.
+        None without rows or event times, or if the rows were materialized under another definition of the view.
         """
         if self.record is None or self.record.contract != view.hash:
             return None
@@ -68,22 +62,11 @@ class ViewRows:
 
 
 class Store:
-    """The client of a server process for its Redis.
+    """The client of a server process for its Redis. Methods raise a DependencyError if Redis refuses or is too slow.
 
-    Its methods raise a DependencyError if Redis refuses a command or does not answer in time. The time is 2 seconds, or
-    half of a request's deadline if that is shorter. `look` finds views with lost rows; `read` refuses to answer rows
-    that are missing from these views.
-
-    Args:
-        url: URL of Redis, see `Address`.
-        limits: limits of the server, for the deadline.
-        check_share: fraction of reads that check row contents against their hashes.
-        written: returns the last materialization of each view.
-        refuse: refuse to answer lost rows; if False, answer them as null.
-
-    Attributes:
-        losses: views that had lost rows at the last `look`.
-        refused: online name of each view whose lost rows are refused, with the reason.
+    `look` records views with lost rows in `losses`, and with `refuse` also in `refused`: online view name to reason.
+    `read` then raises an error for a row that may be lost, in place of null. `check_share` is the fraction of reads
+    that check row contents against their hashes.
     """
 
     def __init__(
@@ -104,7 +87,7 @@ class Store:
     ) -> dict[str, ViewAnswer]:
         """Read the views of a plan for `rows` rows of keys, as of time `at` in microseconds since 1970 UTC.
 
-        `check` forces a check of row contents. Damaged rows get a status, and are logged. Raises a LostRowsError if a
+        Damaged rows get a status and are logged; `check` forces a check of row contents. Raises a LostRowsError if a
         missing row may be one that Redis has lost and lost rows are refused.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
@@ -141,10 +124,7 @@ class Store:
         ], foreign
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
-        """Write pushed rows under their entity keys; return the number written.
-
-        A row that is older than the stored row is not written.
-        """
+        """Write pushed rows under their entity keys unless the stored row is newer; return the number written."""
         announcement = announced(names, known_times(rows))
         steps = push_steps(view)
         reply: Any = None
@@ -170,10 +150,8 @@ class Store:
     ) -> None:
         """Append pushed rows to the Redis stream for a view's history, all or none.
 
-        `accepted` is the time of the push, in microseconds.
-
-        Raises:
-            DependencyError: more than `limit` rows would wait, or Redis does not answer.
+        `accepted` is the time of the push in microseconds. Raises a DependencyError if more than `limit` rows would
+        wait.
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():
@@ -247,10 +225,7 @@ class Stamps:
     """The cached stamps of all views of a contract. A stamp holds the times that all unchanged rows of a view share.
 
     Stamps are never newer than the rows that are read next. They may be older by a fraction of a second, or by more
-    while Redis does not answer.
-
-    All stamps are read together. In a cluster they are on one node; a server that has read them works without that
-    node.
+    while Redis does not answer. In a cluster all of them are on one node, which may then fail without effect on reads.
     """
 
     def __init__(self, node: Cluster | RedisNode) -> None:

@@ -9,14 +9,7 @@ from isthmus.serving.deployment.record import Deployment
 
 
 class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The decision that a candidate, or a deployment on probation, has failed.
-
-    Attributes:
-        digest: digest of its package.
-        deployed_at: time of its deployment, microseconds since 1970 UTC.
-        at: time of the decision, microseconds since 1970 UTC.
-        why: reason.
-    """
+    """The decision that a candidate or a deployment on probation failed. Times are in microseconds since 1970 UTC."""
 
     digest: str
     deployed_at: int
@@ -43,10 +36,7 @@ def decision_file(file: Path) -> Path:
 
 
 def read_decision(file: Path, deployment: Deployment) -> Decision | None:
-    """Return the decision about a deployment; None if there isn't one or it cannot be read.
-
-    `file` is the deployment file; the decision is in a file next to it.
-    """
+    """Read the decision next to the deployment file `file`; None if it is missing, unreadable or about another one."""
     file = decision_file(file)
     try:
         decision = Decision.loads(file.read_bytes(), str(file))

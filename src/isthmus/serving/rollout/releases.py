@@ -50,10 +50,7 @@ class Rollout:
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Load and warm up the model as the server does, to time it and to check it. The model is then dropped.
-
-        Raises a PackageError if the model does not reproduce its golden rows.
-        """
+        """Load and warm up the model to time it, then drop it; raise a PackageError if its golden rows differ."""
         model = DeployedModel(deployment, public_key)
         self.done("load")
         self.seconds["load"] -= model.warming
@@ -85,33 +82,18 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
 ) -> Rollout:
     """Put a package behind the API, or on trial as a candidate if `share` is a number.
 
-    The package is copied into the cache next to the file, then loaded and warmed up from there before the deployment
-    file is replaced. If a step before that fails, the current deployment stays in force. A running server loads the new
-    file within a second. If the profile has a probation, the server may later restore the previous deployment.
+    The package is copied into the cache next to `file`, then loaded and warmed up from there before the deployment file
+    is replaced. If a step before that fails, the current deployment stays in force. A running server loads the new file
+    within a second. If the profile has a probation, the server may later restore the previous deployment. The call also
+    adds an event to the history, and deletes packages from the cache that no recent event names.
 
-    The call also adds an event to the history, and deletes packages from the cache that no recent event names.
+    `tables` are the fingerprints of the offline tables that the verdict must be about, by view; `at` is the time in
+    microseconds since 1970 UTC. `share` is the fraction of requests to answer; a shadow has 0, and its answers are
+    compared and never returned.
 
-    Args:
-        package: package folder.
-        verdict: outcome of `isthmus verify` for this package, if any.
-        contract: current contract.
-        profile: precision and threads.
-        file: deployment file, written atomically.
-        tables: fingerprint of the last build of each view's offline table; the verdict must be about these builds.
-        at: current time in microseconds since 1970 UTC.
-        public_key: PEM key that the package must be signed with, or None.
-        share: fraction of requests to answer as a candidate; 0 for a shadow, whose answers are compared and never
-            returned; None to put the package in force.
-        why: reason, for the history.
-
-    Raises:
-        PackageError: the package is damaged, not signed with the key, lacks the profile's precision, or does not
-            reproduce its golden rows here.
-        ContractMismatch: features the model reads have changed since the package was exported.
-        GateFailed: the verdict is missing, failed, is about something else, or is incomplete; or a candidate needs a
-            deployment next to it, and nothing is deployed, it reads another service, or it has failed its probation.
-        DependencyError: another deployment is in progress, the disk is full, or an extra is not installed.
-        DataError: the history cannot be read.
+    Raises a PackageError (damaged, unsigned or not reproducible here), ContractMismatch (changed features), GateFailed
+    (no verdict that passed, or nothing to try a candidate beside), DependencyError (another deployment is in progress,
+    or the disk is full) or DataError (unreadable history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -154,20 +136,8 @@ def promote(
 ) -> Rollout:
     """Put the candidate in force, after loading it again from the cache. Changes the same files as `deploy`.
 
-    Args:
-        file: deployment file.
-        generations: contracts of the project; one in use must fit the model.
-        at: current time in microseconds since 1970 UTC.
-        probation_seconds: time in which a server may restore the previous deployment; 0 for no probation.
-        public_key: PEM key that the package must be signed with, or None.
-        why: reason, for the history.
-
-    Raises:
-        GateFailed: no candidate exists, or a server has stopped its trial because it failed.
-        PackageError: the package is damaged, no longer in the cache, or not signed with the key.
-        ContractMismatch: features the model reads have changed.
-        DependencyError: another deployment is in progress, or the disk is full.
-        DataError: the history cannot be read.
+    For `probation_seconds`, a server may restore the previous deployment. Raises a GateFailed without a candidate, or
+    if a server has stopped its trial, and the other errors of `deploy`.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -196,17 +166,9 @@ def rollback(
 ) -> Rollout:
     """Drop the candidate; without one, restore an earlier deployment, without a probation.
 
-    `to` is a digest prefix of the package to restore; default: the previous one. It is required after a server has
-    undone a deployment. With `to`, a deployment is restored even if there is a candidate, which is dropped too.
-    Changes the same files as `deploy`; other arguments: see `promote`.
-
-    Raises:
-        GateFailed: nothing is deployed, there is no earlier deployment, or `to` does not name exactly one other package
-            of the history.
-        PackageError: the package is damaged, no longer in the cache, or not signed with the key.
-        ContractMismatch: features the model reads have changed.
-        DependencyError: another deployment is in progress, or the disk is full.
-        DataError: the history cannot be read.
+    `to` is a digest prefix of the package to restore, by default the previous one; it is required after a server has
+    undone a deployment. With `to`, a deployment is restored even if there is a candidate, which is dropped too. Changes
+    the same files as `deploy`. Raises a GateFailed if there is no such deployment, and the other errors of `deploy`.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
@@ -236,17 +198,9 @@ def undo(
 ) -> bool:
     """Restore the deployment that preceded `deployment`, which is on probation. Return True if this call restored it.
 
-    Return False if `deployment` is no longer in force or no longer on probation, for example because another worker has
-    restored the previous one. The reason is written with the restored deployment, so that a kill at any point leaves
-    the failed deployment without a decision, or the decision with its reason. Pass `generations` to verify the package
-    again; a server has its model loaded already and does not need to.
-
-    Raises:
-        DependencyError: another deployment is in progress, or the disk is full.
-        DataError: the history cannot be read.
-        PackageError: the deployment cannot be read, or the previous package is missing, damaged, or not signed as
-            required.
-        ContractMismatch: features the previous model reads have changed.
+    Return False if `deployment` is no longer in force or on probation, for example because another worker was faster.
+    The reason is written with the restored deployment, so a kill never leaves it without one. Pass `generations` to
+    verify the package again; a server has its model loaded already. Raises the errors of `deploy`.
     """
     with _changing(file) as (history, _):
         current = _read(file)
@@ -322,7 +276,7 @@ def _read(file: Path) -> Deployment | None:
 
 @contextmanager
 def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
-    """Lock and yield the history; afterwards prune the cache to the packages it names."""
+    """Lock the history, add missing events and yield it; afterwards prune the cache to the packages it names."""
     history = DeploymentHistory(file)
     with history.locked() as events:
         for event in _unnoted(file, events):
@@ -337,10 +291,7 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the history of a deployment file, newest last. Takes no lock and writes nothing.
-
-    It includes events that the deployment and decision files show but the history does not have yet.
-    """
+    """Return the history, newest last, with events that are not in its file yet. Takes no lock, writes nothing."""
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

@@ -1,7 +1,4 @@
-"""Models on trial next to a standby model: a candidate before it is in force, and a deployment on probation after.
-
-This module counts the requests and failures of both models, and decides when the model on trial fails.
-"""
+"""Count the requests and failures of a model on trial and of its standby, and decide when the trial has failed."""
 
 import hashlib
 import math
@@ -61,10 +58,7 @@ class Counts:
     _from: tuple[int, int] = 0, 0
 
     def count(self, rows: int, seconds: float | None) -> None:
-        """Count a request, and a failure if `seconds` is None.
-
-        The seconds are stored only for requests of a single row.
-        """
+        """Count a request, and a failure if `seconds` is None. Only the seconds of single-row requests are stored."""
         self.requests += 1
         if seconds is None:
             self.failures += 1
@@ -93,14 +87,12 @@ class Counts:
 
 
 class Trial:
-    """A model on trial in a worker.
+    """A model on trial in a worker. The standby model, with the counts `standby`, answers if the model on trial fails.
 
     Attributes:
         role: name of its role, such as "canary".
-        standby_role: name of the role of the standby model, which answers if the model on trial fails.
+        standby_role: name of the role of the standby model.
         in_force: True if the model on trial is the deployed one. Its error is then returned if the standby fails too.
-        counts: counts of the model on trial.
-        standby: counts of the standby model.
         dropped: number of comparison runs skipped because too many were waiting.
         refused: reason the model on trial gets no more requests; None while the trial goes on.
     """
@@ -157,13 +149,10 @@ class Trial:
 
 
 class CandidateRun(Trial):
-    """A candidate in a worker, next to the deployed model.
+    """A candidate in a worker, next to the deployed model. Without a loaded `model`, `refused` is set from the start.
 
-    Attributes:
-        model: model of the candidate, or the error of loading it; `refused` is then set from the start.
-        compared: number of rows in which a shadow was compared with the deployed model.
-        differing: number of compared rows that differ by more than `tolerance`.
-        worst: largest difference in a compared row; infinite if only one model had a number.
+    `compared` and `differing` count the rows of a shadow. `worst` is the largest difference, infinite if only one of
+    the models had a number.
     """
 
     standby_role = "deployed"
@@ -185,9 +174,7 @@ class CandidateRun(Trial):
         return "canary" if self.candidate.share else "shadow"
 
     def _slower(self, own: float, other: float) -> bool:
-        """Return True if the candidate is too slow, with statistical significance.
-
-        A busy machine delays either model at times.
+        """Require statistical significance too: a busy machine delays either model at times.
 
         If both models were equally fast, the candidate's share of the slow runs would match its share of all runs.
         Hoeffding's inequality (J. Am. Stat. Assoc. 58, 1963, theorem 1) bounds the probability of a larger share.
@@ -199,21 +186,14 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True if the candidate should answer a request, which it does for `share` of the requests.
-
-        The choice is fixed by the values of the join keys `names` in the first row, so an entity always gets the same
-        model. Without join keys, the body decides.
-        """
+        """Return True if the candidate should answer: by the first row's join keys, so an entity keeps its model."""
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
         place = int.from_bytes(hashlib.blake2b(self._salt + named, digest_size=8).digest()) / 2**64
         return place < self.candidate.share
 
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
-        """Compare two answers to a request, shape (n,) or (n, classes). Return True if they agree within the tolerance.
-
-        Answers of different shapes differ in all rows. Updates `compared`, `differing` and `worst`.
-        """
+        """Count the rows, shape (n,) or (n, classes), that differ; return True if all agree within the tolerance."""
         if deployed.shape != candidate.shape:
             deployed, candidate = np.zeros(len(deployed), np.float32), np.full(len(deployed), np.nan, np.float32)
         both = np.isnan(deployed) & np.isnan(candidate)
@@ -236,14 +216,10 @@ def _divergence(share: float, expected: float) -> float:
 
 
 class ProbationRun(Trial):
-    """A deployed model on probation in a worker.
+    """A deployed model on probation in a worker. `former` is the previous model, or the error of loading it.
 
-    The previous model answers a request only if this one fails, so latency is not compared on answers. Instead, both
-    models sometimes run on the same request in the background, one model at a time.
-
-    Attributes:
-        former: previous model, or the error of loading it.
-        problem: reason the server cannot go back to it, or None.
+    The previous model answers only if this one fails, so latency is compared in the background: both models sometimes
+    run on the same request. `problem` is the reason the server cannot go back, or None.
     """
 
     role = "deployed"
@@ -264,9 +240,7 @@ class ProbationRun(Trial):
         return self.former.again(deployment) if self.former.deployment.runs == deployment.runs else None
 
     def _slower(self, own: float, other: float) -> bool:
-        """Return True if the model is too slow, with statistical significance.
-
-        A busy machine delays either model at times.
+        """Require statistical significance too: a busy machine delays either model at times.
 
         Uses McNemar's test (Psychometrika 12, 1947) on the pairs in which only one run exceeded the objective.
         """
@@ -277,10 +251,7 @@ class ProbationRun(Trial):
         return super()._slower(own, other) and new > old and (new - old) ** 2 > _CHI_SQUARED * (new + old)
 
     def begin(self) -> bool:
-        """Return True if both models should now run on a request to compare their latency.
-
-        The caller then calls `end` when they have finished. Until then, or for 10 seconds, this returns False.
-        """
+        """Return True if both models should now run for comparison; then False until `end`, or for 10 seconds."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -289,8 +260,5 @@ class ProbationRun(Trial):
         return True
 
     def end(self, seconds: float) -> None:
-        """End the comparison that `begin` allowed, which took `seconds` in total.
-
-        The next one starts after a pause of nine times as long.
-        """
+        """End the comparison that `begin` allowed. The next one starts after a pause of nine times `seconds`."""
         self._next = time.monotonic() + seconds * (1 / _SHARE - 1)

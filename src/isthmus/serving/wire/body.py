@@ -33,8 +33,7 @@ _NEAR = 64
 def require_distinct(body: bytes) -> None:
     """Raise a RequestError if a request names a field or column twice: JSON parsers silently keep the last one.
 
-    The body must be decodable: an object whose members are scalars, lists, objects of columns, or lists of such
-    objects.
+    The body must be an object of scalars, lists, objects of columns, or lists of such objects.
     """
     accounted = 0
     for member in _OBJECT.decode(body).values():
@@ -70,7 +69,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
-    """Create the error for a body or column, from its JSON and the `FAILURES` error that decoding raised."""
+    """Create the error for a body or column whose decoding raised one of `FAILURES`; it explains the cause."""
     message, expected = str(error), "JSON in UTF-8"
     position = _POSITION.search(message)
     at = int(position[1]) if position else len(text)

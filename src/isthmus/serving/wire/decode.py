@@ -40,11 +40,7 @@ _FIELDS = {name: msgspec.json.Decoder(GenericAlias(list, (python | None,))) for 
 
 
 def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> dict[str, list[Any]]:
-    """Decode the join keys of a request.
-
-    Raises:
-        RequestError: a name is not a join key, or a value is null or has the wrong type.
-    """
+    """Decode the join keys of a request; raise a RequestError for an unknown name, a null or a wrong type."""
     columns = {}
     for name, raw in raws.items():
         column = join_keys.get(name)
@@ -57,13 +53,10 @@ def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> di
 def entities(
     raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column], request: Mapping[str, Column], optional: Set[str]
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Decode and return the join keys and the request fields of a lookup.
+    """Decode and return the join keys and the request fields of a lookup. Fields in `optional` may be missing.
 
-    A field that has the name of a join key gets the key's values. `request` has the fields that are needed; the fields
-    in `optional` may be missing.
-
-    Raises:
-        RequestError: a field is missing, a name is neither a join key nor a needed field, or a value has another type.
+    A field that has the name of a join key gets the key's values. Raises a RequestError for a missing field, an unknown
+    name, or a value of another type.
     """
     for name, column in request.items():
         if name not in raws and name not in optional:
@@ -80,10 +73,7 @@ def entities(
 
 
 def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """Decode a request field; a null value is None.
-
-    `part` is the part of the request that a RequestError names if a value has the wrong type or size.
-    """
+    """Decode a request field; null becomes None. A wrong type or size raises a RequestError that names `part`."""
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
@@ -109,12 +99,7 @@ def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> No
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the number of rows.
-
-    Raises:
-        RequestError: the columns differ in length or are empty.
-        TooLargeError: there are more than `most` rows.
-    """
+    """Return the number of rows; raise a RequestError if columns differ or are empty, a TooLargeError beyond `most`."""
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:

@@ -28,12 +28,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode and check the message in a body.
-
-    Raises:
-        UnreadableError: the body is not valid UTF-8 JSON.
-        RequestError: the message does not match its type, or names something twice.
-    """
+    """Decode the JSON message in a body; raise an UnreadableError or a RequestError that says what is wrong."""
     try:
         message = decoder.decode(body)
         require_distinct(body)

@@ -16,10 +16,9 @@ class Format(Enum):
 
 @lru_cache(256)
 def negotiate(accept: str) -> Format:
-    """Choose the format of an answer for the value of an `Accept` header.
+    """Choose the format of an answer for an `Accept` header; raise a NotAcceptableError if it excludes every format.
 
-    Unknown media types are ignored; if a caller accepts nothing else, it gets JSON, as in Feast. Raises a
-    NotAcceptableError if the header excludes every format.
+    Unknown media types are ignored; if a caller accepts nothing else, it gets JSON, as in Feast.
     """
     ranges = dict(_range(part) for part in accept.lower().split(","))
     best, form = (0.0, 0), None

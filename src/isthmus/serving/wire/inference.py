@@ -1,8 +1,7 @@
-"""Messages of the Open Inference Protocol, version 2, and its extension for binary tensors.
+"""Messages of the Open Inference Protocol, version 2, and of Triton's extension "binary_tensor_data".
 
-The protocol is KServe's (https://github.com/kserve/open-inference-protocol, inference_rest.md). The extension is
-Triton's "binary_tensor_data": the bytes of each tensor with `binary_data_size` come after the JSON, in the order of the
-tensors; a header has the length of the JSON.
+The protocol is KServe's (https://github.com/kserve/open-inference-protocol, inference_rest.md). In the extension, the
+bytes of each tensor with `binary_data_size` follow the JSON, in order; a header has the length of the JSON.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The OpenAPI document, generated from the request and answer types, and `/docs`, which shows it in Swagger UI.
-
-All files of the page are in `serving/web`, so a browser loads nothing from other hosts.
-"""
+"""The OpenAPI document, generated from the request and answer types, and `/docs`, which shows it in Swagger UI."""
 
 import gzip
 from collections.abc import Iterable, Mapping

@@ -47,12 +47,9 @@ _PREFIX = 4
 
 
 def from_json(where: str, raw: bytes, element: str, shape: Shape) -> Array:
-    """Decode a tensor of this shape from JSON, flat or nested. The number of elements is checked first.
+    """Decode a tensor of this shape from flat or nested JSON; raise a RequestError if its elements do not fit.
 
-    Numbers are decoded in chunks, so that the event loop gets the interpreter in between.
-
-    Raises:
-        RequestError: the elements have the wrong type, number or nesting, or exceed their type's range.
+    Elements are counted first. They are decoded in chunks, so that the event loop gets the interpreter in between.
     """
     count = math.prod(shape)
     expected = f"{count:,} {_JSON[element][1]} ({DATATYPES[element]}), flat or nested as {list(shape)}"
@@ -129,11 +126,7 @@ def _marks(shape: Shape) -> bytes:
 
 
 def from_bytes(where: str, data: memoryview, element: str, shape: Shape) -> Array:
-    """Decode a tensor of this shape from little-endian bytes; each string follows its length.
-
-    Raises:
-        RequestError: the number of bytes is wrong, a boolean is neither 0 nor 1, or a string is not UTF-8.
-    """
+    """Decode a tensor from little-endian bytes, each string after its length, or raise a RequestError."""
     count = math.prod(shape)
     if element == "string":
         return _texts(where, data, count).reshape(shape)
@@ -178,10 +171,7 @@ def to_json(array: Array) -> orjson.Fragment:
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """Encode a tensor as little-endian bytes, the inverse of `from_bytes`.
-
-    For numbers, return a view of the array without a copy if possible.
-    """
+    """Encode a tensor as little-endian bytes, the inverse of `from_bytes`; without a copy of numbers if possible."""
     if array.dtype != object:
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     texts = [str(text).encode() for text in array.ravel().tolist()]
