@@ -1,7 +1,4 @@
-"""Distillation of a large model into a small one: teacher, student, evaluation, export.
-
-Importing this package loads no machine-learning library; the modules that train and export import theirs.
-"""
+"""Distill a large model into a small one. The import loads no machine-learning library and sets OMP_WAIT_POLICY."""
 
 import os
 

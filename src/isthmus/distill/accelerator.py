@@ -18,10 +18,10 @@ _WHERE = "profiles.training"
 
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
-    """Create the Accelerator of this process, and join any other processes that `accelerate launch` started.
+    """Create this process's Accelerator, and join the other processes if `accelerate launch` started several.
 
-    Resets the device and precision that accelerate remembers for this process. Raises a DependencyError like `resolve`,
-    or if torch.compile is requested and fails on a small function.
+    Replaces the device and precision that accelerate remembers from earlier calls. Raises a DependencyError if the
+    profile requests CUDA, bf16 or torch.compile and this machine cannot provide it.
     """
     device = resolve(profile)
     if profile.compile:
@@ -37,7 +37,7 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """Return the device of a profile. Raises a DependencyError if CUDA or bf16 is requested but not available."""
+    """Return the device of a profile; raise a DependencyError if it requests CUDA or bf16 and the machine has none."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",
@@ -58,10 +58,7 @@ def resolve(profile: TrainingProfile) -> torch.device:
 
 @contextmanager
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
-    """Turn an out-of-memory error in the block into a DependencyError that names the settings to change.
-
-    `rows` is the number of rows computed at once, for the message.
-    """
+    """Turn an out-of-memory error in the block, which computes `rows` at once, into a DependencyError with a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -85,7 +82,7 @@ def peak(device: torch.device) -> int:
 
 
 def is_full(error: Exception) -> bool:
-    """Return whether an error of torch means that memory ran out."""
+    """Return True if an error of torch means that memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
@@ -96,7 +93,7 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 def _require_compiler(device: torch.device) -> None:
-    """Compile a small function, since the requirements (Triton, C++ compiler, headers) differ by device."""
+    """Raise a DependencyError unless torch.compile works: it needs Triton on a GPU, a C++ compiler on a CPU."""
     try:
         with warnings.catch_warnings(action="ignore"):
             torch.compile(torch.sigmoid)(torch.zeros(2, device=device))

@@ -53,7 +53,7 @@ class _Input(Protocol):
 
 
 class Plan(NamedTuple):
-    """The preparation of each input: the steps of each number, the encoding of each text."""
+    """How to prepare each input, by its name: the steps of each number and the encoding of each text."""
 
     numbers: Mapping[str, Sequence[Step]]
     texts: Mapping[str, Text]
@@ -219,7 +219,7 @@ _PLAIN_VALUES = "numbers, truth values, texts, and tuples of them"
 
 
 def _is_in_json(number: object) -> bool:
-    """Return whether a manifest can store it as a number: neither a NumPy number nor a boolean."""
+    """Return True for a plain int or float: a manifest cannot store a NumPy number, and a boolean is not a number."""
     return type(number) in (int, float)
 
 
@@ -398,18 +398,11 @@ class Distillation:
         return wrong
 
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings of student and control for this many training rows.
-
-        Without declared settings, takes the defaults of a `Tabular` and the profile's batch size. Without epochs or
-        steps, takes the epochs of the profile; if the profile sets none, a `Tabular` trains for `LEAST_STEPS` or more.
-        """
+        """Return the settings of student and control for this many training rows, with the defaults filled in."""
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings of the students of a search for this many training rows.
-
-        Without settings in the search, returns `training_settings`.
-        """
+        """Return the settings of the search's students for this many training rows: its own, or `training_settings`."""
         settings = None if self.search is None else self.search.settings
         if settings is None:
             return self.training_settings(profile, rows)

@@ -42,10 +42,7 @@ JUDGED_ANEW = (
 
 @dataclass(frozen=True)
 class DistillationReport:
-    """The `report.json` of a student as plain data (docs/evaluation.md), with the folder of the student.
-
-    `trained` is False if the student already existed.
-    """
+    """A student's `report.json` (docs/evaluation.md) with its folder; `trained` is False if the student existed."""
 
     path: Path
     data: Mapping[str, Any]
@@ -65,21 +62,16 @@ def distill(
 ) -> DistillationReport:
     """Train students and controls, measure all models, and write the best student to `folder/<id>`.
 
-    If a student of the same training set, settings, task, teacher and code exists, it is returned and nothing is
-    trained; pass `again` to train it anyway. If only reporting code changed, the weights are reused and only the report
-    is computed.
+    If a student of the same training set, settings, task, teacher and code exists, return it without training, unless
+    `again` is True. If only reporting code changed, keep the weights and compute a new report.
 
-    Outputs of the teacher are read from `cache`, and missing ones are computed and added. `runs` receives TensorBoard
-    event files and checkpoints in `<training_identity>/<model>-<seed>`. A training that ends deletes the checkpoints of
-    all other trainings under `runs`, and keeps its own final weights there.
+    Reads teacher outputs from `cache` and adds missing ones. Writes TensorBoard event files and checkpoints to `runs`;
+    at the end, deletes the checkpoints of all other trainings there, and keeps its own final weights.
 
-    Raises:
-        ConfigurationError: the declaration is invalid, or the models do not fit each other.
-        DataError: the table lacks declared columns or values.
-        DependencyError: the machine lacks what the profile needs, memory or disk is full, or `accelerate launch`
-            started several processes.
-        GateFailed: a loss, a gradient or an output is not finite.
-        Stopped: SIGINT or SIGTERM arrived during training; the same call continues from there.
+    Raises a ConfigurationError if the declaration is invalid or the models do not fit together, a DataError if the
+    table lacks columns or values, a DependencyError if the machine lacks something, is full or started several
+    processes, a GateFailed if a loss, gradient or output is not finite, and Stopped on SIGINT or SIGTERM: the same call
+    then continues.
     """
     declaration, stages = material.declaration, _Stages(progress)
     _require_ready(declaration)
@@ -147,7 +139,7 @@ def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport 
 def _complete(
     task: Task, teacher: Teacher, opened: TeacherOutputs, cache: Path, stages: "_Stages"
 ) -> tuple[dict[str, TeacherOutputs], dict[str, TeacherCost]]:
-    """Complete the outputs of teacher (all rows) and references (test part); return them with their costs."""
+    """Compute missing outputs of teacher (all rows) and references (test part); return all outputs and costs."""
     rows, test, references = np.arange(task.material.table.num_rows), task.material.parts.test, task.references()
     outputs, costs = {"teacher": opened}, dict[str, TeacherCost]()
     # Open these before the teacher runs, since it rejects references whose labels differ from the task's.
@@ -201,12 +193,7 @@ def _train(
 
 @dataclass(frozen=True)
 class _Trainings:
-    """The runs of one training: their checkpoints and final weights, which stay so that a new report can use them.
-
-    Attributes:
-        folder: folder with a subfolder per run.
-        student: id of the student to write.
-    """
+    """The runs of one training, a subfolder of `folder` for each, and the id of the `student` to write from them."""
 
     folder: Path
     student: str
@@ -222,14 +209,11 @@ class _Trainings:
 
     @property
     def only_reporting_changed(self) -> bool:
-        """Return True if the weights were selected for another student, which differs in reporting code alone.
-
-        Call `begin` first: it writes the file that this reads.
-        """
+        """True if the weights were selected for a student that differs only in reporting code. Call `begin` first."""
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:
-        """Record that the student is written; delete all checkpoints, which are large, but keep its final weights."""
+        """Record that the student is written; delete the checkpoints of all trainings except its own final weights."""
         write_atomically(self._written, self.student.encode())
         for run in self.folder.parent.glob("*/*"):
             discard(run, finished=run.parent != self.folder)

@@ -71,12 +71,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateResult(Gate):
-    """A gate and the value found for it.
-
-    Attributes:
-        found: the value, or None if it is not known.
-        holds: True if the value is within the limits; False without a value.
-    """
+    """A gate with the value found, or None if it is not known; `holds` is True if the value is within the limits."""
 
     found: float | None = None
     holds: bool = False
@@ -105,10 +100,7 @@ def check_gate(gate: Gate, value: float | None) -> GateResult:
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Return a result for every gate, whether it holds or not.
-
-    Raises a ConfigurationError if the report lacks the figure of a gate.
-    """
+    """Return a result for each gate, held or not; raise a ConfigurationError if the report lacks a gate's figure."""
     figures = gate_figures(report)
     problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
     if problems:
@@ -129,7 +121,7 @@ def require_held(where: str, results: Iterable[GateResult], remedy: str) -> None
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all figures of a report that a gate can name."""
+    """Return all figures of a report that a gate can name, such as "taught" and "student.auc"."""
     figures: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
     figures |= report["measures"]
     for model, record in report["models"].items():
@@ -141,22 +133,18 @@ def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def bounds_on(bounds: Iterable[Gate], *prefixes: str) -> list[Gate]:
-    """Return the bounds whose metric begins with one of the prefixes and a dot."""
+    """Return the bounds whose metric begins with one of the prefixes, such as "lost" in "lost.auc"."""
     return [bound for bound in bounds if bound.metric.partition(".")[0] in prefixes]
 
 
 def limited(gates: Iterable[Gate]) -> bool:
-    """Return whether each gate has a limit, and all limits are finite numbers."""
+    """Return True if each gate has a limit and all limits are finite numbers."""
     limits = [[limit for limit in (gate.at_least, gate.at_most) if limit is not None] for gate in gates]
     return all(own and all(map(_is_finite, own)) for own in limits)
 
 
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    """List a problem for each bound on a measure that the label lacks, and for each wrong limit of a `lost` bound.
-
-    A `lost` bound limits how much worse a deployment may get, so it has no `at_least`, and its `at_most` is 0 or more.
-    Without a label, every bound is a problem.
-    """
+    """Return a problem for each bound that the label does not support, and each `lost` bound with wrong limits."""
     measures = {} if label is None else BOUNDED.get(type(label), {})
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
     parts = (f"{' or '.join(_PREFIXES[kind])}, a dot, and {one_of(names)}" for kind, names in measures.items())

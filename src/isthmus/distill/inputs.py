@@ -13,10 +13,7 @@ from isthmus.features.types import INPUTS
 def input_problems(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Return a problem for each input that a model cannot read or a device does not have.
-
-    `distillations` are all distillations of the project.
-    """
+    """Return a problem for each input that a model cannot read or a device lacks; `distillations` are the project's."""
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)
     if isinstance(distillation.task, Causal):
@@ -25,7 +22,7 @@ def input_problems(
 
 
 def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]:
-    """Report inputs that are bytes or arrays, and arrays that a request transform in the student's graph takes."""
+    """Report inputs that are bytes or arrays, and arrays that a request transform of the student takes."""
     return [
         Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
                 "numbers, times and Strings")
@@ -60,7 +57,6 @@ def _unusable_fallback(
 
 
 def _unavailable_on_device(distillation: Distillation, contract: Contract) -> list[Problem]:
-    """Report a student that reads features only a server has."""
     beyond = [c.name for c in contract.inputs(distillation.student.name) if c.available == "server"]
     if not beyond:
         return []
@@ -81,7 +77,6 @@ def _unavailable_on_device(distillation: Distillation, contract: Contract) -> li
 
 
 def _not_in_the_spine(distillation: Distillation, contract: Contract) -> list[Problem]:
-    """Report request fields of teacher and student that the spine lacks."""
     spine, services = distillation.spine, (distillation.teacher, distillation.student)
     there = {key for entity in spine.entities for key in entity.join_keys}
     there |= {field.name for field in spine.request.schema} if spine.request else set()

@@ -24,24 +24,19 @@ _NUMBERS = (*_WHOLE, Float32, Float64)
 
 
 class Label(ABC):
-    """Base of the kinds of label.
-
-    Attributes:
-        types: allowed types of the label's column.
-        gives: description of the prediction.
-    """
+    """A kind of label: `types` are the types its column may have, and `gives` describes the prediction in messages."""
 
     types: ClassVar[tuple[DataType, ...]] = _NUMBERS
     gives: ClassVar[str]
 
     @property
     def grouped_by(self) -> str | None:
-        """Column whose equal values form a group of rows that stays in one part and one batch; None without groups."""
+        """The column whose equal values keep rows together, in one part and one batch; None if rows are independent."""
         return None
 
     @abstractmethod
     def stands_for(self, value: float) -> bool:
-        """Return whether `value` could be a prediction, so that it can be the answer for stale features."""
+        """Return True if `value` could be a prediction, and so a device's answer when its features are stale."""
 
     def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - for subclasses
         return []
@@ -124,30 +119,21 @@ class Rank(Label):
 
 
 class Calibration(ABC):
-    """Base of the calibrations, which are fitted to the validation part to match observed frequencies.
-
-    Attributes:
-        labels: kinds of label that the calibration supports.
-    """
+    """A calibration of probabilities, fitted to the validation part; `labels` are the supported kinds of label."""
 
     labels: ClassVar[tuple[type[Label], ...]]
 
 
 @dataclass(frozen=True)
 class Temperature(Calibration):
-    """A calibration that divides all logits by one number, the one that makes the labels most likely.
-
-    (Guo et al., 2017, arXiv:1706.04599)
-    """
+    """Divide all logits by the number that makes the labels most likely (Guo et al., 2017, arXiv:1706.04599)."""
 
     labels = (Binary, Classes)
 
 
 @dataclass(frozen=True)
 class Isotonic(Calibration):
-    """A calibration that maps the logit by an increasing, piecewise linear function.
-
-    (After Zadrozny and Elkan, KDD 2002)
+    """A calibration that maps the logit by an increasing, piecewise linear function (Zadrozny and Elkan, KDD 2002).
 
     Its points are the shares of ones in bins of equal mass, pooled until they increase. The map is strictly increasing,
     so the order of rows, and with it the AUC, does not change except for rounding.

@@ -29,15 +29,11 @@ class Language(NamedTuple):
 
 
 def language(source: str, where: str) -> Language:
-    """Load a model in float32, with its tokenizer.
+    """Load a causal model in float32 and its tokenizer, from a folder or by calling "module:function".
 
-    `source` is a folder with `tokenizer.json`, or "module:function", a function next to the definitions that is called
-    without arguments and returns both. `where` is the place to name in messages.
-
-    Raises:
-        ConfigurationError: the source cannot be loaded, it is not a causal model of transformers with the attention
-            "sdpa", or the tokenizer belongs to another model.
-        DependencyError: transformers is not installed.
+    Raises a ConfigurationError at `where` if the source cannot be loaded, is not a causal model of transformers with
+    the attention "sdpa", or has the tokenizer of another model. Raises a DependencyError if transformers is not
+    installed.
     """
     if FUNCTION.fullmatch(source):
         answer = called(source, where)
@@ -56,15 +52,11 @@ def language(source: str, where: str) -> Language:
 
 
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
-    """Create an untrained model for a vocabulary.
+    """Create an untrained model for a vocabulary: the result of the function `source`, or a Llama if `source` is None.
 
-    If `source` is None, it is a Llama with the sizes in `shape` and a context of `context` tokens, and torch's global
-    generator draws its weights. Otherwise the function `source` is called with the vocabulary size and returns the
-    model; `context` and `shape` are not used.
-
-    Raises:
-        ConfigurationError: the function cannot be imported or does not return a causal model of this vocabulary size,
-            or `shape` does not give each head an even number of units.
+    The function gets the vocabulary size. The Llama has the sizes in `shape` and a context of `context` tokens; torch's
+    global generator draws its weights. Raises a ConfigurationError if the function cannot be imported, its model does
+    not fit, or `shape` does not give each head an even number of units.
     """
     if source is not None:
         model = _causal(called(source, where, vocabulary.size), source, where)
@@ -101,10 +93,7 @@ def function_of(source: str) -> Any:
 
 
 def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
-    """Return a trainable copy of a model that has only the tokens of a pruned vocabulary, in the vocabulary's order.
-
-    If the vocabulary is not pruned, the copy keeps all tokens.
-    """
+    """Return a trainable copy of a model with only the tokens of the vocabulary, all of them if it is not pruned."""
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
         return model
@@ -122,12 +111,7 @@ def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
 
 
 def adapted(model: Any, lora: Lora, where: str) -> Any:
-    """Freeze the model's weights, add trainable LoRA layers in place, and return the model.
-
-    Raises:
-        ConfigurationError: no linear layer has a name in `lora.layers`.
-        DependencyError: peft is not installed.
-    """
+    """Freeze a model and add trainable LoRA layers in place; raise a ConfigurationError if no layer matches."""
     with extra("lora"):
         from peft import LoraConfig, inject_adapter_in_model
     config = LoraConfig(
@@ -143,7 +127,7 @@ def adapted(model: Any, lora: Lora, where: str) -> Any:
 
 
 def merged(model: Any) -> Any:
-    """Merge the LoRA layers into the model's weights in place, make all weights trainable, and return the model."""
+    """Merge the LoRA layers into a model's weights in place, make all weights trainable, and return the model."""
     from peft.tuners.lora import LoraLayer
 
     for name, layer in [*model.named_modules()]:

@@ -14,7 +14,7 @@ from isthmus.features.errors import DataError
 def seen(positions: Tensor) -> Tensor:
     """Return the attention mask of packed blocks, bool (n, 1, P, P): a token sees its own text up to itself.
 
-    `positions`, int64 (n, P), is the position of each token in its text; every 0 begins a new text.
+    `positions`, int64 (n, P), are the positions of tokens in their texts; every 0 begins a new text.
     """
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
@@ -22,10 +22,9 @@ def seen(positions: Tensor) -> Tensor:
 
 
 class Packed(nn.Module):
-    """A causal model of transformers that reads packed blocks.
+    """A causal model that maps packed blocks, tokens and their positions, int64 (n, P), to logits (n, P, classes).
 
-    It maps tokens and their positions in the text, int64 (n, P), to logits (n, P, classes). `kept` has the model's id
-    of each token of a pruned vocabulary. With `kept`, tokens and classes are ids of the pruned vocabulary.
+    `kept` has the model's id of each token of a pruned vocabulary; tokens and classes are then ids of that vocabulary.
     """
 
     kept: Tensor | None
@@ -40,10 +39,9 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the logits (n, P, classes) of these tokens, and the cache that includes them; None without a cache.
+        """Return the logits (n, P, classes) and the cache, extended in place; None without a cache.
 
-        `mask` says which cached and new tokens each token sees, bool (n, 1, P, cached + P). The cache is extended in
-        place.
+        `mask`, bool (n, 1, P, cached + P), is True for the cached and new tokens that a token sees.
         """
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
@@ -56,9 +54,8 @@ class Packed(nn.Module):
 class CausalStudent(nn.Module):
     """A student that reads blocks: tokens, their positions in the text, and next tokens (targets), int64 (n, P).
 
-    It returns `counts`, bool (n, P), True where there is a target. In training mode it adds `logits` (n, P, classes).
-    In eval mode it adds `losses`, the cross entropy (n, P), 0 without a target, and `best`, the most likely next token.
-    It leaves out the logits there, because evaluation keeps the outputs of all rows in memory.
+    It returns `counts`, True where there is a target. Training mode adds `logits` (n, P, classes). Eval mode instead
+    adds `losses`, the cross entropy, and `best`, the likeliest token: evaluation keeps all outputs in memory.
     """
 
     def __init__(self, model: Any) -> None:
@@ -77,10 +74,10 @@ class CausalStudent(nn.Module):
 
 
 class CausalTeacher(nn.Module):
-    """A teacher that reads the same inputs as `CausalStudent` and returns `losses`, the cross entropy (n, P).
+    """A teacher that reads the inputs of `CausalStudent` and returns `losses`, the cross entropy (n, P).
 
-    If `keys` names them, it also returns `logits` (n, P, classes) for the student's tokens, and `sequence`, int64
-    (n, P): the first `prompt` tokens of each block, followed by the teacher's greedy continuation.
+    If `keys` names them, it adds `logits` (n, P, classes), and `sequence`, int64 (n, P): the first `prompt` tokens of
+    each block, followed by the teacher's greedy continuation.
     """
 
     def __init__(self, packed: Packed, keys: tuple[str, ...], prompt: int, end: int) -> None:
@@ -103,11 +100,10 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
-    """Return blocks in which the model has replaced everything after the first `prompt` tokens, int64 (n, P).
+    """Return the blocks, int64 (n, P), with everything after the first `prompt` tokens replaced by the model.
 
-    Each new token is the most likely one if `greedy`; otherwise torch's global generator draws it. The new tokens
-    continue the last text of the prompt. After an end token, only end tokens follow. Raises a DataError if logits are
-    not finite.
+    Each new token is the likeliest one if `greedy`; otherwise torch's global generator draws it. They continue the last
+    text of the prompt. After an end token, only end tokens follow. Raises a DataError if logits are not finite.
     """
     from transformers import DynamicCache
 
@@ -133,10 +129,7 @@ def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end:
 
 
 def continued(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return new positions and targets, int64 (n, P), for blocks that `written` has continued.
-
-    `positions` are the positions before. Only the new tokens are targets, up to and including the first end token.
-    """
+    """Return the positions and targets of blocks from `written`; targets are new tokens up to the first end token."""
     length = tokens.shape[1]
     places = positions[:, prompt - 1 : prompt] + torch.arange(1, length - prompt + 1, device=tokens.device)
     following = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORED)], 1)

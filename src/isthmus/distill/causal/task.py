@@ -53,8 +53,7 @@ A file reads token by token, and SmolLM2 reads only 25 tokens per second this wa
 class CausalTask(Task):
     """The task that trains a causal language model further on a domain, or distills it from a larger model.
 
-    Its rows are blocks of tokens, packed from the texts of each part, instead of the rows of the training set. Creating
-    it loads the base or teacher, and tokenizes and packs all texts.
+    Its rows are blocks of packed tokens. Creating it loads the base or teacher, and tokenizes and packs all texts.
     """
 
     metric = "perplexity"
@@ -102,7 +101,6 @@ class CausalTask(Task):
 
     @staticmethod
     def _column(material: Material) -> str:
-        """Return an unused name for the column with the kind of text in each block."""
         return next(name for name in ("texts", "texts_", "_texts_") if name not in material.table.column_names)
 
     def _tokenized(self, texts: Texts, parts: Split) -> tuple[Vocabulary, list[list[int]]]:
@@ -167,10 +165,7 @@ class CausalTask(Task):
         return {"tokenizer": hashlib.sha256(self.vocabulary.tokenizer).hexdigest()}
 
     def student(self) -> nn.Module:
-        """Return a trainable copy of the base, or a new model, in training mode.
-
-        Raises a ConfigurationError if the model cannot be exported.
-        """
+        """Return a trainable copy of the base, or a new model; raise a ConfigurationError if it cannot be exported."""
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
             new = models.trimmed(self._language.model, self.vocabulary)
@@ -210,8 +205,8 @@ class CausalTask(Task):
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
         """Return the batch, or replace its texts by continuations of their prompts, at random.
 
-        With probability `on_policy` the student writes the continuations, with probability `sequences` the teacher. The
-        choice is drawn from torch's global generator, whose state checkpoints save.
+        The student writes them with probability `on_policy`, the teacher with `sequences`. Torch's global generator
+        decides.
         """
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
@@ -244,10 +239,9 @@ class CausalTask(Task):
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return the `perplexity` of domain texts and `general_loss`, the mean loss per token of general texts.
+        """Return `perplexity` of domain texts and `general_loss` per token of general texts; NaN without such tokens.
 
-        If a base was trained further, also return `gain`, the relative decrease of the perplexity from the base to the
-        student, and `regression`, the relative increase of the general loss. A figure without tokens is NaN.
+        With a base, add `gain` and `regression`, the relative decrease and increase of the two against the base.
         """
         figures = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         figures["general_loss"] = self._mean(answers, rows, domain=False)
@@ -266,10 +260,7 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return the share of targets for which student and teacher have the same most likely token.
-
-        Return an empty dict if a base was trained further, because only losses of the base are stored.
-        """
+        """Return the share of targets with the same likeliest token; empty with a base, which stores only losses."""
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -359,11 +350,7 @@ class CausalTask(Task):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Estimate the metrics of a model file on the test part.
-
-        The file reads only a few blocks, because it reads token by token. Its mean difference from the student on these
-        blocks is added to the student's metrics on all blocks.
-        """
+        """Estimate a file's metrics on the test part: the student's, plus the mean difference on a few blocks."""
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)
         kinds = [np.flatnonzero(domain == kind) for kind in (True, False)]

@@ -33,9 +33,8 @@ class Texts:
     def of(cls, material: Material, name: str | None) -> "Texts":
         """Read the texts of the input `name`, or of the only text input if `name` is None, and their labels.
 
-        Raises:
-            ConfigurationError: the student has no such input, or `name` is None and it has several text inputs.
-            DataError: a text is missing or empty, or a label is neither 0 nor 1.
+        Raises a ConfigurationError if the input is unknown or ambiguous, and a DataError if a text is empty or a label
+        is neither 0 nor 1.
         """
         where = material.declaration.where
         inputs = [item.name for item in material.student_inputs if item.dtype == String]
@@ -63,10 +62,7 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """Return up to three distinct prompts: the first words of texts in these rows.
-
-        A prompt has up to six words; fewer if they are more than `most` tokens.
-        """
+        """Return up to three distinct prompts: the first words of texts, at most six words and `most` tokens each."""
         prompts: dict[str, None] = {}
         for row in rows.tolist():
             prompts[_beginning(self.texts[row], vocabulary, most)] = None
@@ -75,10 +71,7 @@ class Texts:
         return (*prompts,)
 
     def require_tokens(self, tokens: Sequence[Sequence[int]], begin: int) -> None:
-        """Raise a DataError if a text has no tokens of its own.
-
-        `tokens` are the tokens of each text, including `begin` tokens that the tokenizer puts before every text.
-        """
+        """Raise a DataError if a text has only the `begin` tokens that the tokenizer puts before every text."""
         if empty := [row for row, text in enumerate(tokens) if len(text) == begin]:
             found = f"{len(empty):,} texts have no tokens, the first in row {empty[0]}"
             raise DataError(self.where, found, expected="at least one token per text")
@@ -94,14 +87,11 @@ def _beginning(text: str, vocabulary: Vocabulary, most: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Packed texts, each followed by an end token.
+    """Packed texts, each followed by an end token: `tokens`, `positions` and `targets`, int64 (n, context).
 
-    Attributes:
-        tokens: int64 (n, context).
-        positions: int64 (n, context), position of each token in its text. 0 where a text begins, or continues from the
-            block before.
-        targets: int64 (n, context), the next token; IGNORED at the end of a text and in padding.
-        first: int64 (n,), row of the training set with the first text of each block.
+    `positions` count from 0 where a text begins, or continues from the block before. `targets` are the next tokens,
+    IGNORED at the end of a text and in padding. `first`, int64 (n,), is the row of the training set with the first text
+    of each block.
     """
 
     tokens: Index
@@ -133,22 +123,12 @@ class _Block(NamedTuple):
 
 
 def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *, cut: bool, where: str) -> Blocks:
-    """Pack texts into blocks, in order.
+    """Pack the token ids of texts into blocks of `context` tokens, in order, and put the token `end` after each text.
 
-    Each text is followed by the token `end`, which the model learns to predict. The next text in the block does not
-    attend to it and is not predicted from it. A text that is cut continues in the next block: its next token is
-    predicted at the end of the block before, and the continuation does not see that block.
-
-    Args:
-        texts: tokens of each text, at least one.
-        rows: int64, row of the training set of each text.
-        context: number of tokens in a block.
-        end: token that ends a text.
-        cut: True to cut texts at the end of a block. False to pad a block where the next text does not fit.
-        where: place to name in messages.
-
-    Raises:
-        DataError: `cut` is False, and a text with its end token is longer than a block.
+    The model learns to predict `end`. A text neither sees the text before it in the block nor is predicted from it.
+    With `cut`, a text may continue in the next block, without seeing its beginning. Otherwise a block is padded where
+    the next text does not fit, and a text longer than a block raises a DataError. `rows` are the texts' rows in the
+    training set.
     """
     blocks = [_Block([], [], [], -1)]
     for row, text in zip(rows.tolist(), texts, strict=True):
@@ -185,11 +165,7 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
 
 
 def replayed(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Return the first general blocks, as many as make up the share `replay` of domain and general blocks together.
-
-    Raises:
-        DataError: there are not enough general blocks.
-    """
+    """Return general blocks that make up the share `replay` of all blocks; raise a DataError if there are too few."""
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:
         raise DataError(

@@ -19,14 +19,10 @@ PADDED = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """A tokenizer and the tokens of the model that it keeps.
+    """A tokenizer, as the content of its `tokenizer.json`, and the model's tokens that it keeps.
 
-    Attributes:
-        tokenizer: content of `tokenizer.json`.
-        end: token that ends a text.
-        size: number of tokens of the model.
-        kept: int64 (size,), the model's id of each token, ascending; None if the vocabulary is not pruned.
-        begin: tokens that the tokenizer puts before each text.
+    `kept`, int64 (size,), has the model's id of each token, ascending; None if the vocabulary is not pruned. `begin`
+    are the tokens that the tokenizer puts before each text, and `end` is the token that ends a text.
     """
 
     tokenizer: bytes
@@ -36,28 +32,17 @@ class Vocabulary:
     begin: tuple[int, ...] = ()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, with the `begin` tokens first.
-
-        Characters in a text that spell a control token are encoded like any other text.
-        """
+        """Return the `begin` tokens and the token ids of each text. Control tokens spelled in a text are plain text."""
         reader = opened(self.tokenizer)
         encodings = reader.encode_batch([*texts], add_special_tokens=False)
         return [[*self.begin, *encoding.ids] for encoding in encodings]
 
     def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
-        """Return a smaller vocabulary with only the tokens that some texts need, and renumber them.
+        """Return a smaller, renumbered vocabulary that splits `texts`, given as token ids, into the same tokens.
 
-        It also keeps the tokens these are merged from, so that the texts are split into the same tokens; single bytes,
-        so that any text can be encoded; and special tokens.
-
-        Args:
-            texts: token ids of each text that must stay split into the same tokens.
-            others: token ids of further texts. Read only if the tokenizer has no single bytes.
-            where: place to name in messages.
-
-        Raises:
-            ConfigurationError: the tokenizer is not BPE.
-            DataError: the tokenizer has no single bytes, and `others` have a token that is not kept.
+        It keeps their tokens, the tokens these are merged from, single bytes, so that any text can be encoded, and
+        special tokens. Raises a ConfigurationError if the tokenizer is not BPE, and a DataError if it has no single
+        bytes and `others`, the token ids of further texts, need a token that is not kept.
         """
         content = json.loads(self.tokenizer)
         model = content["model"]
@@ -103,13 +88,10 @@ class Vocabulary:
 
 
 def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Return the full vocabulary of a model of transformers, from its tokenizer and its configuration.
+    """Return the full vocabulary of a model, from a fast tokenizer of transformers or a Tokenizer of tokenizers.
 
-    The tokenizer is a fast one of transformers, or a Tokenizer of the library tokenizers.
-
-    Raises:
-        ConfigurationError: the tokenizer is of another type, its size does not match the model's, or the configuration
-            has no end token that the tokenizer knows.
+    Raises a ConfigurationError if the tokenizer is of another type, its size does not match the model's, or the model's
+    configuration has no end token that the tokenizer knows.
     """
     with extra("text"):
         from tokenizers import Tokenizer

@@ -1,7 +1,6 @@
-"""The ONNX graph of a causal language model, built node by node, with the cache as a tensor.
+"""The ONNX graph of `network.CachedModel`, built node by node.
 
-It computes the same as `network.CachedModel`. `torch.onnx.export` takes a minute for thirty layers and splits products
-that can be merged: here queries, keys and values are one product, and so are the gate and up projections.
+`torch.onnx.export` takes a minute for thirty layers and splits products that are merged here.
 """
 
 from collections.abc import Sequence
@@ -22,14 +21,10 @@ from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS
 def graph(decoder: CachedModel, *, products: bool = False) -> onnx.ModelProto:
     """Build the ONNX graph of a decoder that reads tokens after the tokens in a cache.
 
-    Inputs: `tokens`, int64 (1, tokens), and the cache `past`, float32 (1, past, 2 * layers, shared, width), with
-    `shared` key and value heads. Outputs: `logits` of the next token, float32 (1, vocabulary), and `new`, the cache
-    entries of `tokens`, float32 (1, tokens, 2 * layers, shared, width).
-
-    Args:
-        decoder: the model in torch.
-        products: True to use MatMul, which the weight quantizer needs. False to use Gemm, whose transposed weights can
-            be shared with the embedding.
+    Inputs are `tokens`, int64 (1, tokens), and the cache `past`, float32 (1, past, 2 * layers, shared, width), with
+    `shared` key and value heads. Outputs are the next token's `logits`, float32 (1, vocabulary), and `new`, the cache
+    entries of `tokens`. `products` uses MatMul, which the weight quantizer needs, instead of Gemm, whose transposed
+    weights can be shared with the embedding.
     """
     writer = _Writer(decoder, products=products)
     cache: list[str | int] = [2 * decoder.layers, decoder.shared, decoder.width]

@@ -1,7 +1,4 @@
-"""A causal language model as a torch module with a cache tensor: converted by torch.export, and the graphs' reference.
-
-The same call reads prompts and single tokens: a prompt starts with a cache of length 0 and may be read in parts.
-"""
+"""A causal language model as a torch module with a cache: torch.export converts it, and graphs must match it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +17,9 @@ _ROPE = ("default", "linear", "llama3")
 class CachedModel(nn.Module):
     """A Llama that returns the logits after some tokens, and the cache entries for the next call.
 
-    It shares the weights of `model`. The argument `context` limits the model's own maximum; None keeps that maximum.
-
-    Attributes:
-        context: maximum number of tokens, including cached tokens.
-        heads: number of query heads.
-        shared: number of key and value heads; several query heads share one.
-        width: width of a head.
-        cache: shape of one token in the cache.
-        turns: cosine and sine of the rotations, float32 (context, width) each.
-
-    Raises:
-        ConfigurationError: the model is not a Llama, has an activation other than SiLU, or has rotations that depend on
-            the length of the text.
+    It shares the weights of `model`. `context` limits the number of tokens, cached ones included; None keeps the
+    model's own limit. It has `heads` query heads and `shared` key and value heads, each `width` wide; `cache` is the
+    shape of one token in the cache. Raises a ConfigurationError like `require_supported`.
     """
 
     def __init__(self, model: "LlamaForCausalLM", context: int | None = None) -> None:
@@ -50,17 +37,14 @@ class CachedModel(nn.Module):
 
     @property
     def turns(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the rotations, float32 (context, width) each."""
         return self.get_buffer("cosine"), self.get_buffer("sine")
 
     def forward(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Read tokens that follow the cached ones.
+        """Read `tokens`, int64 (1, n), after the cache `past`, float32 (1, past, 2 * layers, shared, width).
 
-        Args:
-            tokens: int64 (1, tokens), at least one.
-            past: float32 (1, past, 2 * layers, shared, width), keys and values of earlier tokens, by layer.
-
-        Returns:
-            Logits of the next token, (1, vocabulary), and the new cache entries, (1, tokens, …).
+        Returns the logits of the next token, (1, vocabulary), and the cache entries of `tokens`. `past` has length 0
+        for a new text. A prompt may be read in parts.
         """
         tokens, past = tokens[0], past[0]
         count, before = tokens.shape[0], past.shape[0]
@@ -99,10 +83,7 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 
 def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
-    """Return the model's configuration, or raise a ConfigurationError that lists why it cannot be exported.
-
-    Only a LlamaForCausalLM with SiLU, and rotations that do not depend on the length of the text, can be exported.
-    """
+    """Return the configuration; raise a ConfigurationError unless the model is a Llama with SiLU and fixed RoPE."""
     config: Any = model.config
     problems = []
     if type(model).__name__ != "LlamaForCausalLM":

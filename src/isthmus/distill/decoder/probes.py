@@ -1,9 +1,4 @@
-"""Predict how fast this host decodes a model of given sizes, by probes that do not need the model.
-
-A chain of products as wide as the model's, in its precision, gives the cost per byte of weights and per operation. One
-product of the output layer's shape gives the cost of that layer. A decoder with almost no weights gives the cost per
-operator and per number that operators write.
-"""
+"""Predict how fast this host decodes a model of given sizes, by probes that do not need the model."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -39,12 +34,7 @@ _SECONDS, _FEWEST, _MOST = 0.3, 5, 100
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected seconds of a call.
-
-    Attributes:
-        products: seconds of the matrix products.
-        overhead: seconds to launch operators and write their outputs.
-    """
+    """The expected seconds of a call: for its matrix products, and to launch operators and write their outputs."""
 
     products: float
     overhead: float
@@ -58,15 +48,10 @@ class Estimate:
 class Speed:
     """Measured costs of the parts of a call, in seconds.
 
-    Attributes:
-        byte: seconds per byte of layer weights, for one token.
-        operation: seconds per operation of the layers' products, for a prompt.
-        head: seconds of the output layer.
-        launch: seconds of a call that does nothing.
-        node: seconds per operator.
-        number: seconds per number that an operator writes in a decoding step.
-        prompt_number: seconds per number that an operator writes in a prompt.
-        reading: seconds to process the outputs: find the most likely token and extend the cache.
+    `byte` is per byte of layer weights for one token, `operation` per operation of the layers' products for a prompt,
+    `head` for the output layer, `launch` for a call that does nothing, and `node` per operator. `number` and
+    `prompt_number` are per number that an operator writes, in a decoding step and in a prompt. `reading` is for the
+    outputs: find the likeliest token and extend the cache.
     """
 
     sizes: Sizes
@@ -105,17 +90,10 @@ class _Products:
 
 
 class Probes:
-    """Measure in ONNX Runtime what the calls of a model cost, without the model.
+    """Measure in ONNX Runtime what the calls of a model cost, with probes in place of the model, built on creation.
 
-    Creating it builds the probes in memory. `speed` repeats each probe for up to 0.3 seconds, but at least 5 times.
-
-    Args:
-        sizes: sizes of the model.
-        precision: precision of its weights.
-        threads: threads of a session.
-        prompt: tokens of a prompt, and of the text before a decoding step.
-        clock: function that returns seconds. Default: thread CPU time on one thread, which other processes do not
-            affect, and wall time on several threads.
+    `prompt` is the number of tokens of a prompt, and of the text before a decoding step. `clock` returns seconds; by
+    default, thread CPU time on one thread, which other processes do not affect, and wall time on several.
     """
 
     def __init__(
@@ -135,6 +113,7 @@ class Probes:
         self._decoder = self._session(graph(_decoder(self._small, prompt + self._tokens + 1)))
 
     def speed(self) -> Speed:
+        """Run each probe for up to 0.3 seconds, at least 5 times, and return the costs."""
         sizes, small, precision, past = self._sizes, self._small, self._precision, self._past + 1
         alone, behind = self._call(1, 1), self._call(1, past)
         # Alternate the calls, as in the model: each evicts the weights of the others from the CPU caches.
@@ -206,9 +185,9 @@ class Probes:
 
 
 def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.ModelProto:
-    """Return an ONNX model that multiplies the input `x0`, float32 (rows, width), by random matrices one after another.
+    """Return an ONNX model that multiplies `x0`, float32 (rows, width), by a chain of random matrices.
 
-    `matrices` has the input and output width of each matrix; an output width is the next input width.
+    `matrices` has the input and output width of each; an output width is the next input width.
     """
     generator, nodes, constants = np.random.default_rng(0), [], []
     for place, (takes, gives) in enumerate(matrices):
@@ -229,10 +208,7 @@ def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.
 def _weights(
     name: str, takes: int, gives: int, precision: Precision, generator: np.random.Generator
 ) -> list[onnx.TensorProto]:
-    """Return the constants of a matrix with random weights.
-
-    The scale keeps outputs as large as inputs, because denormal numbers would be slow.
-    """
+    """Return the constants of a random matrix, scaled to keep outputs as large as inputs: denormal numbers are slow."""
     scale = np.float32((12 / takes) ** 0.5)
     if precision == "fp32":
         weights = generator.random((gives, takes), np.float32) - np.float32(0.5)

@@ -31,14 +31,9 @@ GOLDEN_TOKENS = 16
 
 @dataclass(frozen=True)
 class FileReport:
-    """The comparison of one model file with the model.
+    """The comparison of one model file with the model: bytes, largest logit difference, and share of equal tokens.
 
-    Attributes:
-        bytes: size of the file.
-        worst: largest difference of a logit.
-        agreement: share of tokens after the golden prompts for which both choose the same token.
-        prefill: tokens per second of a 64-token prompt, or of half the context if that is shorter.
-        decode: tokens per second of the decoding steps after it.
+    `prefill` and `decode` are tokens per second, for a prompt of at most 64 tokens and for the decoding steps after it.
     """
 
     bytes: int
@@ -50,12 +45,9 @@ class FileReport:
 
 @dataclass(frozen=True)
 class FileComparison:
-    """A file's report, and the answers to record in the package.
+    """A file's report, and what the package records: greedy answers to the golden prompts, and golden outputs.
 
-    Attributes:
-        largest: largest absolute value in the golden outputs.
-        answers: greedy tokens of each golden prompt, before the first close decision.
-        outputs: outputs of each golden case.
+    `answers` end before the first close decision (see `CLOSE`). `largest` is the largest absolute value in `outputs`.
     """
 
     report: FileReport
@@ -68,13 +60,10 @@ class FileComparison:
 
 @dataclass(frozen=True, eq=False)
 class DecoderReference:
-    """The model's own answers, which every model file is compared with.
+    """The model's own answers, which every model file is compared with: tokens and logits after each golden prompt.
 
-    Attributes:
-        reads: the model's tokens and logits after each prompt.
-        cases: inputs of the golden tensor cases: a prompt, and one decoding step after it.
-        scale: largest absolute logit.
-        run: the model in torch, with the inputs and outputs of its graph.
+    `cases` are the inputs of the golden tensor cases: a prompt, and one decoding step after it. `scale` is the largest
+    absolute logit. `run` computes the model in torch, with the inputs and outputs of its graph.
     """
 
     prompts: list[GoldenPrompt]
@@ -89,10 +78,7 @@ class DecoderReference:
         cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
     ) -> "DecoderReference":  # fmt: skip
-        """Run `network` on the golden prompts in `settings`, and record its answers.
-
-        Raises a GateFailed if its logits after the first prompt differ from the logits of `model`, which has no cache.
-        """
+        """Run `network` on the golden prompts; raise a GateFailed if its logits differ from those of `model`."""
         shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
 
@@ -128,20 +114,17 @@ class DecoderReference:
         return [[*_sure(reads)] for reads in self.reads]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
-        """Compare an ONNX Runtime file with the model, and measure its speed. See `compare_run`.
-
-        `content` is the content of the file, and `file` its name in messages.
-        """
+        """Compare the content of an ONNX Runtime file with the model, and measure its speed, as `compare_run` does."""
         opened = session(content, settings.threads)
         return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 
     def compare_run(
         self, file: str, precision: Precision, run: Run, size: int, settings: DecodingSettings, part: int = PART
     ) -> FileComparison:
-        """Compare a loaded model file with the reference on the golden prompts, and measure its speed.
+        """Compare a loaded model file with the model on the golden prompts, and measure its speed.
 
-        `size` is the size of the file in bytes, and `part` the maximum number of tokens per call. Raises a GateFailed
-        if a logit differs by more than the tolerance, or too few tokens are equal.
+        `size` is in bytes, and `part` is the most tokens per call. Raises a GateFailed if a logit differs by more than
+        the tolerance, or too few tokens are equal.
         """
         decoder = replace(self.decoder, part=part)
         tolerance = TOLERANCES[precision] * self.scale

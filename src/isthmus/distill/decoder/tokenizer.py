@@ -28,11 +28,7 @@ _RARE = 0xF1
 
 
 def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[str, Any]:
-    """Parse the content of a `tokenizer.json`, which must be byte-level BPE.
-
-    Raises a ConfigurationError that lists every part that servers and clients do not support. `where` is the name of
-    the file in messages.
-    """
+    """Parse a `tokenizer.json`; raise a ConfigurationError that lists all parts that packages do not support."""
     try:
         file: dict[str, Any] = json.loads(data)
         problems = [*_problems(file)]
@@ -50,9 +46,8 @@ def new_generation(
 ) -> tuple[Generation, Tokenizer]:
     """Return a package's description of text generation, and the tokenizer in the file `data`.
 
-    Raises:
-        ConfigurationError: servers and clients do not support the file, it adds tokens after a text, `most` is not
-            below `context`, `end` is empty, or the template lacks {prompt} or has a control token that users can type.
+    Raises a ConfigurationError if servers and clients do not support the file, it adds tokens after a text, `most` is
+    not below `context`, `end` is empty, or the template lacks {prompt} or has a control token that users can type.
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])

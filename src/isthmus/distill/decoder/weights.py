@@ -1,7 +1,6 @@
-"""Quantized weights: the matrices of a decoder in blocks of 32, each with a scale and a zero point.
+"""Quantize the weights of a decoder, in blocks of 32 with a scale and a zero point each.
 
-Activations stay floats and nothing is calibrated. Decoding is limited by memory bandwidth, so smaller weights make it
-faster even without integer arithmetic.
+Activations stay floats. Decoding is limited by memory bandwidth, so smaller weights alone make it faster.
 """
 
 import logging
@@ -27,10 +26,7 @@ _TABLE_BITS = 4
 
 
 def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
-    """Return the content of an ONNX file with the weights of a decoder in a precision.
-
-    The same decoder gives the same bytes. "int4" also quantizes the embeddings if their width is a multiple of 64.
-    """
+    """Return a decoder as the content of an ONNX file in a precision; the same decoder gives the same bytes."""
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -48,7 +44,7 @@ def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
 
 
 def _quantize_table(model: onnx.ModelProto) -> None:
-    """Quantize the embeddings, too: they are a fifth of a small model, and a step reads only one row.
+    """Quantize the embeddings, too, if their width is a multiple of 64: they are a fifth of a small model.
 
     Two numbers share a byte, because onnxruntime-web has no 4-bit tensors.
     """
@@ -76,8 +72,8 @@ def _quantize_table(model: onnx.ModelProto) -> None:
 def in_blocks(weights: Array) -> tuple[Array, Array, Array]:
     """Quantize weights (rows, width) to whole numbers from 0 to 15, in blocks of 32 numbers of a row.
 
-    Returns the whole numbers, uint8 (rows, width), and the scale, float32, and zero point, uint8, of each block, (rows,
-    blocks). A weight is about (whole - zero point) * scale. The width must be a multiple of 32.
+    Returns them, uint8 (rows, width), and each block's scale, float32, and zero point, uint8, (rows, blocks). A weight
+    is about (whole - zero point) * scale. The width must be a multiple of 32.
     """
     blocks = weights.reshape(len(weights), -1, BLOCK)
     low, high = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)

@@ -14,15 +14,10 @@ _NODES, _NODES_PER_LAYER = 23, 38
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a Llama.
+    """The sizes of a Llama: `heads` query heads and `shared` key and value heads, each `head` wide.
 
-    Attributes:
-        width: width of the hidden state.
-        heads: number of query heads.
-        shared: number of key and value heads.
-        head: width of a head.
-        inner: width of the feed-forward layer.
-        tied: True if the embeddings are also the weights of the output layer.
+    `inner` is the width of the feed-forward layer. `tied` is True if the embeddings are also the output layer's
+    weights.
     """
 
     vocabulary: int
@@ -105,10 +100,7 @@ class Sizes:
 
 
 def matrix_bytes(takes: int, gives: int, precision: Precision) -> int:
-    """Return the bytes of a weight matrix with input width `takes` and output width `gives`.
-
-    Quantized matrices include scales and zero points.
-    """
+    """Return the bytes of a weight matrix of input width `takes` and output width `gives`, with its scales."""
     if precision == "fp32":
         return 4 * takes * gives
     bits, blocks = BITS[precision], -(-takes // BLOCK)

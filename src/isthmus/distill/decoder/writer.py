@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TextWriter:
-    """A model with its tokenizer, checked to fit together.
-
-    Attributes:
-        file: content of `tokenizer.json`.
-        network: the model as a module with a cache.
-        generation: the package's description of text generation.
-        settings: settings with golden prompts and a value for each feature of the template.
-    """
+    """A model, the content of its `tokenizer.json` and settings, checked to fit: everything a package is made from."""
 
     model: "LlamaForCausalLM"
     file: bytes
@@ -36,14 +29,11 @@ class TextWriter:
 
     @classmethod
     def of(cls, model: "LlamaForCausalLM", file: bytes, settings: DecodingSettings) -> "TextWriter":
-        """Check that a model, the content of its `tokenizer.json` and settings fit, and combine them.
+        """Check that a model, the content of its `tokenizer.json` and settings fit; switch the model to eval mode.
 
-        Switches the model to eval mode. The settings need at least one golden prompt.
-
-        Raises:
-            ConfigurationError: model or tokenizer cannot be exported or do not match, a setting is invalid, or a golden
-                prompt does not fit the context.
-            RequestError: a golden prompt has characters that the tokenizer cannot encode.
+        Raises a ConfigurationError if model or tokenizer cannot be exported or do not match, a setting is invalid, or
+        there is no golden prompt that fits the context. Raises a RequestError if the tokenizer cannot encode a golden
+        prompt.
         """
         problems = settings.problems("decoding")
         if not problems and not settings.prompts:
@@ -68,10 +58,7 @@ class TextWriter:
 
     @cached_property
     def reference(self) -> DecoderReference:
-        """The answers that model files must match; the first access runs the model on the golden prompts.
-
-        Raises a GateFailed if the module with a cache differs from the model.
-        """
+        """The answers that model files must match. The first access runs the model, and may raise a GateFailed."""
         return DecoderReference.of(self.model, self.network, self.generation, self.tokenizer, self.settings)
 
 

@@ -1,7 +1,6 @@
-"""Means, shares, AUC and calibration error with 95 % confidence intervals, and paired losses, in closed form.
+"""Metrics and paired losses with 95 % confidence intervals, in closed form.
 
-The intervals treat rows as independent. They are too narrow where many rows share a cause, for example all flights of
-one stormy night.
+The intervals treat rows as independent. They are too narrow where many rows share a cause, such as one stormy night.
 """
 
 import math
@@ -30,10 +29,7 @@ def mean(values: Array) -> Interval:
 
 
 def root_mean(squares: Array) -> Interval:
-    """Return the square root of the mean of (n,) squares, such as an RMSE.
-
-    The ends of its interval are the square roots of the ends of the mean's interval.
-    """
+    """Return the root of the mean of (n,) squares, such as an RMSE. The interval has the roots of the mean's ends."""
     value, low, high = mean(squares)
     ends = [None if end is None else math.sqrt(max(end, 0.0)) for end in (low, high)]
     return Interval(math.sqrt(value), *ends)
@@ -48,9 +44,9 @@ def share(count: int, rows: int) -> Interval:
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """Return, per row, the share of oppositely labeled rows that its score is on the right side of; ties count half.
+    """Return for each row the share of rows with the opposite label, 0 or 1, that its score orders correctly.
 
-    `labels` are 0 or 1. The mean over the ones equals the AUC, and so does the mean over the zeros.
+    Ties count half. The mean over the ones equals the AUC, and so does the mean over the zeros.
     """
     ones = labels == 1
     shares = np.empty(len(labels))
@@ -65,10 +61,9 @@ def placements(labels: Array, scores: Array) -> Array:
 def auc(labels: Array, scores: Array) -> Interval | None:
     """Return the area under the ROC curve with its interval; None if all labels are the same.
 
-    The variance comes from the placements of the rows of each label (DeLong, DeLong and Clarke-Pearson, Biometrics 44,
-    1988), computed by ranks (Sun and Xu, IEEE Signal Processing Letters 21, 2014). The interval is computed for the
-    logit of the AUC, so it stays between 0 and 1. There is no interval if the labels are perfectly
-    separated or a label has a single row.
+    The variance comes from `placements` (DeLong, DeLong and Clarke-Pearson, Biometrics 44, 1988), by ranks (Sun and Xu,
+    IEEE Signal Processing Letters 21, 2014). The interval is computed for the logit of the AUC, so it stays between 0
+    and 1. There is none if the labels are perfectly separated or a label has a single row.
     """
     ones = labels == 1
     if not ones.any() or ones.all():
@@ -87,11 +82,10 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> Interval:
-    """Return the expected calibration error (see `metrics.calibration_error`) with its interval.
+    """Return the expected calibration error (see `metrics.calibration_error`) with its interval; none below 30 rows.
 
-    Chance alone moves a mean of distances above 0. The lower end therefore subtracts the expected distance by chance of
-    each bin whose gap is below two standard errors; the upper end subtracts nothing. The interval is a bit too wide and
-    never too narrow (tests/distill/evaluation/test_confidence.py). Fewer than 30 rows have no interval.
+    Chance alone moves a mean of distances above 0. The lower end therefore subtracts the distance expected by chance of
+    each bin whose gap is below two standard errors. The interval is a bit too wide and never too narrow.
     """
     plain = metrics.calibration_error(labels, probabilities)
     if len(labels) < 2 * BINS:
@@ -111,26 +105,22 @@ def calibration_error(labels: Array, probabilities: Array) -> Interval:
 
 
 class PairedLoss(NamedTuple):
-    """A model's loss in a metric against a former model, above 0 if the model is worse, and its standard error."""
+    """How much worse a model is than a former model in a metric, above 0 if it is worse, and the standard error."""
 
     value: float
     error: float
 
     def least(self, chance: float) -> float:
-        """Return the lower bound of the loss; the true loss is below it only with probability `chance`."""
+        """Return a lower bound: the true loss is below it only with probability `chance`."""
         return self.value + float(ndtri(chance)) * self.error
 
 
 def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
-    """Return how much worse (n,) scores are than (n,) scores of a former model for the same rows and labels.
+    """Return how much worse (n,) scores are than a former model's (n,) scores for the same rows and labels.
 
-    `metric` is "auc", "rmse" or a name in `ROWS`.
-
-    The standard error belongs to the paired difference, so rows that are hard for both models add no noise. It treats
-    rows as independent and is a large-sample approximation.
-
-    Raises:
-        DataError: the metric is not defined: fewer than two rows, or an AUC with fewer than two rows of a class.
+    `metric` is "auc", "rmse" or a name in `ROWS`. The standard error is that of the paired difference. It treats rows
+    as independent and is a large-sample approximation. Raises a DataError for fewer than two rows (of each class for an
+    AUC).
     """
     labels, scores, former = (np.asarray(part, np.float64) for part in (labels, scores, former))
     if len(labels) < 2 or (metric == "auc" and min(labels.sum(), len(labels) - labels.sum()) < 2):

@@ -23,10 +23,7 @@ def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
 
 
 def auc(labels: Array, scores: Array, weights: Array | None = None) -> float:
-    """Return the area under the ROC curve: the chance that a 1 scores above a 0, ties counting half.
-
-    `weights` are the weights of the rows, by default equal. NaN if all labels are the same.
-    """
+    """Return the area under the ROC curve, ties counting half, with optional row weights; NaN for a single class."""
     _, place = np.unique(scores, return_inverse=True)
     each = np.ones(len(labels)) if weights is None else weights
     ones, zeros = (np.bincount(place, np.where(labels == label, each, 0.0)) for label in (1, 0))
@@ -64,10 +61,9 @@ def brier(labels: Array, probabilities: Array) -> float:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> float:
-    """Return the expected calibration error over 15 bins of equal mass.
+    """Return the expected calibration error, the mean of |mean probability - share of ones| over 15 bins of equal mass.
 
-    This is the mean over the bins, weighted by their rows, of |mean probability - share of ones| (Naeini et al., 2015;
-    Nixon et al., 2019).
+    (Naeini et al., 2015; Nixon et al., 2019)
     """
     order = np.argsort(probabilities, kind="stable")
     gap = probabilities[order].astype(np.float64) - labels[order]
@@ -75,10 +71,7 @@ def calibration_error(labels: Array, probabilities: Array) -> float:
 
 
 def multiclass_metrics(labels: Index, logits: Array) -> dict[str, float]:
-    """Return log loss, accuracy, macro F1 and ECE of (n, classes) logits against (n,) labels; NaN without rows.
-
-    See `confidence_error` for the calibration error.
-    """
+    """Return log loss, accuracy, macro F1 and ECE (`confidence_error`) of (n, classes) logits; NaN without rows."""
     if not len(labels):
         return dict.fromkeys(("log_loss", "accuracy", "macro_f1", "ece"), math.nan)
     predicted = log_softmax(logits).argmax(1)
@@ -91,7 +84,7 @@ def multiclass_metrics(labels: Index, logits: Array) -> dict[str, float]:
 
 
 def multiclass_log_loss(labels: Index, logits: Array) -> float:
-    """Return the mean negative log-likelihood of (n,) labels in nats; probabilities below 1e-7 are raised to it."""
+    """Return the mean negative log-likelihood in nats, with probabilities raised to at least 1e-7; NaN without rows."""
     if not len(labels):
         return math.nan
     logs = np.maximum(log_softmax(logits)[np.arange(len(labels)), labels], math.log(1e-7))
@@ -107,10 +100,7 @@ def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
 
 
 def confidence_error(labels: Index, logits: Array) -> float:
-    """Return the calibration error of the likeliest class, over 15 bins of equal mass by its probability.
-
-    This is the mean over the bins, weighted by their rows, of |mean probability - accuracy| (Guo et al., 2017).
-    """
+    """Return the `calibration_error` of the likeliest class's probability against the accuracy (Guo et al., 2017)."""
     logs = log_softmax(logits)
     predicted = logs.argmax(1)
     return calibration_error(predicted == labels, np.exp(logs[np.arange(len(predicted)), predicted]))
@@ -148,7 +138,7 @@ def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
 
     The gain of a group is the sum of (2**relevance - 1) / log2(place + 1) over its first `at` rows, highest score
     first, divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and
-    Najork, ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left. Arrays are (n,).
+    Najork, ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left.
     """
     gains = np.exp2(relevance.astype(np.float64)) - 1
     best, reached = (_cumulated(gains, order, groups, at) for order in (gains, scores))
@@ -164,8 +154,7 @@ def chance_ndcg(relevance: Index, groups: Index, at: int) -> float:
 def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
     """Return the mean over the groups of 1 / rank of the relevant row with the highest score.
 
-    Irrelevant rows with the same score count as ranked before it. Groups without a relevant row are skipped; NaN if no
-    group is left. Arrays are (n,).
+    Irrelevant rows with the same score rank before it. Groups without a relevant row are skipped; NaN if none is left.
     """
     numbers = _numbers(groups)
     best = np.full(numbers.max(initial=-1) + 1, -np.inf)
@@ -177,7 +166,6 @@ def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
 
 
 def _cumulated(gains: Array, scores: Array, groups: Index, at: int) -> Array:
-    """Return the discounted gain of the first `at` rows of each group."""
     if not len(gains):
         return np.empty(0)
     numbers = _numbers(groups)
@@ -242,7 +230,7 @@ def cosine(student: Array, teacher: Array) -> float:
 
 
 def _parts(student: Array, teacher: Array, kind: str, dimensions: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
-    """Yield both arrays as float64, about `_ELEMENTS` numbers at a time."""
+    """Yield both arrays as float64, about `_ELEMENTS` numbers at a time; raise a DataError if they do not match."""
     if student.shape != teacher.shape or student.ndim not in dimensions or 0 in student.shape:
         shapes = " or ".join(("(n,)", "(n, c)")[number - 1] for number in dimensions)
         difference = f"{student.shape} of the student and {teacher.shape} of the teacher"
@@ -282,10 +270,9 @@ def interleaved(
 ) -> dict[str, dict[str, float]]:
     """Call the models alternately, and return p50 and p99 of a call in microseconds, per model.
 
-    Each model is warmed up with a tenth of the calls, then called `calls` times in every round, so the machine's load
-    affects all models equally. The round with the lowest p99 counts, since load can only add to it. A slow model's part
-    of a round ends after `seconds`, but not before 20 calls; with fewer than a hundred calls the p99 is close to the
-    slowest call.
+    Each model is warmed up, then called `calls` times in every round, so the machine's load affects all models equally.
+    The round with the lowest p99 counts, since load can only add to it. A slow model's part of a round ends after
+    `seconds`, but not before 20 calls.
     """
     for call in models.values():
         _spent(call, calls // 10, seconds / 10)

@@ -21,10 +21,7 @@ _QUARTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The test rows with the same value of a feature, and the metric of each model on them.
-
-    `value` is None for rows without a value; `control` is None if the control's metric is not defined here.
-    """
+    """The test rows with one value of a feature (None: missing) and each model's metric (None: undefined)."""
 
     column: str
     value: str | None
@@ -71,10 +68,7 @@ def worst_slices(
 
 
 def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Yield value and row numbers of each slice that has at least `least` rows, but not all rows.
-
-    The value is None for the slice of rows without a value. Raises a DataError like `coded`.
-    """
+    """Yield the value (None: missing) and the row numbers of each slice of at least `least` rows, but not all rows."""
     values, codes = coded(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")
@@ -86,8 +80,8 @@ def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str 
 def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
     """Return the values to slice a column by as texts, then None for missing, and the index of each row's value.
 
-    Numbers are grouped into quarters, and NaN counts as missing. Raises a DataError if the column is neither text,
-    boolean nor number.
+    Groups numbers into quarters; NaN counts as missing. Raises a DataError for other types than text, boolean and
+    number.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -113,10 +107,7 @@ def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
 
 
 def _quarters(numbers: Array) -> tuple[list[str], Index]:
-    """Return the edges of the quarters as text, and the quarter of each number.
-
-    Each edge is one of `numbers` and belongs to the quarter that it ends. Equal edges make fewer quarters.
-    """
+    """Return a text for each quarter, and the quarter of each number. Fewer than four if many numbers are equal."""
     if not len(numbers):
         return [], np.empty(0, np.int64)
     ordered = np.sort(numbers)

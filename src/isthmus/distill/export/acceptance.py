@@ -39,12 +39,8 @@ def accept(
 ) -> Accepted:
     """Compare a model file with the student, check the student's gates on it, and describe it for the manifest.
 
-    `file` names part, precision and format ("model.int8.ort"), `model` is its content, and `run` runs it.
-
-    Raises:
-        ConfigurationError: `Task.expected` lacks an output of the graph.
-        ParityFailed: the file differs too much from the student.
-        GateFailed: the file misses a gate.
+    `file` names part, precision and format ("model.int8.ort"). Raises a ParityFailed if the file differs too much from
+    the student, a GateFailed if it misses a gate, and a ConfigurationError if `Task.expected` lacks an output.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE
@@ -114,10 +110,10 @@ def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> li
 def fastest_within_budget(
     models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profile: ServingProfile
 ) -> Measured:
-    """Measure a row in each precision, alternately, and return the cost of the precision with the lowest median.
+    """Measure a row in each ORT model, alternately, and return the cost of the precision with the lowest median.
 
-    `models` are in ORT format; `sizes` has the bytes of a package with only that precision. Starts a fresh process to
-    measure memory and load time. Raises a GateFailed that lists all budgets that this precision exceeds.
+    `sizes` has the bytes of a package with only that precision. Starts a fresh process to measure memory and load time.
+    Raises a GateFailed that lists all budgets that this precision exceeds.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
@@ -142,10 +138,7 @@ def fastest_within_budget(
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Measure a row in fp32 and INT8, and return why INT8 is not worth serving on this host.
-
-    The text is empty if INT8 is smaller and at most 10 % slower, or if a precision is missing.
-    """
+    """Measure a row in fp32 and INT8; return why INT8 is not worth serving here, or "" if it is or one is missing."""
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

@@ -47,13 +47,9 @@ class Candidate:
 class ParityLimits:
     """The largest allowed differences between model files and their student, by precision and output.
 
-    A declared tolerance is the limit of every output. The default, `Task.tolerance`, is multiplied by the scale of
-    each output. Two float32 steps at the output's largest number are added for rounding. Numbers like the -1e9 of a
-    mask, which are much larger than the others, count for neither.
-
-    Attributes:
-        tolerances: tolerance by precision.
-        scales: scale and rounding of each floating-point output; empty for declared tolerances.
+    A declared tolerance is the limit of every output, and `scales` is empty. The default, `Task.tolerance`, is
+    multiplied by the scale of each floating-point output, and two float32 steps are added for rounding. Numbers much
+    larger than the others, like the -1e9 of a mask, do not count.
     """
 
     task: Task
@@ -114,8 +110,8 @@ def _rounded_up(value: float) -> float:
 class StudentReference:
     """The student's outputs, which its model files are compared with.
 
-    Quality is measured on `rows`, for which `teacher` has the teacher's outputs. Differences are measured on the golden
-    cases, whose outputs the package records, and on a sample of further rows.
+    Quality is measured on `rows`, for which `teacher` has the teacher's outputs. Differences are measured on the
+    `golden` cases, whose outputs the package records, and on a `sample` of further rows.
     """
 
     task: Task
@@ -127,11 +123,10 @@ class StudentReference:
     def compare(
         self, run: Run, limits: ParityLimits, precision: str, *, core: bool = False
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
-        """Run a model on the golden cases and the sample, and compare its outputs with the student's.
+        """Run a model file on golden cases and sample; return its golden outputs, and every output's largest deviation.
 
-        Returns the model's outputs for the golden cases, and the largest deviation of each output of every case. Pass
-        `core=True` for a file that holds only the numeric core. Raises a ConfigurationError if `Task.expected` lacks an
-        output of the graph.
+        With `core`, the file holds only the numeric core. Raises a ConfigurationError if `Task.expected` lacks an
+        output.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

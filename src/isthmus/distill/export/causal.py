@@ -108,14 +108,8 @@ def export(
 class TextFiles:
     """The model files that agree with a model, and the reasons why others do not. Call `accept` before `package`.
 
-    Args:
-        writer: the model with its tokenizer.
-        origin: origin of the model, for the manifest.
-        figures: function that measures a loaded file for the gates; applies to precisions below fp32.
-        gates: gates of the declaration.
-
-    Raises:
-        ConfigurationError: the template names something that is not a feature of the service.
+    `figures` measures a loaded file for the `gates`, in precisions below fp32. Raises a ConfigurationError if the
+    prompt template names something that is not a feature of the service.
     """
 
     def __init__(
@@ -134,10 +128,10 @@ class TextFiles:
         self._tensors: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = ((), ())
 
     def accept(self, progress: Progress = silent) -> None:
-        """Convert all files of the settings and compare them with the model.
+        """Convert all files, compare them with the model, and fill `accepted`, `content` and `left_out`.
 
-        Fills `accepted`, `content` and `left_out`. An ExecuTorch file runs in a child process. Raises a GateFailed if
-        no file agrees with the model, or if fp32 is requested and differs.
+        An ExecuTorch file runs in a child process. Raises a GateFailed if no file agrees, or if fp32 is requested and
+        differs.
         """
         precisions = self._settings.precisions
         progress("read", 0.1)

@@ -59,14 +59,11 @@ from isthmus.package.manifest import (
 class ExportReport:
     """The result of an export.
 
-    Attributes:
-        bytes: size of a package with only one precision, by precision.
-        worst: largest difference from the student in torch on golden cases and test rows, by model file.
-        graph_parity: model files that were compared by interpreting their graph, because their runtime is not here.
-        quality: metrics on the test part, by model file and metric.
-        left_out: reason by missing precision, file of another runtime, or head.
-        served: cost of a row with the threads and precision of the serving profile (the fastest, if it allows several).
-        advice: why INT8 is not worth serving on this host; empty if it is.
+    `bytes` is the size of a package with only one precision, by precision. `worst` and `quality` are by model file: the
+    largest difference from the student in torch, and the metrics on the test part. `graph_parity` has the files that
+    were compared by interpreting their graph, as their runtime is not here. `left_out` has the reason by missing
+    precision or file. `served` is the cost of a row, as [profiles.serving] serves it. `advice` says why INT8 is not
+    worth serving on this host; empty if it is.
     """
 
     path: Path
@@ -100,18 +97,14 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     """Write the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
 
     A precision that differs too much from the student, or that misses a gate, is left out. If it is the precision to
-    serve, or if fp32 differs from the student, nothing is written.
+    serve, or if fp32 differs from the student, nothing is written. Reads teacher outputs from `cache` and adds missing
+    ones. Child processes run other runtimes and measure memory. With `device`, the features that a device keeps, the
+    package includes the sources of the clients.
 
-    Outputs of the teacher are read from `cache`, and missing ones are computed and added. Other runtimes and the
-    memory measurement run in child processes. With `device`, which describes the stored features that a device keeps,
-    the package includes the sources of the clients.
-
-    Raises:
-        ConfigurationError: a declared runtime is not installed, or the task lacks the precision to serve.
-        ContractMismatch: the student was trained under another contract, training set or declaration.
-        DataError: the student cannot be read.
-        GateFailed: the file to serve, or fp32, differs too much from the student; or the file to serve misses a gate,
-            is too slow or is too large.
+    Raises a ConfigurationError if a declared runtime is not installed or the task lacks the precision to serve, a
+    ContractMismatch if contract, training set, declaration or reporting code changed since the training, a DataError if
+    the student cannot be read, and a GateFailed if fp32 or the file to serve differs, or the file misses a gate or a
+    budget.
     """
     started = time.perf_counter()
     require_runtimes(material.declaration)
@@ -263,7 +256,7 @@ class _Files:
             raise next(iter(self.left_out.values()))
 
     def accept_programs(self) -> None:
-        """Accept the files for other runtimes. Failures do not stop the export: none of them is the file to serve."""
+        """Accept the files for other runtimes. A failure leaves them out: none of them is the file to serve."""
         task, train = self.trained.task, self.trained.task.material.parts.train
         runtimes = conversions_for(task.material.declaration)
         if not runtimes:

@@ -24,11 +24,9 @@ from isthmus.package.replay import Answers
 class Rung(msgspec.Struct, frozen=True):
     """One form of the student, such as a model file, in one runtime.
 
-    Attributes:
-        worst: largest difference from the student in torch; None if there are no outputs, infinite if a number is
-            missing.
-        case: index of the golden case with the largest difference.
-        holds: True if `worst` is within `tolerance`; None if the form does not exist or its runtime is missing.
+    `worst` is the largest difference from the student in torch: None without outputs, infinite if a number is missing.
+    `case` is the index of its golden case. `holds` is True if `worst` is within the tolerance, and None if the form or
+    its runtime is missing.
     """
 
     form: str
@@ -75,12 +73,9 @@ def climb(
     """Run the golden cases in each form of a student, and compare the outputs with the student in torch.
 
     A form that differs too much is a rung of the result: call `Ladder.require` to raise an error for it. Each runtime
-    is created just before it is used; a runtime that is not installed gives a rung whose `holds` is None.
-
-    Raises:
-        PackageError: the package was made from another student, or its golden cases do not match the student's.
-        ContractMismatch: the student was trained under another contract, training set or declaration.
-        DataError: the student cannot be read.
+    is created just before it is used; one that is not installed gives a rung whose `holds` is None. Raises a
+    PackageError if the package is not from this student, a ContractMismatch if training set or declaration changed
+    since the training, and a DataError if the student cannot be read.
     """
     manifest, trained = package.manifest, restored(material, model_folder)
     golden, cases = read_golden(package), trained.task.cases(trained.student)

@@ -1,4 +1,4 @@
-"""Write the package folder that a mobile engineer receives, with a README for each platform (`README.md.jinja`)."""
+"""Write the package folder that a mobile engineer receives, with its README (`README.md.jinja`)."""
 
 import hashlib
 import json
@@ -78,10 +78,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Return the size in bytes that a package with only this precision would have.
-
-    README and client sources do not count, since apps do not load them.
-    """
+    """Return the bytes of a package with one precision, without README and client sources, which apps do not load."""
     return sum(
         len(content)
         for name, content in files.items()

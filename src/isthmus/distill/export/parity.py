@@ -36,12 +36,7 @@ Ask = Callable[[Sequence[Case]], Sequence[Answers]]
 
 @dataclass(frozen=True, eq=False)
 class ParityRows:
-    """Batches of rows for model files, with the student's outputs.
-
-    Attributes:
-        names: label of each row, for examples.
-        times: event time of each row in microseconds, or None.
-    """
+    """Batches of rows with the student's outputs. `names` label the rows, and `times` are microseconds or None."""
 
     cases: Sequence[Case]
     names: Sequence[str]
@@ -54,10 +49,8 @@ class ParityRows:
 class Parity:
     """Compare a package with its student in torch. Examples name rows by the columns in `keys`.
 
-    Raises:
-        PackageError: the package was made from another student.
-        ContractMismatch: the student was trained under another contract, training set or declaration.
-        DataError: the student cannot be read.
+    Raises a PackageError if the package is not from this student, a ContractMismatch if training set or declaration
+    changed since the training, and a DataError if the student cannot be read.
     """
 
     def __init__(self, material: Material, package: Package, model_folder: Path, keys: Sequence[str] = ()) -> None:
@@ -102,11 +95,11 @@ class Parity:
     def on_device(
         self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
     ) -> tuple[ParityRows, Index]:
-        """Return rows whose stored features come from a device, and the indexes of these rows.
+        """Return rows with a device's stored features and the student's outputs, and their indexes in `fed`.
 
-        Works only for models that predict from rows. `fed` has the values that the device uses for each input of the
-        package, `offline` the values they must equal. `names` labels the rows for examples, and `at` is the event time
-        of all rows in microseconds. Rows that a request transform refuses have no output and are left out.
+        `fed` has the values that the device uses for each input of the package, `offline` the values they must equal.
+        `names` label the rows, and `at` is their event time in microseconds. Rows that a request transform refuses are
+        left out. Only for models that predict from rows.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
@@ -121,11 +114,10 @@ class Parity:
         return replace(case, feeds=feeds(self._inputs, raw), core=core)
 
     def check(self, variant: Variant, ask: Ask, *samples: ParityRows, golden: bool = True) -> FeatureVerdict:
-        """Run a model file with `ask`, and compare it with the student on the samples and with its own golden cases.
+        """Run a model file with `ask`; compare it with the student on the samples, and with its own golden outputs.
 
-        With `golden=False`, only the samples are compared. Both must agree within the task's tolerance, even if the
-        manifest states another. If an output has several numbers per row, the comparison shows the one that differs
-        most.
+        With `golden=False`, compare only the samples. The limit is the task's tolerance, whatever the manifest states.
+        If an output has several numbers per row, the one that differs most counts.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -181,7 +173,7 @@ class Parity:
         return compared
 
     def refused(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
-        """Return a comparison in which all rows differ, for a file that does not answer; the example shows why."""
+        """Return a comparison in which all rows differ, for a file that does not answer; `problem` is its example."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 
     def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:

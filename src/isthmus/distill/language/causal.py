@@ -86,7 +86,7 @@ class Causal:
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that determines the trained student; `decoding` only affects its package."""
+        """Return everything that determines the trained student, which leaves out `decoding`."""
         values = asdict(self)
         del values["decoding"]
         return values
@@ -114,10 +114,7 @@ class Causal:
         return settings if self.base_rate is None else replace(settings, learning_rate=self.base_rate * self.rate_share)
 
     def problems(self, where: str, gates: tuple[str, ...]) -> list[Problem]:
-        """Return a problem for each invalid value; empty if all are valid.
-
-        `gates` lists the metrics that have a declared gate, and `where` is the place to name in the problems.
-        """
+        """Return a problem for each invalid value; `gates` lists the metrics that have a declared gate."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         distilled = self.teacher is not None
@@ -175,7 +172,7 @@ class Causal:
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in problems]
 
     def unfit(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the spine's label is not an Int64. It must be 1 for domain texts, 0 for general texts."""
+        """Return a problem if the spine's label is not an Int64: 1 for domain texts, 0 for general texts."""
         name, dtype = spine.label.name, spine.label.dtype
         if dtype == Int64:
             return []

@@ -11,9 +11,8 @@ from isthmus.features.errors import Problem
 class Lora:
     """Train two narrow matrices per linear layer, whose product is added to the layer's frozen weights.
 
-    Hu et al., ICLR 2022 (arXiv:2106.09685), by the library PEFT. Rank 16 trains 4.9 M of 135 M weights, so the
-    optimizer needs 39 MB instead of 1.1 GB. The product is merged before export: the package is as large and as fast as
-    the base.
+    The method is LoRA (Hu et al., ICLR 2022, arXiv:2106.09685), by the library PEFT. The optimizer needs far less
+    memory. The product is merged before export, so the package is as large and as fast as the base.
 
     Attributes:
         rank: rank of each product.

@@ -1,7 +1,6 @@
 """Adversarial losses: a discriminator learns to tell the student's outputs from the teacher's.
 
-There is a loss for the discriminator and one for the student. `Adversarial` makes both a term of an objective; in your
-own loop, each may have its own optimizer.
+`Adversarial` makes both losses a term of an objective. In your own loop, each may have its own optimizer.
 """
 
 from torch import Tensor, nn
@@ -15,9 +14,9 @@ from isthmus.distill.shapes import agree, floats, precise
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     """Return the hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
 
-    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake). `real` has the discriminator's scores of the teacher's
-    outputs, `fake` its scores of the student's outputs, both of any shape. Detach the student's outputs first, or the
-    student gets a gradient, too.
+    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake), with the discriminator's scores of the teacher's outputs
+    (`real`) and of the student's (`fake`), of any shape. Detach the student's outputs first, or the student gets a
+    gradient, too.
     """
     agree("hinge discriminator", real=floats(real, "..."))
     agree("hinge discriminator", fake=floats(fake, "..."))
@@ -25,10 +24,7 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
-    """Return the hinge loss of the student, -mean fake (Lim and Ye, 2017, arXiv:1705.02894).
-
-    `fake` has the discriminator's scores of the student's outputs, of any shape.
-    """
+    """Return the student's hinge loss, -mean of its scores `fake` by the discriminator (Lim and Ye, 2017)."""
     agree("hinge generator", fake=floats(fake, "..."))
     return -precise(fake).mean()
 
@@ -36,11 +32,9 @@ def hinge_generator(fake: Tensor) -> Tensor:
 class PatchDiscriminator(nn.Sequential):
     """A discriminator that scores overlapping patches of images (PatchGAN, Isola et al., 2017, arXiv:1611.07004).
 
-    Maps (batch, channels, height, width) to unbounded scores (batch, 1, rows, columns).
-
-    The layers are 4x4 convolutions that halve height and width and double the channels, then a convolution that scores.
-    Spectral norm (Miyato et al., 2018, arXiv:1802.05957) replaces the paper's batch norm, so the score of an image does
-    not depend on other images.
+    Maps (batch, channels, height, width) to unbounded scores (batch, 1, rows, columns). 4x4 convolutions halve height
+    and width and double the channels; the last one scores. Spectral norm (Miyato et al., 2018, arXiv:1802.05957)
+    replaces the paper's batch norm, so the score of an image does not depend on other images.
 
     Args:
         channels: number of channels of the images.
@@ -60,8 +54,7 @@ class PatchDiscriminator(nn.Sequential):
 class Adversarial(nn.Module):
     """A student and a discriminator that are trained together, as a term whose value is the student's loss.
 
-    One optimizer has the weights of both, and each gets the gradient of its own loss: the student's loss treats the
-    discriminator's weights as constant, the discriminator's loss the student's outputs. The term's weight scales both
+    One optimizer has the weights of both, and each gets the gradient of its own loss. The term's weight scales both
     losses; under AdamW without `clip` this does not affect the discriminator.
 
     Args:
@@ -73,10 +66,7 @@ class Adversarial(nn.Module):
         self.discriminator = discriminator
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the student's loss for a batch, as a scalar.
-
-        Its backward pass also gives the discriminator's weights the gradient of the discriminator's loss.
-        """
+        """Return the student's loss for a batch; its backward pass also trains the discriminator on its own loss."""
         student, teacher = precise(student), precise(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
         generating = hinge_generator(functional_call(self.discriminator, constants, (student,)))

@@ -1,4 +1,7 @@
-"""Losses of embeddings: `cosine` compares each embedding, `similarities` the similarities within a batch."""
+"""Losses of embeddings: `cosine` compares each embedding, `similarities` the similarities within a batch.
+
+Both raise a ConfigurationError if types, shapes or devices do not fit. The teacher gets no gradient.
+"""
 
 import torch
 from torch import Tensor
@@ -13,25 +16,22 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
     """Return the mean of 1 - cos(s, t), 0 to 2 (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
 
     s and t are (..., width) embeddings of student and teacher. The mean is over the embeddings at which `mask`, bool
-    (...), is True; None means all. It is 0 if the mask has no True. The cosine with a zero vector is 0. The teacher
-    gets no gradient. Raises a ConfigurationError if types, shapes or devices do not fit.
+    (...), is True, or 0 if it has no True; None means all. The cosine with a zero vector is 0.
     """
     agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
 
 
 def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
-    """Return the divergence of the similarities within a batch.
+    """Return the divergence of the similarities within a batch (Passalis and Tefas, 2018, arXiv:1803.10837).
 
-    This is probabilistic knowledge transfer (Passalis and Tefas, 2018, arXiv:1803.10837) with the softmax of cosines
-    from SEED (Fang et al., 2021, arXiv:2101.04731) as its kernel. With c_ij the cosine of the embeddings i and j of one
-    model, the loss is the mean over i of::
+    The kernel is the softmax of cosines from SEED (Fang et al., 2021, arXiv:2101.04731). With c_ij the cosine of the
+    embeddings i and j of one model, the loss is the mean over i of::
 
         KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))
 
-    The embeddings are (batch, width), with at least three rows, since with two there is only one neighbor. The widths
-    of the models may differ. T is usually below 0.1, since cosines differ by little. There is no factor T², since T is
-    the scale of the similarity. Raises a ConfigurationError if types, shapes or devices do not fit.
+    The embeddings are (batch, width), at least three rows; the models may have different widths. T is usually below
+    0.1, since cosines differ by little. There is no factor T², since T is the scale of the similarity.
     """
     agree(
         "similarities",

@@ -9,15 +9,12 @@ from isthmus.features.errors import Problem
 
 
 class HiddenStates(nn.Module):
-    """Squared distance of hidden states after a learned projection.
+    """Squared distance of hidden states after a learned projection (FitNets, Romero et al., 2015, arXiv:1412.6550).
 
-    From FitNets (Romero et al., 2015, arXiv:1412.6550); for transformers, TinyBERT (Jiao et al., 2020,
-    arXiv:1909.10351). With the student's states H_i of width d, the teacher's G_j of width e, and the layer map {i: j},
-    the loss is the mean over the pairs, the vectors that the mask selects, and their e numbers of::
-
-        (H_i W_i - G_j)²
-
-    W_i, (d, e), is trained with the student if the widths of a pair differ, and is the identity otherwise.
+    For transformers, see TinyBERT (Jiao et al., 2020, arXiv:1909.10351). With the student's states H_i of width d, the
+    teacher's G_j of width e, and the layer map {i: j}, the loss is the mean over the pairs, the vectors that the mask
+    selects, and their e numbers of (H_i W_i - G_j)². W_i, (d, e), is trained with the student if the widths of a pair
+    differ, and is the identity otherwise.
 
     Args:
         layers: layer map from index of the student's state to index of the teacher's, both from 0 in the lists of
@@ -48,14 +45,13 @@ class HiddenStates(nn.Module):
     def forward(
         self, student: Sequence[Tensor], teacher: Sequence[Tensor] | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Return the loss of a batch.
+        """Return the loss of a batch; 0 if `mask` has no True. The teacher's states get no gradient.
 
         Args:
             student: all of the student's states, each (..., width), for example (batch, tokens, width).
             teacher: all of the teacher's states, as a sequence, or as the single tensor (batch, states, ..., width)
-                that the cache of teacher outputs returns; they get no gradient.
-            mask: bool (...), True for the vectors that count, like an attention mask; None for all. If it has no True,
-                the loss is 0.
+                that the cache of teacher outputs returns.
+            mask: bool (...), True for the vectors that count, like an attention mask; None for all.
 
         Raises:
             ConfigurationError: the number of states, or their types, shapes or devices, do not fit.

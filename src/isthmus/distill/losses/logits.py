@@ -22,10 +22,10 @@ LEAST_PROBABILITY = 2.0**-24
 
 
 def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> Tensor:
-    """Return the cross entropy with the labels: the mean of -log softmax(student)[label].
+    """Return the cross entropy with the labels: the mean of -log softmax(student)[label]; 0 if no label counts.
 
-    The logits are (..., classes), the labels (...) integers below the number of classes. Elements with the label
-    `ignored` do not count; if no element counts, the loss is 0.
+    The logits are (..., classes), the labels (...) integers below the number of classes. The label `ignored` does not
+    count.
     """
     where = "hard targets"
     agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
@@ -35,10 +35,10 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
 
 
 def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the binary cross entropy: the mean of -y log p - (1 - y) log(1 - p).
+    """Return the binary cross entropy: the mean of -y log p - (1 - y) log(1 - p), with p = sigmoid(s).
 
-    p = sigmoid(s) for (...) logits s of the second class; the labels y are (...) floats from 0 to 1. The mean is over
-    the elements at which `mask`, bool (...), is True; None means all.
+    The logits s of the second class and the labels y, floats from 0 to 1, are (...). `mask`, bool (...), is True for
+    the elements that count; None means all.
     """
     where = "binary hard targets"
     agree(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
@@ -49,11 +49,8 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
 def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
     """Return the divergence from the teacher's softened probabilities (Hinton et al., 2015, arXiv:1503.02531).
 
-    With the logits s of the student, t of the teacher and the temperature T, the loss is the mean of::
-
-        T² KL(softmax(t / T) ‖ softmax(s / T))
-
-    The logits are (..., classes) and finite. The mean is over the rows of logits at which `mask`, bool (...), is True;
+    With the logits s of the student and t of the teacher, (..., classes) and finite, and the temperature T, the loss is
+    the mean of T² KL(softmax(t / T) ‖ softmax(s / T)). `mask`, bool (...), is True for the rows of logits that count;
     None means all. The factor T² keeps the gradient's size when T changes. The paper uses the cross entropy, which has
     the same gradient, but is not 0 where both agree.
     """
@@ -66,7 +63,7 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
     """Return `soft_targets` for two classes, from the logit of the second class: sigmoid(s) is the softmax of (0, s).
 
-    The logits are (...) and finite. The mean is over the elements at which `mask`, bool (...), is True; None means all.
+    The logits are (...) and finite. `mask`, bool (...), is True for the elements that count; None means all.
     """
     agree_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
@@ -121,8 +118,8 @@ def generalized(
         T² KL(q ‖ p)                                       beta = 1: the reverse (MiniLLM, 2023, arXiv:2306.08543)
         T² (beta KL(p ‖ m) + (1 - beta) KL(q ‖ m))         between: the generalized Jensen-Shannon divergence
 
-    The logits s and t are (..., classes) and finite. The mean is over the rows of logits at which `mask`, bool (...),
-    is True; None means all.
+    The logits are (..., classes) and finite. `mask`, bool (...), is True for the rows of logits that count; None means
+    all.
     """
     problems = positive("temperature", temperature), _share("beta", beta)
     agree_pair("generalized targets", "... classes", student, teacher, *problems, mask=booleans(mask, "..."))
@@ -159,10 +156,7 @@ def top_k_tail(
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...).
-
-    The teacher gets no gradient.
-    """
+    """Return KL(softmax(teacher) ‖ softmax(student)) of each row of finite logits: (..., n) to (...)."""
     logs, wanted = log_softmax(student, -1), log_softmax(teacher.detach(), -1)
     return kl_div(logs, wanted, reduction="none", log_target=True).sum(-1)
 

@@ -1,15 +1,4 @@
-"""The objective of a training: a weighted sum of named losses.
-
-hidden = HiddenStates({0: 1, 1: 3}, student_widths=[64, 64], teacher_widths=[128] * 4)
-states = {"student": "student.hidden", "teacher": "teacher.hidden", "mask": "student.mask"}
-objective = Objective({
-    "labels": Term(hard_targets, 0.3, student="student.logits", labels="labels"),
-    "soft": Term(partial(soft_targets, temperature=4.0), 0.7, student="student.logits", teacher="teacher.logits"),
-    "hidden": Term(hidden, Schedule(1.0, 0.0, "cosine"), **states),
-})
-objective.check(student_outputs, teacher_outputs, labels)
-total, terms = objective(student_outputs, teacher_outputs, labels, progress)
-"""
+"""The objective of a training: a weighted sum of named losses."""
 
 import inspect
 import math
@@ -33,8 +22,8 @@ Outputs = Mapping[str, Any]
 class Schedule:
     """A weight that moves from `start` to `end` and stays there.
 
-    With x = min(1, progress / until), the weight is start + (end - start) x for "linear", and start + (end - start) (1
-    - cos(πx)) / 2 for "cosine".
+    With x = min(1, progress / until), the weight is start + (end - start) x if linear, and start + (end - start) (1 -
+    cos(πx)) / 2 if cosine.
 
     Attributes:
         start: weight at the beginning.
@@ -62,7 +51,7 @@ class Schedule:
             raise ConfigurationError("schedule of a weight", problems)
 
     def __call__(self, progress: float) -> float:
-        """Return the weight when this share of the training, 0 to 1, is finished."""
+        """Return the weight at this share of the training, 0 to 1."""
         share = min(1.0, progress / self.until)
         if self.curve == "cosine":
             share = (1 - math.cos(math.pi * share)) / 2
@@ -120,20 +109,14 @@ class Term(nn.Module):
         return any(source.startswith("teacher.") for source in self.arguments.values())
 
     def weight_at(self, progress: float) -> float:
-        """Return the weight when this share of the training, 0 to 1, is finished.
-
-        Raises a ConfigurationError if the weight is not finite.
-        """
+        """Return the weight at this share of the training, 0 to 1; raise a ConfigurationError if it is not finite."""
         weight = self.weight(progress) if callable(self.weight) else self.weight
         if not math.isfinite(weight):
             raise ConfigurationError("weight", [Problem(f"at progress {progress}", repr(weight), "a finite number")])
         return weight
 
     def forward(self, student: Outputs, teacher: Outputs, labels: Any) -> Tensor:
-        """Return the unweighted loss of a batch; the teacher's outputs are detached first.
-
-        `labels` may be None if no argument uses them. Raises a ConfigurationError if outputs or labels are missing.
-        """
+        """Return a batch's unweighted loss; raise a ConfigurationError if outputs or required labels are missing."""
         values, problems = {}, []
         for name, source in self.arguments.items():
             party, _, key = source.partition(".")
@@ -154,6 +137,15 @@ class Term(nn.Module):
 
 class Objective(nn.Module):
     """A weighted sum of at least one named term. Its parameters are the parameters of losses that are modules.
+
+        objective = Objective({
+            "labels": Term(hard_targets, 0.3, student="student.logits", labels="labels"),
+            "soft": Term(
+                partial(soft_targets, temperature=4.0), 0.7, student="student.logits", teacher="teacher.logits"
+            ),
+        })
+        objective.check(student_outputs, teacher_outputs, labels)
+        total, terms = objective(student_outputs, teacher_outputs, labels, progress)
 
     Raises:
         ConfigurationError: there are no terms, or a name has a dot.
@@ -178,18 +170,12 @@ class Objective(nn.Module):
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self) -> "Objective | None":
-        """Return an objective with only the terms that do not use the teacher; None if every term uses it.
-
-        It trains the control, the student without a teacher.
-        """
+        """Return the terms that do not use the teacher, which train the control; None if every term uses it."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 
     def require_weight(self, steps: int, where: str) -> None:
-        """Raise a ConfigurationError if, at one of `steps` training steps, all weights are 0 or a weight is not finite.
-
-        `where` is the place to name in the message.
-        """
+        """Raise a ConfigurationError if at one of `steps` training steps all weights are 0 or one is not finite."""
         for step in range(steps):
             if not any(term.weight_at(step / steps) for term in self.terms.values()):
                 problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "not 0")
@@ -229,11 +215,11 @@ class Objective(nn.Module):
         """Return the total of a batch, and each term's unweighted value, detached, for logs.
 
         A term with weight 0 is not computed and has no value. Synchronizes with a GPU to check the total, since a step
-        with a non-finite total would ruin the student. `labels` may be None if no term uses them; `progress` is the
-        finished share of training, 0 to 1.
+        with a non-finite total would ruin the student. `progress` is the finished share of training, 0 to 1.
 
         Raises:
-            ConfigurationError: every weight is 0, a weight is not finite, or outputs are missing or do not fit.
+            ConfigurationError: every weight is 0, a weight is not finite, or outputs or labels are missing or do not
+                fit.
             GateFailed: the total is not finite.
         """
         if not 0 <= progress <= 1:

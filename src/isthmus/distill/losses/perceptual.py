@@ -14,8 +14,7 @@ from isthmus.features.errors import ConfigurationError, Problem
 class Perceptual(nn.Module):
     """Distance of images in the features of a frozen network (Johnson, Alahi and Fei-Fei, 2016, arXiv:1603.08155).
 
-    With f_l the output of layer l of the network, the loss is the sum over the layers of the mean of (f_l(student) -
-    f_l(teacher))².
+    The loss is the sum over the layers l of the mean of (f_l(student) - f_l(teacher))², with f_l the output of layer l.
 
     Args:
         network: network that takes the images; in eval mode, with no parameter that requires a gradient. Images in half
@@ -42,10 +41,9 @@ class Perceptual(nn.Module):
         self._network = (network,)  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of images of student and teacher, (batch, channels, height, width) each.
+        """Return the loss of images (batch, channels, height, width); the teacher gets no gradient.
 
-        The teacher gets no gradient. Raises a ConfigurationError if the shapes differ, or a layer is not called or does
-        not return a tensor.
+        Raises a ConfigurationError if the shapes differ, or a layer is not called or does not return a tensor.
         """
         agree_pair("perceptual loss", "batch channels height width", student, teacher)
         (network,) = self._network

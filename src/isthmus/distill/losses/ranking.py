@@ -1,7 +1,7 @@
 """Losses of scores that order candidates, as in search.
 
-Pairwise losses (RankNet, Margin-MSE) are left out: they learn part of what `lists` learns, or need a known relevant
-candidate.
+They raise a ConfigurationError if types, shapes or devices do not fit. Pairwise losses (RankNet, Margin-MSE) are left
+out: they learn part of what `lists` learns, or need a known relevant candidate.
 """
 
 import torch
@@ -17,14 +17,10 @@ _NO_GAIN = -1e4
 def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """Return the divergence from the teacher's top-1 probabilities (ListNet, Cao et al., ICML 2007).
 
-    The paper uses the cross entropy, which has the same gradient. The loss is the mean over the queries with a
-    candidate in the mask of::
-
-        KL over the candidates in the mask of (softmax(t / T) ‖ softmax(s / T))
-
-    The scores s of the student and t of the teacher are (queries, candidates) and finite, with at least two candidates.
-    `mask`, bool (queries, candidates), is True for the candidates that count; None means all. The loss is 0 if the mask
-    has no True. Raises a ConfigurationError if types, shapes or devices do not fit.
+    The loss is the mean over the queries of KL(softmax(t / T) ‖ softmax(s / T)) over the candidates in the mask. The
+    paper uses the cross entropy, which has the same gradient. The scores s of the student and t of the teacher are
+    (queries, candidates) and finite, with at least two candidates. `mask`, bool (queries, candidates), is True for the
+    candidates that count; None means all. Queries without a candidate do not count; the loss is 0 if none is left.
     """
     _agree("lists", student, teacher, mask, positive("temperature", temperature))
     scores = [precise(scores) / temperature for scores in (student, teacher)]
@@ -43,8 +39,8 @@ def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, pr
 def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperature: float) -> Tensor:
     """Return `lists` for rows of several queries, times T², which keeps the gradient's size when T changes.
 
-    The scores of student and teacher are (rows,) and finite. `groups`, integers (rows,), has the number of each row's
-    query. A query with a single row has no order and adds 0 to the mean.
+    The scores are (rows,) and finite. `groups`, integers (rows,), has the number of each row's query. A query with a
+    single row has no order and adds 0 to the mean.
     """
     problem = positive("temperature", temperature)
     agree_pair("grouped lists", "rows", student, teacher, problem, groups=integers(groups, "rows"))

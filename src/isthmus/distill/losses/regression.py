@@ -6,20 +6,18 @@ from isthmus.distill.shapes import agree, average, floats, precise
 
 
 def squared_errors(student: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean squared error over all elements of two tensors of equal shape, as a scalar.
+    """Return the mean squared error of tensors of equal shape, which the conditional mean minimizes.
 
-    `wanted` gets no gradient. The conditional mean minimizes this loss.
-    Raises a ConfigurationError if the tensors are empty or their shapes differ.
+    `wanted` gets no gradient. Raises a ConfigurationError if the tensors are empty or their shapes differ.
     """
     agree("squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
     return average((precise(student) - precise(wanted.detach())).square())
 
 
 def absolute_errors(student: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean absolute error over all elements of two tensors of equal shape, as a scalar.
+    """Return the mean absolute error of tensors of equal shape, which the conditional median minimizes.
 
-    `wanted` gets no gradient. The conditional median minimizes this loss.
-    Raises a ConfigurationError if the tensors are empty or their shapes differ.
+    `wanted` gets no gradient. Raises a ConfigurationError if the tensors are empty or their shapes differ.
     """
     agree("absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
     return average((precise(student) - precise(wanted.detach())).abs())
