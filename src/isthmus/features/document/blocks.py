@@ -27,8 +27,8 @@ class Figure:
         content: SVG elements, without the `<svg>` around them; not escaped.
         label: text for screen readers.
         caption: plain text below the drawing; not shown in a table cell.
-        width: width of the view box.
-        height: height of the view box.
+        width: width of the view box, in pixels.
+        height: height of the view box, in pixels.
     """
 
     content: str
@@ -58,7 +58,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A paragraph, or a line on a terminal. An error is a paragraph of one `bad` span."""
+    """A paragraph of a page, or a line on a terminal. An error is a paragraph of one `bad` text."""
 
     text: Text
 
@@ -85,20 +85,14 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """The meaning of colors in figures. Each entry has the color (`charts.Color`), its name and an explanation."""
+    """The meaning of colors in figures. Each entry is a color (`charts.Color`), its name and an explanation."""
 
     entries: Sequence[tuple[str, str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class TableBlock:
-    """A table.
-
-    Attributes:
-        numbers: columns to align right.
-        code: columns to set in monospace.
-        layout: CSS class for a special layout on phones.
-    """
+    """A table. `numbers` are right-aligned columns, `code` monospaced columns; `layout` is a CSS class for phones."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Text]]
@@ -125,7 +119,6 @@ def drawn(cells: Sequence[Text]) -> bool:
 
 
 def plain(text: Text) -> str:
-    """Return the text without styles and figures."""
     match text:
         case str():
             return text
@@ -137,7 +130,6 @@ def plain(text: Text) -> str:
 
 
 def cell(value: object) -> str:
-    """Format a value of a report for a table cell."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ABSENT}[value]
     if isinstance(value, int):

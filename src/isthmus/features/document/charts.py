@@ -73,10 +73,7 @@ class Axis:
 
 
 def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """Return an axis that shows all numbers, with a margin at both ends.
-
-    There must be at least one number. With `log`, all must be positive.
-    """
+    """Return an axis that shows all numbers (at least one; with `log`, all positive) with a margin at both ends."""
     values = list(numbers)
     low, high = min(values), max(values)
     if log:
@@ -98,14 +95,13 @@ Bar = tuple[float | None, float, Color]
 
 @dataclass(frozen=True)
 class ChartRow:
-    """A row of a chart.
+    """A row of a chart, with a name on its left and `text` on its right.
 
     Attributes:
         bars: bars, drawn in this order.
         span: ends of a horizontal line, for example a confidence interval.
         dots: numbers shown as dots.
         faint: numbers shown as small, faint dots.
-        text: text to the right of the row.
     """
 
     name: str
@@ -147,13 +143,12 @@ def rows_chart(rows: Sequence[ChartRow], label: str, caption: str = "", *, log: 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a plot.
+    """A point of a plot, drawn small and pale if `faint`.
 
     Attributes:
         name: text next to the point.
         title: text that appears under the mouse.
         interval: ends of a vertical line through the point, for example a confidence interval.
-        faint: True for a small, faint point.
     """
 
     x: float
@@ -167,7 +162,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot. Lines of the same name and color share an entry in the legend; nameless lines get no entry."""
+    """A line of a plot. Lines with the same name and color share an entry in the legend; nameless lines have none."""
 
     points: Sequence[tuple[float, float]]
     color: Color
@@ -188,11 +183,11 @@ def plot(  # noqa: PLR0913 - everything that a plot can show
     y_limits: Sequence[float] = (),
     diagonal: bool = False,
 ) -> Figure:
-    """Draw lines, and dots above them, over two axes.
+    """Draw lines, and dots above them, over two axes. There must be at least one dot or line point.
 
-    There must be at least one dot or line point. `x_names`, if any, replace the numbers of the horizontal axis: the
-    first name is at x = 0, the next at x = 1. `x_limits` and `y_limits` are numbers to mark with dashed lines. With
-    `diagonal`, both axes have the same ends, and a line of equal x and y replaces the numbers.
+    `x_names`, if any, replace the numbers of the horizontal axis: the first name is at x = 0, the next at x = 1.
+    `x_limits` and `y_limits` are marked with dashed lines. With `diagonal`, both axes have the same ends, and a line of
+    equal x and y replaces the numbers.
     """
     legend = dict.fromkeys((line.name, line.color) for line in lines if line.name)
     left, top, bottom = _LEFT, 22 if legend else 8, _HEIGHT - _FOOT - 4 - (_LABEL if x_label else 0)
@@ -256,14 +251,14 @@ def histogram(
 
 
 def dots_in_cell(dots: Sequence[tuple[Color, float]], x: Axis, label: str) -> Figure:
-    """Draw dots on a line, for a table cell 120 pixels wide. `x` must map the numbers of the dots to these pixels."""
+    """Draw dots on a line for a table cell 120 pixels wide; `x` must map the numbers of the dots to these pixels."""
     ends = [x(value) for _, value in dots]
     drawn = (_colored(color, _dot(x(value), 7)) for color, value in dots)
     return Figure(_line("grid", min(ends), max(ends), 7, 7) + "".join(drawn), label, "", 120, 14)
 
 
 def share_in_cell(share: float, label: str) -> Figure:
-    """Draw a green bar for a table cell, whose left part is red. `share`, from 0 to 1, is the red part."""
+    """Draw a bar for a table cell: the left `share`, from 0 to 1, is red and the remainder green."""
     red = _colored("red", f'<rect width="{100 * share:.2f}" height="8"/>')
     return Figure(_colored("green", '<rect width="100" height="8"/>') + red, label, "", 100, 8)
 
@@ -276,7 +271,7 @@ def _drawn(places: Sequence[tuple[float, float]], line: Line) -> str:
 
 
 def _across(x: Axis, ticks: Iterable[tuple[float, str]], height: float, width: float) -> str:
-    """Draw the grid and the names of a horizontal axis; names that would overlap are left out."""
+    """Draw the grid and the names of a horizontal axis, without names that would overlap."""
     parts, free = [], 0.0
     for value, name in ticks:
         at = x(value)

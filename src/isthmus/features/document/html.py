@@ -72,7 +72,7 @@ _SPANS: dict[blocks.Style, str] = {
 
 
 def to_html(title: str, blocks: Iterable[Block]) -> str:
-    """Return a document as a complete HTML page. `title` is the page's title for the browser, not a heading."""
+    """Return a document as a complete HTML page. `title` is the title for the browser, not a heading on the page."""
     all_blocks = list(blocks)
     headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
     links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)
@@ -107,7 +107,7 @@ def image(figure: Figure) -> str:
 
 
 def _sentence(text: Text) -> str:
-    """Write a text in which backticks mark code, as in messages."""
+    """Write a text as HTML; backticks in it mark code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", _inline(text))
 
 
@@ -145,7 +145,7 @@ def _group(group: blocks.BlockGroup) -> str:
 
 
 def _table(table: TableBlock) -> str:
-    """Write a table that scrolls on its own if the page is too narrow."""
+    """Write a table that scrolls by itself if the page is too narrow."""
     names = list(map(escape, table.columns))
     kinds = [
         ' class="n"' if name in table.numbers else ' class="v"' if name in table.code else "" for name in table.columns

@@ -1,11 +1,4 @@
-"""`clock.as_of` for all rows of a spine at once, in one pass over the history, in blocks of any order.
-
-A row of the history is visible from the later of its event and known times. The distinct times at which a key is
-queried are its slots, in order. Each row lands on the first slot at which it is visible; the greatest row by (event,
-known, content) wins the slot. The running maximum along the slots of a key is the answer at each time.
-
-Memory holds the sorted times of the spine and a block of the history, however long the history is.
-"""
+"""A search for the rows that the point-in-time join finds: `clock.as_of` for many keys and times in one pass."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,6 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.features.values.columns import Ints
+
+# A row of the history is visible from the later of its event and known times. The distinct times at which a key is
+# queried are its slots, in order. Each row lands on the first slot at which it is visible; the greatest row by (event,
+# known, content) wins the slot. The running maximum along the slots of a key is the answer at each time.
+#
+# Memory holds the sorted times of the spine and a block of the history, however long the history is.
 
 _LEAST = np.iinfo(np.int64).min
 _NONE = -1
@@ -25,13 +24,10 @@ _PART = 1 << 16
 class AsOfQueries:
     """A search of a history for the row that is valid at each of n pairs of key and time. No ttl is applied.
 
-    Pass every block of the history to `offer`, in any order, and then call `answers`.
-
-    Args:
-        keys: one column per join key, n values each; a null matches no row.
-        at: microseconds since 1970 UTC, shape (n,).
-        content: returns the content hashes of rows, given their distinct, ascending row numbers in the history. It is
-            called only for rows with equal keys and times.
+    Pass every block of the history to `offer`, in any order, and then call `answers`. `keys` has a column of n values
+    per join key; a null matches no row. `at` holds n times in microseconds since 1970 UTC. `content` returns the
+    content hashes of rows, given their ascending numbers in the history, and is called only for rows with equal keys
+    and times.
     """
 
     def __init__(self, keys: Sequence[pa.ChunkedArray], at: Ints, content: Callable[[Ints], Ints]) -> None:
@@ -55,11 +51,7 @@ class AsOfQueries:
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
     def offer(self, keys: Sequence[pa.ChunkedArray], event: Ints, known: Ints, first: int) -> None:
-        """Search m consecutive rows of the history. `first` is the row number of the first of them.
-
-        `keys` has a column per join key, in the order of the constructor's. The event and known times have shape (m,),
-        in microseconds since 1970 UTC.
-        """
+        """Search rows of the history that follow each other from row number `first` on. Times are in microseconds."""
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)
@@ -82,9 +74,9 @@ class AsOfQueries:
         self._settle(slot, rows + first)
 
     def answers(self) -> tuple[Ints, Ints]:
-        """Return the row number of the matching row of each pair, and its event time in microseconds, shape (n,) each.
+        """Return the number and the event time, in microseconds, of the row that is valid for each of the n pairs.
 
-        The row number is -1 if no row matches; the event time is then meaningless.
+        Without such a row, the number is -1 and the event time is meaningless.
         """
         best = self._best()
         slot = best[self._slot_of]
@@ -102,7 +94,7 @@ class AsOfQueries:
         return np.maximum.accumulate(np.where(top, np.arange(len(filled)), 0))
 
     def _greatest(self, slot: Ints, values: Ints, best: Ints) -> Ints:
-        """Return the indices of rows with the greatest value of their slots. Update `best` and clear smaller rows."""
+        """Return the indices of rows with the greatest value of their slots; update `best` and clear smaller rows."""
         before = best.take(slot)
         keep = np.flatnonzero(values >= before)
         slot, values, before = slot.take(keep), values.take(keep), before.take(keep)
@@ -115,7 +107,7 @@ class AsOfQueries:
         return greatest
 
     def _settle(self, slot: Ints, place: Ints) -> None:
-        """Store the places of the greatest rows; among equal rows of a slot, the greatest by content."""
+        """Store the greatest row of each slot; among equal rows, the one with the greatest content hash."""
         before = self._place.take(slot)
         self._place[slot] = place
         self._place[slot[(before >= 0) | (self._place.take(slot) != place)]] = _NONE

@@ -1,8 +1,4 @@
-"""The point-in-time join: the row of each view that was valid at each spine row's own time.
-
-`asof` finds the matching rows from keys and times alone. It reads content hashes only for rows with equal key and
-times, which offline tables never hold. Arrow then copies the values bit for bit.
-"""
+"""The point-in-time join of a spine: for each row, the values of each view that were valid at the row's own time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,46 +34,29 @@ _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
 
 
 def point_in_time(spine: pa.Table, histories: Sequence[ViewHistory], threads: int = 2) -> pa.Table:
-    """Join views to a spine by the time rules.
+    """Join the histories of views to a spine in memory, and return all spine rows in order; see `Join` for streams.
 
-    Args:
-        spine: `event_timestamp` (timestamp with time zone, no nulls) and the join keys. A null key matches no row.
-        histories: the views to join.
-        threads: number of CPU threads.
-
-    Returns:
-        All spine rows in order, with `<view>__<feature>` columns and a `<view>__status` column (present, null, expired,
-        not_found) for each view.
-
-    Raises:
-        DataError: the spine lacks a column, a column has another type than the view's key or a value that does not fit,
-            or two columns of the result would share a name.
+    Adds the columns `<view>__<feature>` and a `<view>__status` of present, null, expired or not_found. A null key
+    matches no row. Raises DataError for a spine that does not fit the histories, or whose `event_timestamp` has nulls.
     """
     join = Join(spine.schema, histories, threads=threads)
     return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
 
 
 class Join:
-    """Streams the point-in-time join of a spine in batches.
+    """Streams the point-in-time join of a spine in batches, with one block of each of `threads` histories in memory.
 
-    Memory holds `rows` spine rows, their distinct matching rows, and one block of the history of each of `threads`
-    views. Values are read only from row groups with a match.
+    Raises DataError if the spine lacks a column, a column has another type than the view's key, or names would collide.
 
     Args:
-        spine: columns of the spine.
-        histories: the views to join.
-        features: names of the features to join, in order, by view name; default: all features of all views.
+        features: names of the features to join, in order, by view name; None for all features of all views.
         status: add a status column per view. Without it, rows too old for all spine rows are not read.
         threads: number of CPU threads, and of views joined at once.
-        rows: spine rows per pass over the histories.
-        reading: context for reading the history of a table, by its name; entered for several views at once.
+        rows: spine rows per pass over the histories; all of them are in memory.
+        reading: context for reading the table of that name, entered for several views at once.
 
     Attributes:
         schema: columns of the result.
-
-    Raises:
-        DataError: the spine lacks a column, a column has another type than the view's key, or two columns of the result
-            would share a name.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -101,10 +80,7 @@ class Join:
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the spine rows in order, with the joined columns, in batches of at most `BATCH` rows.
 
-        The sizes of the spine's batches do not matter.
-
-        Raises:
-            DataError: a row has no time, or a value that does not fit its type; the message names the row.
+        Raises DataError, which names the row, if a row has no time or a value that does not fit its type.
         """
         first = 0
         for rows in in_lots(spine, self._rows):
@@ -112,9 +88,9 @@ class Join:
             first += len(rows)
 
     def questions(self, spine: pa.Table, first: int) -> pa.Table:
-        """Return the join keys and `event_timestamp` in the types of the histories, for a join by another engine.
+        """Return the join keys and `event_timestamp` in the histories' types, for a join by another engine.
 
-        `first` is the number of the first row, for messages. Raises the errors of `batches`.
+        `first` is the number of the first row, for messages. Raises DataError for the same rows as `batches`.
         """
         columns: dict[str, pa.ChunkedArray | pa.Array] = {
             "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
@@ -125,10 +101,7 @@ class Join:
         return pa.table(columns)
 
     def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """Combine spine rows with the columns that another engine joined to them into a batch of the result.
-
-        `answers` must have every added column of `schema`, and a row for each spine row in the same order.
-        """
+        """Add the columns that another engine joined, one row per spine row in order, to a batch of spine rows."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -188,6 +161,7 @@ class _ViewJoin:
         return _Answers([_combined(column) for column in values], row_of, codes)
 
     def _places(self, scan: Scan, keys: Sequence[pa.ChunkedArray], at: Ints) -> tuple[Ints, Ints]:
+        # Content hashes are read only for rows with equal key and times, which offline tables never hold.
         queries = AsOfQueries(keys, at, lambda places: scan.rows(places, ["content_hash"])["content_hash"].to_numpy())
         names = [column.name for column in self.view.keys]
         for first, rows in scan.blocks([*names, "event_timestamp", "known_at"]):
@@ -237,12 +211,8 @@ def by_ttl(
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
     """Return the features and the status column of a view by column name; expired rows become null.
 
-    Args:
-        view: the view.
-        moments: time of each query.
-        event: event time of the newest row; null without a row.
-        present: whether a row exists.
-        rows: features of the newest row, by full name.
+    `moments` is the time of each query. `event` and `rows` are the event time and, by full name, the features of the
+    newest row. `present` is True where there is a row, and `event` is null elsewhere.
     """
     at = moments.cast(_TIME).cast(pa.int64())
     age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))
@@ -265,12 +235,7 @@ def by_ttl(
 
 
 def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]]) -> None:
-    """Check that these views, each with the columns that it adds, can be joined to a spine.
-
-    Raises:
-        DataError: the spine lacks a column, `event_timestamp` has no time zone, a key has another type than in
-            a view, or two columns would share a name.
-    """
+    """Raise DataError unless these views, each with the columns that it adds, can be joined to a spine."""
     if "event_timestamp" not in spine.names:
         raise DataError("spine", "has no column event_timestamp", remedy="give each row's time this name")
     if spine.names.count("event_timestamp") > 1:
@@ -297,7 +262,7 @@ def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]])
 
 
 def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether a column of type `actual` can hold keys of type `expected`, unless values are out of range."""
+    """Return whether a column of type `actual` can hold keys of type `expected`. Single values may still not fit."""
     integers = pa.types.is_integer(actual) and pa.types.is_integer(expected)
     texts = pa.types.is_string(expected) and (pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
     blobs = pa.types.is_binary(expected) and (pa.types.is_large_binary(actual) or pa.types.is_binary_view(actual))
@@ -307,10 +272,7 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def moments(spine: pa.Table, first: int) -> Ints:
-    """Return the times of spine rows in microseconds; raise DataError for a null or a time out of range.
-
-    `first` is the number of the first row, for messages.
-    """
+    """Return spine times in microseconds; raise DataError for a null or unfit time. Rows are numbered from `first`."""
     times = spine["event_timestamp"]
     if times.null_count:
         row = first + pc.index(times.is_null(), True).as_py()
@@ -319,10 +281,7 @@ def moments(spine: pa.Table, first: int) -> Ints:
 
 
 def cast(spine: pa.Table, name: str, expected: pa.DataType, first: int) -> pa.ChunkedArray:
-    """Cast a spine column to the type of the history; raise DataError if a value does not fit.
-
-    `first` is the number of the first row, for messages.
-    """
+    """Cast a spine column; raise DataError if a value does not fit. Rows are numbered from `first` in the message."""
     column = spine[name]
     try:
         return column.cast(expected)

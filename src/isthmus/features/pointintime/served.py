@@ -1,10 +1,4 @@
-"""The values that serving returned in the past: replays the log of materializations over versions of offline tables.
-
-A row that became readable online at time r was served from r until the next row of its key became readable, or until
-the key was removed. A point-in-time join over those times, instead of the known times, yields a training set with the
-lag of serving. Pushed rows in the history were readable from the time of their push: the decisions of Redis's scripts
-are recomputed from the log of pushes.
-"""
+"""The values that serving returned in the past: a join that replays the logs of materializations and pushes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +23,11 @@ from isthmus.features.values.columns import Ints, Mask
 from isthmus.features.values.equality import equal_values
 from isthmus.features.values.rows import RowCodec
 
+# A row that became readable online at time r was served from r until the next row of its key became readable, or until
+# the key was removed. A point-in-time join over those times, instead of the known times, yields a training set with the
+# lag of serving. Pushed rows in the history were readable from the time of their push: the decisions of Redis's scripts
+# are recomputed from the log of pushes.
+
 EVENT, PRESENT = Column("_event", UnixTimestamp), Column("_present", Bool)
 """Extra columns of the history of readable rows. No feature has such a name: they begin with an underscore."""
 
@@ -41,13 +40,12 @@ _TIME = ARROW[UnixTimestamp.name]
 
 @dataclass(frozen=True, slots=True)
 class ServedDifference:
-    """Differences between the answers of serving and the ideal join, for one feature.
+    """Differences of one feature between the values that serving returned and the ideal join.
 
     Attributes:
         compared: number of spine rows.
         differing: number of rows with different values, nulls included.
-        lag_seconds: mean age of the served event relative to the ideal event, over rows that have both; None without
-            such rows.
+        lag_seconds: mean time from the served event to the ideal one, over rows with both; None without such rows.
     """
 
     compared: int
@@ -58,17 +56,14 @@ class ServedDifference:
 class ServedJoin:
     """Joins a spine to the values that serving had at each row's time, and compares them with the ideal join.
 
-    It streams like `Join`, and takes its arguments. But creating it reads every materialized version of the tables, and
-    it holds all rows that were ever readable online in memory: one row per change of a key. By default, it replays all
-    runs of materialization; pass the attribute `until` of an earlier join to replay only the runs of that join.
+    It streams like `Join`, and takes its arguments. Creating it reads every materialized version of the tables, and
+    holds one row per change of a key in memory. Pass the attribute `until` of an earlier join to replay only its runs.
+    Raises DataError if a view was never materialized under its contract, or if a materialized version no longer exists.
 
     Attributes:
         schema: columns of the result, as in `Join`.
-        until: for each view, the time at which the last rows of a run became readable; under `VIEW|pushed`, the version
-            of the log of pushes, if the view has one.
-
-    Raises:
-        DataError: a view was never materialized under its contract, or a materialized version no longer exists.
+        until: for each view, the time at which the last rows of a run became readable, in microseconds since 1970 UTC;
+            under `VIEW|pushed`, the version of the log of pushes, if the view has one.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -100,14 +95,9 @@ class ServedJoin:
             self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the spine rows in order, with the values that serving had at each row's time.
+        """Yield the spine rows in order, with the values that serving had at each row's time; count them in `report`.
 
-        The sizes of the spine's batches do not matter.
-
-        `report` covers the rows that have been joined so far.
-
-        Raises:
-            DataError: a row has no time, or a value that does not fit its type.
+        Raises DataError if a row has no time, or a value that does not fit its type.
         """
         for rows in in_lots(spine, PASS):
             result = rows
@@ -127,16 +117,17 @@ class ServedJoin:
 
 
 class ServedPushes:
-    """A replay of the pushed rows of a view. Each was served from its push on, if it was newer than the served row.
+    """A replay of the pushed rows of a view: each was served from its push on, if it was newer than the served row.
 
-    A materialization run then replaced all rows known by its horizon. A pushed row that became known later stayed if it
-    was newer than the run's row. For each run, in order, call `until` with its time and then `decide`.
+    For each materialization run, in order, call `until` with its time and then `decide`.
 
     Attributes:
         rows: the pushed rows, by the time of their push.
         keys: the m keys that have pushed rows.
     """
 
+    # A materialization run replaces all rows known by its horizon. A pushed row that became known later stays if it is
+    # newer than the run's row.
     def __init__(self, view: ViewContract, pushed: pa.Table) -> None:
         self.rows = pushed.sort_by(ACCEPTED.name)
         names = [column.name for column in view.keys]
@@ -173,11 +164,10 @@ class ServedPushes:
         return np.array(list(readable.values()), np.int64)
 
     def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
-        """Advance the replay by a materialization run that wrote the latest rows `state`.
+        """Advance the replay by a materialization run that wrote the rows `state`, and return two masks of shape (m,).
 
-        `horizon` is the latest known time that the run covers, in microseconds since 1970 UTC. Return two masks, shape
-        (m,): the keys whose pushed row stays, because it became known after `horizon` and is newer than the run's row,
-        and the keys whose pushed row the run replaces or removes.
+        The first marks the keys whose pushed row stays: it became known after `horizon`, in microseconds since 1970
+        UTC, and is newer than the run's row. The second marks the keys whose pushed row the run replaces or removes.
         """
         stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
         for key, place in enumerate(matches(state.keys, self.keys.cast(state.keys.schema)).tolist()):
@@ -192,13 +182,10 @@ class ServedPushes:
 
 
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
-    """Return the rows of a view that were readable online, by the time at which they became readable.
+    """Return the rows of a view that were readable online, with the time when they became readable as their times.
 
-    That time is their `event_timestamp` and `known_at`. `EVENT` is the row's own event time. `PRESENT` is null in a row
-    that stands for the removal of a key.
-
-    Raises:
-        DataError: the view was never materialized under its contract, or a materialized version no longer exists.
+    `EVENT` holds the row's own event time. `PRESENT` is null in a row that stands for the removal of a key. Raises
+    DataError if the view was never materialized under its contract, or if a materialized version no longer exists.
     """
     return _readable(offline, view, None, _push_log(offline, view).version())[0]
 
@@ -210,9 +197,9 @@ def _push_log(offline: OfflineStore, view: ViewContract) -> PushLog:
 def _readable(
     offline: OfflineStore, view: ViewContract, until: int | None, version: int | None
 ) -> tuple[ViewHistory, int]:
-    """Return the readable rows after the runs up to `until`, and when the last of these became readable.
+    """Return the readable rows after the runs up to `until`, and when the rows of the last run became readable.
 
-    `version` is the version of the log of pushes, None without pushes.
+    `version` is the version of the log of pushes; None without pushes.
     """
     log = _push_log(offline, view)
     pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))

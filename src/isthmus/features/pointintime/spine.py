@@ -28,8 +28,8 @@ class SpineRows:
 
     Attributes:
         schema: columns, in types that Parquet has, without metadata.
-        path: file or folder of the rows, or None.
-        count: number of rows, or None if unknown before reading.
+        path: file or folder of the rows, if the user passed a path; else None.
+        count: number of rows; None if unknown before reading.
     """
 
     def __init__(
@@ -46,11 +46,7 @@ class SpineRows:
         self._read, self._once, self._exhausted = read, once, False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, in the types of `schema`. With `once`, this works a single time.
-
-        Raises:
-            DataError: the rows cannot be read, or are a stream that was read before.
-        """
+        """Yield the rows in order, in the types of `schema`; raise DataError if they cannot be read, or not again."""
         if self._exhausted:
             raise DataError("spine", "is a stream that was already read",
                             remedy="pass a table or a file instead")  # fmt: skip
@@ -62,15 +58,10 @@ class SpineRows:
 
 
 def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:
-    """Open a spine in any of the `FORMS`. `SpineRows.batches` reads its rows later.
+    """Open a spine in any of the `FORMS` that a user may pass. `SpineRows.batches` reads its rows later.
 
-    Args:
-        spine: a value passed by a user.
-        types: column types of a CSV file, which has none itself ("007" may be text). Other columns are text.
-
-    Raises:
-        DataError: the value has another form, or cannot be read.
-        RequestError: the value is a URL.
+    `types` are the column types of a CSV file, where "007" may be text; other columns are text. Raises DataError if the
+    value has another form or cannot be read, and RequestError if it is a URL.
     """
     if isinstance(spine, str | Path):
         return _file(require_local("spine", spine), types)
@@ -148,7 +139,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert a column to its plain type. Arrow cannot cast a dictionary of views, which Polars uses for categories."""
+    """Cast a column. Arrow cannot cast a dictionary of views, which Polars uses for categories."""
     if isinstance(column, pa.DictionaryArray):
         column = pa.DictionaryArray.from_arrays(column.indices, _plain(column.dictionary, kind))
     return column.cast(kind)

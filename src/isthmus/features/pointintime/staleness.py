@@ -1,8 +1,4 @@
-"""The values that a device sees: its snapshot was made some time before each row's own time.
-
-The point-in-time join at the time of the snapshot gives the rows in the snapshot. A row that has become older than its
-view's ttl since then has expired on the device, too. `Ages` gives the age of the device's newest snapshot.
-"""
+"""The values that a device sees: its snapshot was made some time before each row's own time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,13 +32,10 @@ _EVENT = Column("event_timestamp", UnixTimestamp)
 
 
 class AgedJoin:
-    """Joins a spine to the values that a device had at each row's time.
+    """Joins a spine to the values that a device had at each row's time. Streams like `Join`, and takes its arguments.
 
-    It streams like `Join`, and takes its arguments. `ages` gives the age of the device's snapshot at each row's time. A
-    key for which `keeps` returns False gets the status not_found; with `keeps` of None, the device has all keys.
-
-    Attributes:
-        schema: columns of the result, as in `Join`.
+    `ages` gives the age of the device's snapshot at each row's time. A key for which `keeps` returns False gets the
+    status not_found; with `keeps` of None, the device has all keys.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -70,10 +63,7 @@ class AgedJoin:
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the spine rows in order, with the values that a device had at each row's time.
 
-        The sizes of the spine's batches do not matter.
-
-        Raises:
-            DataError: a row has no time, or a value that does not fit its type.
+        Raises DataError if a row has no time, or a value that does not fit its type.
         """
         first = 0
         for rows in in_lots(spine, PASS):
@@ -82,6 +72,8 @@ class AgedJoin:
             place = rows.column_names.index("event_timestamp")
             then = rows.set_column(place, rows.schema.field(place), made.cast(rows.schema.field(place).type))
             result = rows
+            # The snapshot has the rows that were valid when it was made. Since then, a row may have passed its view's ttl:
+            # it has expired on the device, too.
             for view, join in self._views:
                 past = pa.Table.from_batches(join.batches(then.to_batches()), join.schema)
                 event = past[view.full_name(_EVENT.name)]
@@ -97,15 +89,15 @@ class AgedJoin:
 
 
 def fixed(age: int | Ints) -> Ages:
-    """Return `Ages` with the same age for every row, or with one age for each row of the spine, in microseconds."""
+    """Return `Ages` with the same age for every row, or one age per spine row, in microseconds."""
     return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 
 def drawn(device: Snapshot, seed: int = 0) -> Ages:
-    """Return `Ages` that draws a snapshot age for each row, as a device may meet it.
+    """Return `Ages` that draw for each row the age of the newest snapshot that a device may have.
 
-    The snapshot was made at a multiple of `every`, and is at most `age` old. The time since the device fetched it is
-    drawn uniformly. It depends only on `seed` and the number of the row.
+    A snapshot is made at each multiple of `every`, and is at most `age` old. The time since the device fetched it is
+    drawn uniformly, and depends only on `seed` and the number of the row.
     """
     age, every = device.age // MICROSECOND, device.every // MICROSECOND
 
