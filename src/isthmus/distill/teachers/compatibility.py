@@ -1,4 +1,4 @@
-"""Check, before the first step, that teacher and student fit; report all problems together."""
+"""Checks, before the first step, that teacher and student fit; reports all problems together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

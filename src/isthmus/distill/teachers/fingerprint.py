@@ -1,4 +1,4 @@
-"""A digest of what a model computes, from its code, settings and numbers; independent of memory addresses and paths."""
+"""Digests of what a model computes, from its code, settings and numbers; independent of memory addresses and paths."""
 
 import functools
 import hashlib
@@ -47,7 +47,7 @@ class _Unreadable(Exception):
 
 
 class _Walk:
-    """A pass over an object. `where` is the path to a part, for messages."""
+    """A pass over an object; `where` is the path to a part, for messages."""
 
     def __init__(self, versioned: bool) -> None:
         self._versioned = versioned
@@ -197,7 +197,7 @@ def _hash(kind: str, *parts: Any) -> bytes:
 
 
 def _of_library(kind: type) -> bool:
-    """Return whether a class is from an installed package. A class typed at a prompt has no file and may change."""
+    """Return whether a class is from an installed package; a class typed at a prompt has no file and may change."""
     root = kind.__module__.split(".")[0]
     module = sys.modules.get(root)
     return root in sys.stdlib_module_names or hasattr(module, "__path__") or bool(getattr(module, "__file__", None))

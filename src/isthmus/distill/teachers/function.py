@@ -48,7 +48,6 @@ class FunctionTeacher(Teacher):
         return {key: self._numbers(key, value) for key, value in named(answers, self.keys, self.where).items()}
 
     def _numbers(self, key: str, answer: Any) -> Any:
-        """Convert class names to logits or probabilities with all mass on that class."""
         first = answer[0] if isinstance(answer, list | tuple | np.ndarray) and len(answer) else None
         if not isinstance(first, str):
             return answer

@@ -104,7 +104,6 @@ class NetworkTeacher(Teacher):
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on a device."""
     if isinstance(batch, Tensor):
         return batch.to(device)
     if isinstance(batch, tuple):

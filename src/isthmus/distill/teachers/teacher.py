@@ -96,7 +96,7 @@ class Teacher(ABC):
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield the teacher's weights. Raises a ConfigurationError if the teacher is no longer frozen."""
+        """Yield the teacher's weights; raise a ConfigurationError if the teacher is no longer frozen."""
         self.hold()
         yield from self._weights()
 
@@ -188,7 +188,6 @@ _ABSTAINS = (
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
-    """Return a problem unless the labels are the expected ones in any order."""
     if sorted(labels) == sorted(expected):
         return None
     more, less = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
@@ -203,7 +202,7 @@ def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
 
 
 def tensor(value: Any, where: str, key: str) -> Tensor:
-    """Convert an output to a tensor. Raises a ConfigurationError if it is not an array of numbers."""
+    """Convert an output to a tensor; raise a ConfigurationError if it is not an array of numbers."""
     if isinstance(value, Tensor):
         return value
     try:
