@@ -1,9 +1,8 @@
-"""Slow down training for the servers on its machine step by step, and speed it up again.
+"""Slows down training for the servers on its machine step by step, and speeds it up again; results stay the same.
 
-A degree says how much training gives way. Degree 0 is a low priority, which all training next to a server has. Degree 1
-is the lowest priority. Each further degree uses fewer cores, down to one; the last degree is a pause. No degree changes
-results. The lowest priority is never raised again during training: it still gets all idle time, and on Linux only a
-privileged user may raise it.
+A degree says how much training gives way: 0 is a low priority, 1 the lowest priority, each further degree uses fewer
+cores, down to one, and the last degree is a pause. The lowest priority is never raised again during training: it still
+gets all idle time, and on Linux only a privileged user may raise it.
 """
 
 import time
@@ -33,7 +32,6 @@ class Policy:
     """The current degree (see the module) and its history; times are seconds of any clock.
 
     Attributes:
-        degree: current degree.
         changed: time of the last change of the degree.
         strained: time when the p99 was last above its objective, or the degree changed.
         hold: seconds that the p99 must meet its objective before the degree falls.
@@ -63,21 +61,12 @@ class Policy:
 
 
 class Throttle:
-    """Apply the policy to this process: change its priority and its cores, and say when to pause.
+    """Applies the policy to this process: changes its priority and its cores, and says when to pause.
 
-    Call `look` between two steps, `pause` if it returns True, and `end` at the end, which undoes the changes.
-
-    Args:
-        latency: returns recent latency of servers on this machine, None without a server.
-        report: called with a line of text about each change.
-        threads: number of threads that compute; the process first gives up the cores beyond this number.
-        pauses: True if the last degree is a pause, False to never pause.
-        slowed: seconds on fewer cores in earlier runs.
-        paused: seconds of pauses in earlier runs.
-
-    Attributes:
-        slowed: seconds on fewer cores, including earlier runs.
-        paused: seconds of pauses, including earlier runs.
+    Call `look` between two steps, `pause` if it returns True, and `end` at the end, which undoes the changes. `latency`
+    returns None without a server, and `report` is called with a line of text about each change. The process first gives
+    up the cores beyond `threads`, the number of threads that compute. With `pauses=False`, it never pauses. `slowed`
+    and `paused` are the seconds on fewer cores and in pauses, starting with those of earlier runs.
     """
 
     def __init__(
@@ -100,10 +89,9 @@ class Throttle:
         return self._policy.degree == len(self._cores)
 
     def look(self) -> bool:
-        """Read the latency, change the degree and apply it, and return whether to pause.
+        """Read the latency, at most once per `LOOK_SECONDS`; change the degree, apply it, and return whether to pause.
 
-        Reads at most once per `LOOK_SECONDS`. Reports each change, and warns once if training has hardly run for
-        `STARVED_SECONDS`.
+        Reports each change, and warns once if training has hardly run for `STARVED_SECONDS`.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
@@ -177,10 +165,10 @@ class Throttle:
 def throttled(
     latency: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
 ) -> Iterator[Progress]:
-    """Yield a progress function; each call of it slows down or pauses the caller if servers need the machine.
+    """Yield a progress function that also slows down or pauses its caller if servers need the machine.
 
-    `latency` is as in `Throttle`, or None to ignore servers. `paused` is called with the seconds of each pause. The
-    priority of the process is restored at the end.
+    If `latency` is None, servers are ignored. `paused` is called with the seconds of each pause. The priority of the
+    process is restored at the end.
     """
     if latency is None:
         yield progress

@@ -1,7 +1,6 @@
 """Scheduling policy, nice value and cores of this process; on Linux each thread has its own.
 
-The number of torch's threads stays the same: sums are split among threads, so another number would change the last bits
-of results. On fewer cores the same threads compute the same.
+Never changes the number of torch's threads: sums are split among threads, so results would differ in the last bits.
 """
 
 import os
@@ -22,10 +21,7 @@ class _Scheduling(NamedTuple):
 
 
 class Priority:
-    """The priority and cores of all threads of this process; does nothing outside Linux.
-
-    `cores` is the number of cores when this object is created, 1 outside Linux.
-    """
+    """The priority and cores of all threads of this process; outside Linux, `cores` is 1 and nothing happens."""
 
     def __init__(self) -> None:
         self._before: Mapping[int, _Scheduling] = {}
