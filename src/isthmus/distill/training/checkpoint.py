@@ -29,7 +29,6 @@ class RunState(msgspec.Struct, forbid_unknown_fields=True):
         best: best value of the gate so far; None before the first evaluation.
         waited: evaluations since the best one.
         sums: sums of the loss and its terms since the last evaluation, over `summed` steps.
-        summed: number of steps in `sums`.
         history: an entry per evaluation: step, means of loss and terms since the evaluation before, and metrics.
         seconds: seconds of all these steps, including earlier runs, without pauses.
         slowed: seconds on fewer cores because of servers, part of `seconds`.
@@ -58,8 +57,8 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
 class Checkpoints:
     """The checkpoints of one run, in two folders that alternate, so that at least one is always complete.
 
-    `identity` is a digest of everything the weights depend on. Checkpoints of another run are skipped; `note` is called
-    with a line of text for each skipped checkpoint.
+    `identity` is a digest of everything the weights depend on. Damaged checkpoints and those of another run are
+    skipped, and reported with `note`.
     """
 
     def __init__(self, folder: Path, identity: str, note: Callable[[str], None]) -> None:

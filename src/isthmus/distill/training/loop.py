@@ -1,8 +1,7 @@
 """The training loop, shared by all tasks.
 
-accelerate selects the device, connects the processes, and wraps the module's forward pass for bf16, torch.compile and
-gradient averaging. Its wrappers of optimizers, schedules and loaders are not used, since they cost time in every step
-and replace only a few lines. Neither are its checkpoints, which are pickled.
+accelerate selects the device, connects the processes, and wraps the forward pass. Its other wrappers, which cost time
+in every step, and its pickled checkpoints are not used.
 """
 
 import math
@@ -48,11 +47,11 @@ class TrainingRows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: torch.Tensor, /) -> Any:
-        """Return the batch of the rows at these indexes, int64 (n,) on the CPU, on the training device."""
+        """Return the rows at these indexes, int64 (n,) on the CPU, as a batch on the training device."""
 
 
 class Outcome(NamedTuple):
-    """A finished training: module, final state, and the seconds it paused since it last resumed."""
+    """A finished training; `paused` is the seconds it paused since it last resumed."""
 
     module: nn.Module
     state: RunState
@@ -250,8 +249,7 @@ class _Run:
     def _join(self, before: Sequence[int | None]) -> None:
         """Add zero to each gradient that the backward pass did not touch, since other processes wait for it.
 
-        This happens when the weight of a loss becomes 0. The optimizer skips weights that no process has used, as it
-        does with one process. All processes see the same sum.
+        The optimizer skips weights that no process has used, as with one process. All processes see the same sum.
         """
         pairs = zip(self.trainable.values(), before, self._versions(), strict=True)
         if unused := [(weights, was is None) for weights, was, now in pairs if was == now]:

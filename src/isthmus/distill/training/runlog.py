@@ -15,9 +15,9 @@ PLOT_SECONDS, LINE_SECONDS = 1.0, 10.0
 
 
 class RunLog:
-    """Progress lines and event files of a run of `total` steps, rare enough to cost nothing.
+    """Writes progress lines, and event files to `folder` unless it is None, rarely enough to cost nothing.
 
-    Event files are written to `folder`; None writes none. Call `begin` first, and `end` to close them.
+    Call `begin` first, and `end` to close the files.
     """
 
     def __init__(self, progress: Progress, total: int, folder: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Record SIGINT and SIGTERM, so that training stops between two steps."""
+"""Records SIGINT and SIGTERM, so that training stops between two steps."""
 
 import signal
 import threading
@@ -14,8 +14,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def interruption() -> Iterator[list[int]]:
     """Collect the first SIGINT or SIGTERM within the block in the list; a second one has its usual effect.
 
-    Only the main thread may handle signals: in any other thread the list stays empty. An ignored signal stays ignored,
-    like SIGINT in background jobs of a shell.
+    Outside the main thread the list stays empty. An ignored signal stays ignored, like SIGINT in a shell's background
+    jobs.
     """
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}

@@ -81,11 +81,9 @@ class StudentRun:
     """The record of a finished training.
 
     Attributes:
-        state: final state of the run.
         best: metric of the best weights on the validation part.
         rows: number of rows trained on, counted once per use.
-        flops: floating-point operations of all forward and backward passes, as torch counts them: only matrix products
-            and convolutions.
+        flops: floating-point operations of all forward and backward passes: only matrix products and convolutions.
         waited: seconds of pauses because of servers since the run last resumed.
         threads: number of CPU threads.
     """
@@ -107,11 +105,9 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     Writes checkpoints and event files to `folder`, and resumes from a checkpoint of the same run there. After training,
     calls `Task.after_training`.
 
-    Raises:
-        ConfigurationError: settings, objective, student and teacher do not fit; checked before the first step.
-        DependencyError: memory or disk is full.
-        GateFailed: a loss, a gradient or an output is not finite; the student has its best weights so far.
-        Stopped: SIGINT or SIGTERM arrived.
+    Raises a ConfigurationError, before the first step, if settings, objective, student and teacher do not fit; a
+    DependencyError if memory or disk is full; a GateFailed if a loss, a gradient or an output is not finite, with the
+    best weights so far in the student; and Stopped on SIGINT or SIGTERM.
     """
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device
@@ -169,8 +165,8 @@ def _checked(
 ) -> float:
     """Check that the parts fit, and return the floating-point operations of training on a row.
 
-    These are counted on the first rows, halfway through training. The smallest part of an epoch is checked too, since
-    batch norm rejects a single row and some losses need several. The module's weights are restored.
+    Also checks the smallest part of an epoch, since batch norm rejects a single row and some losses need several.
+    Restores the module's weights.
     """
     where = task.material.declaration.where
     full, last = min(settings.batch, len(batches)), len(batches) % settings.batch or settings.batch

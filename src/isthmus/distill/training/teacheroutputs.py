@@ -26,12 +26,8 @@ _FILE = "facts.json"
 class TeacherCost(msgspec.Struct, frozen=True):
     """The cost of a teacher.
 
-    Attributes:
-        parameters: number of parameters; None if they cannot be counted.
-        bytes: size of the parameters; None if they cannot be counted.
-        p50_us: median latency of a row on one thread, in microseconds.
-        p99_us: 99th percentile of that latency.
-        runtime: library and number of threads.
+    `parameters` and their `bytes` are None if they cannot be counted. `p50_us` and `p99_us` are the median and the 99th
+    percentile of the latency of a row on one thread.
     """
 
     parameters: int | None
@@ -46,11 +42,7 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
 
 def most_parameters(parameters: int, size: int) -> int:
-    """Return the maximum number of parameters for a student of this teacher.
-
-    For a network this is its number of parameters, also in half precision. For trees it is their bytes as float32
-    numbers, since each node is one record.
-    """
+    """Return the maximum number of parameters of a student: a network's parameters, or trees' bytes / 4 (float32)."""
     return max(parameters, size // 4)
 
 
@@ -93,11 +85,11 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
 ) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
-    """Return the complete outputs of a teacher for these rows, and its cost.
+    """Compute a teacher's missing outputs for these rows and its cost, and return all outputs and the cost.
 
-    Both are cached, so nothing is computed twice, and a teacher with complete outputs is not even loaded. Pass
-    `outputs` if `open_outputs` was already called with the same arguments. `paused` is called with the seconds of each
-    pause for servers. Raises a ConfigurationError if the teacher is not a `Teacher`.
+    Both are cached: a teacher with complete outputs is not even loaded. Pass `outputs` if `open_outputs` was already
+    called with the same arguments. `paused` is called with the seconds of each pause for servers. Raises a
+    ConfigurationError if the teacher is not a `Teacher`.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:
