@@ -39,12 +39,9 @@ def rehearse(
     process for each further runtime of the declaration; runtimes that cannot run the student are reported with `note`,
     not raised. Restores torch's random state.
 
-    Raises:
-        ConfigurationError: a gate names a figure that no report has, the student is larger than its teacher, a step has
-            no loss, a batch would split a group of rows, or student, teacher and objective do not fit each other:
-            outputs, labels, tokenizers, shared parameters.
-        DataError: an input leaks the label.
-        GateFailed: the loss of the first batch is not finite.
+    Raises a ConfigurationError if a gate names a figure that no report has, the student is larger than its teacher, a
+    step has no loss, a batch would split a group of rows, or student, teacher and objective do not fit each other; a
+    DataError if an input leaks the label; and a GateFailed if the loss is not finite.
     """
     declared = task.material.declaration
     where = declared.where
@@ -99,11 +96,8 @@ def rehearse(
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
     """Measure an untrained student on the validation part, and check that the metric and the gates name known figures.
 
-    Call it with the completed outputs and the cost of the teacher; `references` are the names of the references.
-
-    Raises:
-        ConfigurationError: the student is larger than its teacher, the task's metric is not one of its figures, or a
-            gate names a figure that no model has.
+    Call it with the completed outputs and the cost of the teacher, and the names of the references. Raises a
+    ConfigurationError for an unknown figure, or if the student is larger than its teacher.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Create the task of a declaration, load trained students, and compute their identities."""
+"""Creates the task of a declaration, loads trained students, and computes their identities."""
 
 import ast
 import dataclasses
@@ -39,10 +39,7 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """A trained student in eval mode on the CPU, without gradients, and its task.
-
-    `contract` is the hash of the contract it was trained under.
-    """
+    """A trained student in eval mode on the CPU, without gradients; `contract` is the hash of its contract."""
 
     task: Task
     student: nn.Module
@@ -53,9 +50,8 @@ class Restored:
 def create_task(material: Material) -> Task:
     """Create the task that a declaration names; imports the module of your own task.
 
-    Raises:
-        ConfigurationError: the task does not exist, or lacks a name of the declared shape.
-        DataError: the table lacks columns or values that the task needs.
+    Raises a ConfigurationError if the task does not exist or lacks a name of the declared shape, and a DataError if the
+    table lacks columns or values that the task needs.
     """
     kind = task_class(material.declaration)
     require_shape(kind, material.declaration.shape, material.declaration.where)
@@ -63,10 +59,7 @@ def create_task(material: Material) -> Task:
 
 
 def task_class(declared: Distillation) -> type[Task]:
-    """Return the task class that a declaration names; imports the module of your own task.
-
-    Raises a ConfigurationError if the class does not exist or is not a subclass of `Task`.
-    """
+    """Return the declared task class, importing its module; raise a ConfigurationError if it is not a `Task` class."""
     if isinstance(declared.task, str):
         module, _, name = declared.task.partition(":")
         where = f"{declared.where}: task"
@@ -92,11 +85,8 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
 def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
     """Load a student with its fitted preparation; contract and profile may differ from its training.
 
-    `weights` is "student", or "control" for the control that was trained next to it.
-
-    Raises:
-        ContractMismatch: it was trained on another training set, or its declaration has changed.
-        DataError: a file is missing or damaged.
+    `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if it
+    was trained on another training set or its declaration has changed, and a DataError if a file is missing or damaged.
     """
     try:
         report = json.loads((folder / REPORT).read_bytes())
@@ -123,10 +113,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
 
 
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
-    """Read everything that `restored` needs for each name in `weights`; return the report.
-
-    Raises a DataError if a file is missing or damaged.
-    """
+    """Read all files that `restored` needs for these weights and return the report; raise a DataError if one fails."""
     try:
         report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -184,12 +171,11 @@ def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dic
 
 
 def origins(task: Task) -> dict[str, str]:
-    """Return the entries for `made_of` in a report: the training set and digests of a task.
+    """Return the entries for `made_of` in a report: the identity of the training set, and digests of the task.
 
-    Returns:
-        `training_set`, the identity of the training set, and three digests, which all cover label, inputs, split and
-        shape. `kind` covers the whole task, `training` only the code that training depends on, and `report` the code
-        that training or report depends on. Reports of earlier versions have only `training_set` and `kind`.
+    All digests cover label, inputs, split and shape. `kind` also covers the whole task, `training` only the code that
+    training depends on, and `report` the code that training or report depends on. Reports of earlier versions have only
+    `training_set` and `kind`.
     """
     return origins_of(type(task), task.material)
 

@@ -1,4 +1,4 @@
-"""Checks of the types, sizes and devices of tensors before anything is computed from them."""
+"""Checks the types, sizes and devices of tensors before anything is computed from them."""
 
 import math
 from dataclasses import dataclass
@@ -12,13 +12,10 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """A value that must be a tensor of a certain layout and kind.
+    """A value that must be a tensor, with a kind: "floats", "integers" or "booleans".
 
-    Attributes:
-        tensor: the value.
-        layout: names of its sizes, first to last, separated by spaces. A number means exactly that size; a word means a
-            size that all tensors share; a leading "..." means any leading sizes, which all tensors share.
-        kind: "floats", "integers" or "booleans".
+    `layout` names its sizes, first to last, separated by spaces. A number means exactly that size; a word means a size
+    that all tensors share; a leading "..." means any leading sizes, which all tensors share.
     """
 
     tensor: Any
@@ -27,7 +24,6 @@ class Expected:
 
 
 def floats(tensor: Any, layout: str) -> Expected:
-    """Expect a tensor of floating-point numbers of any precision."""
     return Expected(tensor, layout, "floats")
 
 
@@ -36,16 +32,12 @@ def integers(tensor: Any, layout: str) -> Expected:
 
 
 def booleans(tensor: Any, layout: str) -> Expected | None:
-    """Expect a boolean mask, True for each element that counts. None stands for a mask that is True everywhere."""
+    """Expect a boolean mask, True for each element that counts; None stands for a mask that is True everywhere."""
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Check that the tensors' kinds, sizes and devices fit together; skip tensors and problems that are None.
-
-    Raises:
-        ConfigurationError: lists the given problems, every tensor that does not fit, and every empty tensor.
-    """
+    """Raise a ConfigurationError with the given problems, all tensors that do not fit and all empty ones; skip None."""
     failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}
     for name, expected in tensors.items():
@@ -63,14 +55,13 @@ def agree_pair(
 
 
 def positive(name: str, value: float) -> Problem | None:
-    """Return a problem unless the number is above 0 and finite."""
     return None if 0 < value < math.inf else Problem(name, repr(value), "a finite number above 0")
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """Return a problem unless all indexes are at least 0 and below `limit`.
+    """Return a problem unless all indexes are at least 0 and below `limit`; synchronizes with a GPU.
 
-    Synchronizes with a GPU: there, an index out of range would kill the process without naming the tensor.
+    On a GPU, an index out of range would kill the process without naming the tensor.
     """
     if indexes.numel() == 0:
         return None
@@ -81,12 +72,11 @@ def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """Return the tensor as float32 if it has half precision, else unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:
-    """Return the entries of a tensor where the mask is True, (..., n) to (selected, n); half precision becomes float32.
+    """Return the entries where the mask is True, (..., n) to (selected, n); half precision becomes float32.
 
     The mask covers the leading axes; without a mask, the tensor keeps its shape. Call it before computing anything, so
     that NaN in the masked entries reaches neither loss nor gradient.

@@ -12,20 +12,18 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def spread(count: int, wanted: int) -> Index:
-    """Return at most `wanted` row numbers below `count`, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 
 def usual(numbers: Array) -> Array:
     """Return a boolean mask of the numbers that are finite and not huge, like the -1e9 of an attention mask.
 
-    A number is huge if its size exceeds 3,000 times the 2 % quantile of all sizes, or 3,000 if that is more.
+    Huge means more than 3,000 times the 2 % quantile of all sizes, and more than 3,000.
     """
     sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
     return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)
 
 
 def in_batches(rows: Index, size: int) -> Iterator[Index]:
-    """Yield the rows in order, at most `size` at a time."""
     for begin in range(0, len(rows), size):
         yield rows[begin : begin + size]
