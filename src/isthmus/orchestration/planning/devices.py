@@ -50,18 +50,10 @@ class Peak(_Figures):
 
 
 class Device(_Figures):
-    """A device, or a part of a CPU.
+    """A CPU or a GPU: its datasheet figures or measurements.
 
-    Attributes:
-        kind: name of the device in a training profile.
-        title: display name.
-        peak: operations per second.
-        bandwidth: memory bandwidth in bytes per second.
-        memory: memory in bytes.
-        cores: number of CPU cores, which share the peak.
-        watts: power in watts.
-        source: source of the figures.
-        note: explanation of figures that differ from the source.
+    `kind` is the device's name in a training profile. Bandwidth is in bytes per second, memory in bytes, power in
+    watts. All `cores` of a CPU together reach the peak. `note` explains figures that differ from `source`.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -75,18 +67,12 @@ class Device(_Figures):
     note: str = ""
 
     def rate(self, precision: Precision) -> float | None:
-        """Return operations per second, or None if the precision is not supported.
-
-        An unpublished int8 peak is assumed to be the float32 peak, because int8 is never slower.
-        """
+        """Return operations per second, None if unsupported. Without a published int8 peak, int8 is as fast as fp32."""
         peak: float | None = getattr(self.peak, precision)
         return self.peak.fp32 if peak is None and precision == "int8" else peak
 
     def part(self, threads: int) -> "Device":
-        """Return a CPU reduced to `threads` cores, with their share of the peak and the bandwidth.
-
-        A GPU, and a CPU with no more than `threads` cores, are returned unchanged.
-        """
+        """Return a CPU cut to `threads` cores and their share of peak and bandwidth. A GPU is returned unchanged."""
         if self.kind != "cpu" or threads >= self.cores:
             return self
         share = threads / self.cores
@@ -98,13 +84,10 @@ _DEVICES = TypeAdapter(dict[_Name, Device])
 
 
 def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
-    """Return the built-in devices by name, extended and replaced by the devices in `devices.toml` of the project.
+    """Return the built-in devices by name, extended and replaced by the devices in the project's `devices.toml`.
 
-    The folder `root` may lack the file. `priced` are the device names in the project's price list.
-
-    Raises:
-        ConfigurationError: the file cannot be read, a figure is missing or not a positive number, or a name in `priced`
-            is neither a device nor "cpu" or "cuda". All problems are listed.
+    The file may be missing. `priced` are the device names in the price list. Raises a ConfigurationError that lists all
+    problems: wrong figures, and names in `priced` that are neither a device nor "cpu" or "cuda".
     """
     known = _DEVICES.validate_python(tomllib.loads(files(__package__).joinpath(FILE).read_text("utf-8")))
     problems: list[Problem] = []
@@ -142,10 +125,7 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
 
 
 def measure_host(threads: int) -> Device:
-    """Measure this host with `threads` threads: float32 matrix products with NumPy's BLAS, and copies of 128 MiB.
-
-    Takes about a second. The bandwidth counts each copied byte twice, for the read and the write.
-    """
+    """Measure this host's float32 matrix products and copies of 128 MiB with `threads` threads, for about a second."""
     from threadpoolctl import threadpool_limits
 
     generator = np.random.default_rng(0)
@@ -161,7 +141,7 @@ def measure_host(threads: int) -> Device:
         kind="cpu",
         title=f"{HOST}: {platform.machine()}, {threads} of {os.cpu_count()} cores",
         peak=Peak(fp32=2 * _SIDE**3 / multiplied),
-        bandwidth=2 * _COPIED / copied,
+        bandwidth=2 * _COPIED / copied,  # each byte is read and written
         memory=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         cores=threads,
         source="measured just now",

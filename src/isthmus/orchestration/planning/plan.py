@@ -1,7 +1,4 @@
-"""`isthmus infra plan`: estimate time and cost of training and serving on each device, and recommend one.
-
-Measured minus estimated time on this host gives the overhead per call, which is assumed to be the same on all devices.
-"""
+"""`isthmus infra plan`: estimate time and cost of training and serving on each device, and recommend one."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -40,10 +37,7 @@ class _Sheet:
     prices: PricesTable
 
     def cost(self, name: str, seconds: float) -> float | None:
-        """Return the price of some seconds on a device; None if unknown.
-
-        This host costs as much as the device "cpu".
-        """
+        """Return the price of some seconds on a device, None if it has no price. This host costs as much as "cpu"."""
         price = self.prices.hour.get("cpu" if name == HOST else name)
         return None if price is None else price * seconds / 3600
 
@@ -59,23 +53,10 @@ def plan(
 ) -> dict[str, Any]:
     """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
-    Loads this host for about a second to measure it, and for a few seconds per precision of a language model. Writes
-    nothing.
-
-    Args:
-        project: project with the students and packages.
-        name: distillation to plan; by default all distillations of the project.
-        rate: number of requests per second to serve; by default the capacity of one device.
-        progress: called with a message and a fraction.
-        speed: measures this host with a number of threads.
-        decoding: measures this host for a language model.
-
-    Raises:
-        ConfigurationError: devices.toml or the prices have errors. All of them are listed.
-        DataError: a student or a package is missing.
-        GateFailed: training or serving cost of a package was not measured, or was measured with other settings than
-            the serving profile has now.
-        RequestError: the distillation is unknown, or the project declares none.
+    Plans all distillations if `name` is None. `rate` is in requests per second; None means the capacity of one device.
+    Measures this host with `speed` for about a second, and with `decoding` for a few seconds per precision of a
+    language model. Writes nothing. Raises GateFailed if the training or serving cost of a package was not measured, or
+    was measured with other settings than the serving profile has now.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalogue(project.root, prices.hour)
@@ -110,17 +91,10 @@ def plan(
 
 @dataclass(frozen=True)
 class _Student:
-    """Work and measurements of a student.
+    """Work and measured costs of a student.
 
-    Attributes:
-        uncounted: names of operations that are not part of the counted work.
-        training: work of the whole training.
-        memory: bytes that a training step needs.
-        trained: measured training cost.
-        answer: work of one answer.
-        fixed: bytes of the served weights.
-        served: measured serving cost.
-        text: estimates of decoding, for language models only.
+    `training` is the work of the whole training, and `answer` the work of one answer. A training step needs `memory`
+    bytes, and the served weights have `fixed` bytes. `text` is None unless the student is a language model.
     """
 
     name: str
@@ -238,10 +212,10 @@ def _worthwhile(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> Mapp
 
 
 def _sufficient(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> str:
-    """Return the recommended device if no device has a price.
+    """Return the recommended device if no device has a price, among the devices of which the fewest are needed.
 
-    Only devices of which the fewest are needed are compared. Work that is bound by overhead stays on this host. Among
-    the fastest devices (within 10 %), this host wins, then the device with the fewest watts.
+    This host wins if overhead takes most of its time. Otherwise the fastest devices (within 10 %) are compared: this
+    host wins, then the device with the fewest watts.
     """
     fewest = min(figures.get("count", 1) for figures in devices.values())
     few = {name: figures for name, figures in devices.items() if figures.get("count", 1) == fewest}
@@ -264,6 +238,7 @@ def _check(least: TimeEstimate | None, seconds: float, work: Work, otherwise: st
         why = f"{otherwise}, which was not measured on this host: the overhead per call is unknown and taken as 0"
         return {"measured_seconds": seconds, "least_seconds": None, "ratio": None, "overhead_us": None, "why": why}
     ratio = seconds / least.least
+    # The overhead per call is assumed to be the same on all devices.
     overhead_us = max(0.0, seconds - least.least) / work.calls * 1e6
     if ratio < 1:
         why = "faster than the roofline: the data fit in caches, or the host is busier now than during the measurement"

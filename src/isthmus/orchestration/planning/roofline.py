@@ -1,8 +1,7 @@
 """Roofline model: the minimum time of a computation on a device, and its bottleneck.
 
-Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore architectures",
-Communications of the ACM 52(4), 2009. The minimum time is the larger of operations / peak rate and bytes / memory
-bandwidth. We add a fixed overhead per call.
+The minimum is the larger of operations / peak rate and bytes / bandwidth (Williams, Waterman and Patterson, "Roofline",
+Communications of the ACM 52(4), 2009). We add a fixed overhead per call.
 """
 
 import math
@@ -16,13 +15,7 @@ Bound = Literal["compute", "bandwidth", "overhead"]
 
 @dataclass(frozen=True)
 class Work:
-    """Amount of computation.
-
-    Attributes:
-        flops: floating-point operations; a multiply-add counts as two.
-        bytes: bytes moved to and from memory.
-        calls: number of sequential calls.
-    """
+    """Floating-point operations (a multiply-add counts as two), bytes moved, and number of sequential calls."""
 
     flops: float
     bytes: float
@@ -39,13 +32,9 @@ class Work:
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Estimated time of work on a device.
+    """Estimated seconds of work on a device: operations at the peak rate, memory traffic, and overhead of all calls.
 
-    Attributes:
-        ridge: operations per byte above which the device is compute-bound; below, it is memory-bound.
-        compute: seconds for the operations at the peak rate.
-        bandwidth: seconds for the memory traffic.
-        overhead: seconds of overhead of all calls.
+    Work with more than `ridge` operations per byte is compute-bound; other work is memory-bound.
     """
 
     ridge: float
@@ -93,8 +82,7 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
     """Return the smallest number of rows in a compute-bound batch, or None if every batch is memory-bound.
 
-    `flops` are operations per row, `fixed` bytes per batch (the weights), `each` bytes per row, and `ridge` is as in
-    `TimeEstimate`.
+    A row takes `flops` operations and `each` bytes, a batch `fixed` bytes more (the weights). See `TimeEstimate.ridge`.
     """
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

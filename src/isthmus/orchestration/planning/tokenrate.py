@@ -30,13 +30,10 @@ def probe(sizes: "Sizes", precision: Precision, threads: int, prompt: int) -> "S
 
 @dataclass(frozen=True)
 class TextModel:
-    """A causal language model and its package.
+    """A causal language model, and its package's files by precision for ONNX Runtime (`files`) or not (`others`).
 
-    Attributes:
-        prompt: number of prompt tokens, half of the context; export measures a decoding step after them.
-        files: ONNX Runtime files by precision.
-        others: files of other runtimes.
-        served: precision and seconds of the decoding step that export measured.
+    `prompt` is half of the context, in tokens. Export measured a decoding step after that many tokens: `served` has its
+    precision and seconds.
     """
 
     sizes: "Sizes"
@@ -47,10 +44,7 @@ class TextModel:
 
     @classmethod
     def of(cls, artifacts: Artifacts, manifest: Manifest, serving: Mapping[str, Any]) -> "TextModel | None":
-        """Return the student of a package with the measurement of its export, or None if its task is not causal.
-
-        `serving` is the serving cost in the report of the package.
-        """
+        """Return the student of a package, or None if it is not causal. `serving` is the serving cost in the report."""
         task = artifacts.declared.task
         if not isinstance(task, Causal):
             return None
@@ -72,8 +66,8 @@ class TextModel:
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
         """Estimate the tokens per second on each CPU in each precision, as plain data described in docs/plan.md.
 
-        Runs `measure` on this host once per precision, a few seconds each. GPUs, and files of other runtimes than ONNX
-        Runtime, are not estimated: "left_out" has the reason for each. `threads` is the number of threads per model.
+        Runs `measure` on this host once per precision, a few seconds each. GPUs, and files that are not for ONNX
+        Runtime, are not estimated: "left_out" has the reasons. `threads` is the number of threads per model.
         """
         left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")
@@ -104,12 +98,10 @@ class TextModel:
 
 
 def _part(work: Work, tokens: int, products: float, overhead: float, cpus: Mapping[str, Device]) -> dict[str, Any]:
-    """Estimate a prompt or a step on each device. On this host, matrix products take the measured time.
-
-    Quantized weights are converted to floats before the multiplication, so the float32 peak applies.
-    """
+    """Estimate a prompt or a step on each device. On this host, matrix products take the measured time."""
     devices = {}
     for name, device in cpus.items():
+        # Quantized weights are converted to floats before the multiplication.
         estimate = roofline(work, device, "fp32", overhead / work.calls)
         assert estimate is not None  # noqa: S101 - every device has floats
         if name == HOST:
@@ -119,6 +111,6 @@ def _part(work: Work, tokens: int, products: float, overhead: float, cpus: Mappi
 
 
 def _probed(estimate: TimeEstimate, products: float) -> TimeEstimate:
-    """Put measured seconds into an estimate. Products are memory-bound if reading the weights takes half of them."""
+    """Use measured seconds for matrix products, which are memory-bound if reading weights takes half of the time."""
     memory_bound = 2 * estimate.bandwidth >= products
     return replace(estimate, compute=0.0 if memory_bound else products, bandwidth=products if memory_bound else 0.0)

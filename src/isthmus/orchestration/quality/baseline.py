@@ -1,8 +1,4 @@
-"""Statistics stored with a training set: of its rows, and of the tables it was joined from.
-
-New rows of a table are compared with the table's own earlier rows, not with the training set: a training set repeats
-rows as its spine asks for them, so it would differ without any drift.
-"""
+"""Statistics stored with a training set: of its rows, and of the tables it was joined from."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,15 +26,10 @@ from isthmus.orchestration.project import Project
 
 
 class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a training set, and of the offline tables it was joined from.
+    """Statistics of a training set's inputs by full name, and of the tables that it was joined from, by view.
 
-    Attributes:
-        training_set: id of the training set.
-        contract: hash of the contract it was joined under.
-        rows: number of rows of the training set.
-        last: latest event time in the training set, microseconds since 1970 UTC.
-        features: statistics of the inputs of teacher and student in the training set, by full name.
-        views: statistics of each view's table, over the rows with event times up to `last`.
+    `last` is the latest event time in the training set, in microseconds since 1970 UTC. `views` covers rows up to
+    `last`.
     """
 
     training_set: str
@@ -46,6 +37,7 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     last: int
     features: dict[str, FeatureStatistics]
+    # Drift compares new rows with these: a training set repeats rows as its spine asks for them.
     views: dict[str, ViewStatistics]
     format: int = FORMAT
 
@@ -53,10 +45,7 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def write(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
-    """Measure `columns` of a training set and the tables it was joined from, and write the statistics to its folder.
-
-    Reads the tables at the versions in `histories`, and replaces earlier statistics of the training set.
-    """
+    """Measure `columns` of a training set and the tables of `histories`; write the statistics to its folder."""
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
     last = max((time for time in times if time is not None), default=0)
@@ -90,12 +79,9 @@ def _read(folder: Path) -> TrainingStatistics:
 
 
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
-    """Return statistics of a view's table as of each latest training set that joined the view under this contract.
+    """Return statistics of a view's table for each distillation whose latest training set joined this view contract.
 
-    The list has at most one entry per distillation. A distillation without a training set or statistics is skipped.
-
-    Raises:
-        DataError: statistics are damaged.
+    Distillations without a training set or statistics are skipped. Damaged statistics raise a DataError.
     """
     references = []
     for name in project.definitions.distillations:

@@ -16,11 +16,7 @@ from isthmus.orchestration.quality.baseline import references
 
 
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
-    """Raise GateFailed if a finding is a broken expectation; the message lists all of them.
-
-    Set `part` if only these days were checked: the message then says that nothing of these days was written, because
-    earlier days may be.
-    """
+    """Raise one GateFailed for all broken expectations. Set `part` if only these days were checked and not written."""
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
         remedy = f"fix the transform, its sources or the expectation; {scope}nothing was written"
@@ -28,15 +24,9 @@ def require(findings: Sequence[Finding], part: Days | None = None) -> None:
 
 
 def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory]) -> None:
-    """Check all expectations of offline tables again, before their rows go to Redis or to devices.
-
-    The check when a table is built is not enough: a build of a range checks only its own days, and rows that were fresh
-    when written may be too old now.
-
-    Raises:
-        GateFailed: expectations are broken; the message lists all of them.
-        DataError: a table is damaged.
-    """
+    """Check all expectations of tables before rows go to Redis or devices; raise one GateFailed for broken ones."""
+    # The check when a table is built is not enough: a build of a range checks only its own days, and rows may have
+    # become too old since.
     broken: list[str] = []
     for name, history in histories.items():
         with offline.reading(history.view.table):
@@ -47,10 +37,10 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
-    """Return a finding for each expectation of a view, whether it holds or not. Raises no error for broken ones.
+    """Check the expectations of a view on `data`, and return a finding for each; broken ones are not raised.
 
-    `data` are rows of the view; None gives no findings. Set `part` if they are only some days of the table: then only
-    expectations that apply to single rows are checked.
+    Set `part` if `data` has only some days of the table: then only expectations on single rows are checked. None for
+    `data` gives no findings.
     """
     expectations = project.definitions.views[view].expectations
     if part:

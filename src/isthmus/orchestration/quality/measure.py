@@ -22,14 +22,8 @@ from isthmus.orchestration.quality.baseline import references
 class ViewDrift(msgspec.Struct, frozen=True, kw_only=True):
     """Drift of a view's new rows from the rows that its table had at a distillation's latest training set.
 
-    Attributes:
-        name: name of the distillation.
-        training_set: id of the training set.
-        after: new rows have event times after this, in microseconds since 1970 UTC.
-        until: new rows have event times up to this; None for no limit.
-        rows: number of new rows.
-        features: drift by feature; empty without new rows.
-        judged: False with fewer than 100 new rows, which are too few to call a difference drift.
+    `name` is the distillation's name. New rows have event times after `after` and up to `until`, in microseconds since
+    1970 UTC; `until` None means no limit. With fewer than 100 new rows, `judged` is False: differences may be chance.
     """
 
     name: str
@@ -89,14 +83,9 @@ def quality(
 ) -> QualityReport:
     """Measure the offline tables of views (default: all): statistics, expectations and drift. Writes nothing.
 
-    With `drift`, compare rows with event times after `since` up to `until` with the rows of each latest training set.
-    Without `since`, start after the last event time of that training set; without `until`, there is no limit. Times
-    without a zone are UTC. Problems are reported, not raised: see `require_quality`.
-
-    Raises:
-        ContractMismatch: the definitions have not been applied, or a table was built under another contract.
-        DataError: a table is missing or damaged, or the statistics of a training set are damaged.
-        RequestError: a view is unknown, or `since` is not before `until`.
+    With `drift`, compare rows with event times after `since` (default: the training set's last event time) up to
+    `until` with the rows of each latest training set. Times without a zone are UTC. Problems are reported, not raised:
+    see `require_quality`. Raises ContractMismatch if the definitions were not applied or a table has another contract.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip
