@@ -32,15 +32,11 @@ from isthmus.transforms.views.compute import analyze
 
 @dataclass(frozen=True)
 class Applied:
-    """Report of `apply`.
+    """Report of `apply`: `contract` is the hash of the new contract, `current` that of the contract servers use.
 
-    Attributes:
-        contract: hash of the new contract.
-        changes: one sentence for each change from the contract before.
-        registered: names of the registered Feast objects; empty if they are registered later.
-        current: hash of the contract that servers use. If it is not the new contract, servers switch (and Feast objects
-            are registered) after `build` and `materialize` have written the new rows.
-        sources: column types of each local source.
+    If the two differ, servers switch after `build` and `materialize` have written the new rows; until then,
+    `registered`, the names of the registered Feast objects, is empty. `changes` has one sentence for each change from
+    the previous contract, and `sources` the column types of each local source.
     """
 
     contract: str
@@ -97,7 +93,7 @@ def apply(project: Project) -> Applied:
 
 
 def _withdraw(project: Project, contract: Contract) -> None:
-    """Remove snapshots that disclose features which devices may no longer have; servers would still offer them."""
+    """Remove device snapshots that disclose features the contract forbids; servers would still offer them."""
     for folder in project.snapshots.glob("*/"):
         service, shelf = project.definitions.services.get(folder.name), Shelf(folder)
         device = None if service is None else service.device
@@ -130,10 +126,9 @@ def _retyped(project: Project, contract: Contract) -> list[Problem]:
 def build_problems(project: Project) -> tuple[list[Problem], str]:
     """Return problems of sources and functions that would make a build fail, and a digest of what was checked.
 
-    No row is computed. The digest covers definitions, local sources and engine; if it was passed to `remember`, the
-    engine is not started and functions are not checked again. Functions are checked only with Sail, in a session that
-    is started for it, because other engines start slowly. Not checked: URLs, queries, Iceberg tables, empty sources,
-    and functions that read these. Converted copies of local sources are written to the state folder.
+    No row is computed, but converted copies of local sources are written to the state folder. Functions are checked
+    only with Sail, because other engines start slowly. URLs, queries, Iceberg tables, empty sources, and functions that
+    read these are not checked. Inputs whose digest was passed to `remember` are not checked again.
     """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
@@ -153,20 +148,14 @@ def build_problems(project: Project) -> tuple[list[Problem], str]:
 
 
 def local_sources(project: Project) -> list[Source]:
-    """Return the sources of views and spines that are local files or tables, without duplicates.
-
-    Their columns can be read without a network connection.
-    """
+    """Return the local files and tables that views and spines read, without duplicates."""
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
     return [*{source.name: source for each in declarations for source in each.sources if source.local}.values()]
 
 
 def remember(project: Project, digest: str) -> None:
-    """Store the digest from `build_problems` in the state folder, so that the same inputs are not checked again.
-
-    Call it only if `build_problems` returned no problem: later calls with this digest then report nothing.
-    """
+    """Store a digest from `build_problems`, so that it skips the same inputs. Call it only without problems."""
     write_atomically(_note(project), digest.encode())
 
 

@@ -21,11 +21,9 @@ _FILE = "contract.json"
 
 @dataclass(frozen=True)
 class LocatedContract:
-    """A contract and its location.
+    """A contract, and its path or the description of the definitions it comes from.
 
-    Attributes:
-        place: path of the file, or a description of the definitions.
-        learned: for a package, a description of the fitted preparation of each input of its model; otherwise empty.
+    For a package, `learned` describes the fitted preparation of each input of its model; otherwise it is empty.
     """
 
     place: str
@@ -43,12 +41,9 @@ class LocatedContract:
 
 @dataclass(frozen=True)
 class ContractDifference:
-    """Differences between two contracts.
+    """Changes between two contracts, and their consequences for the models of each service.
 
-    Attributes:
-        changes: changes of declarations.
-        services: consequences for the models of each service.
-        learned: inputs whose fitted preparation differs; empty unless both contracts come from packages.
+    `learned` names the inputs whose fitted preparation differs; it is empty unless both contracts come from packages.
     """
 
     before: LocatedContract
@@ -69,16 +64,12 @@ class ContractDifference:
 
 
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
-    """Read the contract that `name` refers to.
+    """Read the contract at a path, or the one that is called "applied" or "definitions" in `project`.
 
-    `name` is the path of a contract.json, of a package folder or of a project folder, or "applied" or "definitions".
-    `project` is called only for the last two; a project folder gives its applied contract.
-
-    Raises:
-        RequestError: the file cannot be read.
-        ContractMismatch: the file is not a contract, or nothing has been applied.
-        ConfigurationError: the definitions or the settings have errors.
-        PackageError: the preparation in a package folder cannot be read.
+    A path is that of a contract.json, of a package folder, or of a project folder, which gives its applied contract;
+    `project` is not called for a path. Raise RequestError if the file cannot be read, ContractMismatch if it is not a
+    contract or nothing has been applied, ConfigurationError if the definitions or settings have errors, and
+    PackageError if the preparation in a package folder cannot be read.
     """
     if name == DEFINITIONS:
         opened = project()

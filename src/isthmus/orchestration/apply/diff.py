@@ -19,15 +19,11 @@ from isthmus.serving.deployment.record import Deployment
 
 @dataclass(frozen=True)
 class TableChange:
-    """Effect of the next `build` on a table.
+    """Effect of the next `build` on a table that has `rows` rows of `days` days now, with the reasons in `why`.
 
-    Attributes:
-        action: "build" a new table, "rebuild" all rows, "record" the new contract for the same rows, "keep" the table
-            unchanged, "leave" a table that is no longer used, or "refuse" the change, because the table is damaged or
-            a feature has another type.
-        why: reasons for the action; empty for "keep".
-        days: number of days that the table has now.
-        rows: number of rows that the table has now.
+    `action` is "build" a new table, "rebuild" all rows, "record" the new contract for the same rows, "keep" the table
+    unchanged (without reasons), "leave" a table that is no longer used, or "refuse" the change, because the table is
+    damaged or a feature has another type.
     """
 
     action: str
@@ -38,16 +34,14 @@ class TableChange:
 
 @dataclass(frozen=True)
 class ApplyDiff:
-    """Effects of applying the current definitions.
+    """Effects of applying the current definitions; `tables` has the effect on each table.
 
     Attributes:
         before: hash of the applied contract; empty if nothing was applied.
         after: hash of the contract of the current definitions.
-        changes: one sentence for each change of a declaration; empty if nothing was applied.
-        tables: effects by table.
-        stale: names of the distillations whose artifact the new contract cannot use, by kind of artifact: "training
-            set", "package" or "deployment". The kind "student" has the distillations whose task has changed, with the
-            command to run.
+        changes: one sentence for each changed declaration; empty if nothing was applied.
+        stale: distillations whose "training set", "package" or "deployment" the new contract cannot use, by kind. The
+            kind "student" has those whose task has changed, with the command to run.
     """
 
     before: str
@@ -68,14 +62,11 @@ class ApplyDiff:
 
 
 def apply_diff(project: Project) -> ApplyDiff:
-    """Compare the current definitions with the applied contract and everything built under it.
+    """Compare the current definitions with the applied contract and everything built under it; apply nothing.
 
-    Changes neither contract nor tables. As in `apply`, functions are checked in a Sail session, and converted copies of
-    local sources are written to the state folder.
-
-    Raises:
-        ConfigurationError: `apply` would refuse the definitions. Changed feature types do not raise it: they are
-            reported as a table's action "refuse".
+    As in `apply`, functions are checked in a Sail session, and converted copies of local sources are written to the
+    state folder. Raise ConfigurationError if `apply` would refuse the definitions; a changed feature type instead gives
+    its table the action "refuse".
     """
     contract = project.definitions.contract
     project.require_objectives_of(contract.views)
@@ -147,10 +138,7 @@ def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
 
 
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
-    """Return the names of artifacts that cannot be used under this contract, by kind.
-
-    A training set is valid for one contract. A model is valid as long as its inputs are the same.
-    """
+    """Return names of unusable artifacts by kind. A training set needs this contract; a model only the same inputs."""
     stale: dict[str, list[str]] = {"training set": [], "package": [], "deployment": []}
     for declared in project.definitions.distillations.values():
         artifacts = Artifacts(project, declared)

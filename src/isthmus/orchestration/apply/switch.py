@@ -27,12 +27,9 @@ from isthmus.serving.rollout.releases import in_force
 
 
 def register(project: Project, contract: Contract) -> list[str]:
-    """Write Feast's registry and configuration for a contract. Return the names of the registered objects.
+    """Write Feast's registry and configuration for a contract, and return the names of the registered objects.
 
-    If nothing has changed since the last call, only the names are returned, and Feast is not imported.
-
-    Raises:
-        DependencyError: feast is not installed, or its registry cannot be used.
+    If nothing has changed since the last call, nothing is written. Raise DependencyError if Feast cannot be used.
     """
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
     settings, digest = address(project), _registration(project, contract)
@@ -98,13 +95,10 @@ def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
 def switch(project: Project, store: OnlineStore) -> bool:
     """Make the next contract current if Redis has all of its rows. Return True if it became current.
 
-    `store` must be opened with the next contract; otherwise, or without a next contract, nothing happens. Waits for the
-    lock `contract`. Before the switch, the new rows in Redis are compared with their tables, and pushed rows of the
-    current contract are copied to the new views. Also registers the Feast objects of the new contract.
-
-    Raises:
-        DataError: rows in Redis differ from their tables; the current contract stays.
-        DependencyError: feast is not installed, or its registry cannot be used.
+    `store` must be opened with the next contract; otherwise nothing happens. Waits for the lock `contract`, copies
+    pushed rows of the current contract to the new views, and registers the Feast objects of the new contract. Raise
+    DataError if the new rows in Redis differ from their tables (the current contract stays), and DependencyError if
+    Feast cannot be used.
     """
     with project.locked("contract"):
         generations = project.generations()
@@ -156,10 +150,10 @@ LEAST = 60 * 1_000_000
 
 
 def forget(project: Project, store: OnlineStore) -> None:
-    """Delete retired contracts and their rows in Redis.
+    """Delete retired contracts and their rows in Redis; do nothing while another process does this.
 
     A contract is deleted `[stores] keep_contracts_hours` (at least a minute) after it was replaced, unless a deployed
-    model needs it. Also finishes an earlier call that was killed. Does nothing while another process runs it.
+    model needs it. A call that was killed is finished by the next one.
     """
     with _alone(project) as alone:
         if not alone:
