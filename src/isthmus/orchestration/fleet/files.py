@@ -38,13 +38,9 @@ def fleet(project: Project, out: Path) -> list[str]:
     """Write the Kubernetes and Docker files of a project to the folder `out`, and return their sorted names.
 
     Files of an earlier call are replaced, or deleted if the project no longer needs them. Other files are left alone.
-    The same project in the same environment gives the same bytes.
-
-    Raises:
-        ConfigurationError: settings that work only on this machine. All of them are listed.
-        DataError: a file that would be replaced or deleted was edited or written by another program. Nothing is
-            written then.
-        DependencyError: PyYAML or Jinja is not installed.
+    The same project in the same environment gives the same bytes. Raise ConfigurationError with all settings that work
+    only on this machine, DataError (before writing anything) if a file to replace or delete was edited or written by
+    another program, and DependencyError if PyYAML or Jinja is not installed.
     """
     content = files(project)
     _write(out, content)
@@ -54,11 +50,8 @@ def fleet(project: Project, out: Path) -> list[str]:
 def files(project: Project) -> dict[str, bytes]:
     """Render the Kubernetes and Docker files of a project. Return contents by file name; nothing is written.
 
-    YAML is parsed and dumped again, which drops the comments and layout of the template. Empty results are left out.
-
-    Raises:
-        ConfigurationError: settings that work only on this machine. All of them are listed.
-        DependencyError: PyYAML or Jinja is not installed.
+    YAML loses the comments and layout of its template, and empty files are left out. Raise ConfigurationError and
+    DependencyError as `fleet` does.
     """
     with extra("orchestration"):
         import jinja2
@@ -130,11 +123,7 @@ def _sum(path: Path) -> str | None:
 
 
 def _values(project: Project) -> Mapping[str, Any]:
-    """Return the values for the templates by name.
-
-    Raises:
-        ConfigurationError: settings that work only on this machine. All of them are listed.
-    """
+    """Return the template values by name; raise ConfigurationError with all settings that work only on this machine."""
     name, settings = project.name.replace("_", "-"), project.settings
     ports = _redis_ports(settings.stores.online)
     if problems := _problems(project, name, ports):
@@ -163,10 +152,9 @@ def _values(project: Project) -> Mapping[str, Any]:
 
 @cache
 def constraints() -> str:
-    """Return a constraints file for `pip install --constraint` with the versions of all installed packages.
+    """Return the versions of all installed packages except Isthmus, as a file for `pip install --constraint`.
 
-    Isthmus itself is left out, and so are local version parts such as "+cpu". The fleet then runs the same versions
-    that were measured and verified here. The result is cached in this process.
+    The fleet then runs the versions that were verified here. Local version parts such as "+cpu" are left out.
     """
     versions = {
         package.name.lower().replace("_", "-"): package.version.partition("+")[0]
