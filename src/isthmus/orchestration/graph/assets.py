@@ -1,7 +1,6 @@
 """Dagster assets, checks and sensors of a project: one op per step.
 
-Each blocking check has a separate op, because a failed check stops only the ops downstream of its op. One sensor
-observes new raw data, and another materializes the assets downstream of it.
+Each blocking check has a separate op, because a failed check stops only the ops downstream of its op.
 """
 
 import warnings
@@ -29,14 +28,9 @@ _VERSION = "dagster/data_version"
 
 
 class AssetGraph:
-    """Nodes of a project in dependency order, and the asset spec of each.
+    """Nodes of a project in dependency order, and the asset spec of each; both by node id.
 
-    Attributes:
-        nodes: nodes by id, each after its dependencies.
-        specs: asset specs with dependencies, by node id.
-
-    Raises:
-        DagsterInvalidDefinitionError: two nodes have the same asset key, or nodes depend on each other in a cycle.
+    Raise DagsterInvalidDefinitionError if two nodes have the same asset key, or nodes depend on each other in a cycle.
     """
 
     def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
@@ -165,10 +159,7 @@ def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, project: Path) -> None:
-    """Record the current version of each changed source in a Dagster instance.
-
-    Only later changes of a source then trigger builds. Sources whose version is not known are skipped.
-    """
+    """Record the current version of each changed source in a Dagster instance. Only later changes trigger builds."""
     graph = AssetGraph(outline(project.resolve()))
     for event in _new_observations(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)
@@ -226,10 +217,7 @@ def _tags(step: str, pool: Pool) -> dict[str, str]:
 
 
 def _sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
-    """Return both sensors. `sources` are asset keys by source name.
-
-    With `[orchestration] automation` off, the sensors are stopped and can be started in the UI.
-    """
+    """Return both sensors. With `[orchestration] automation` off, they are stopped and can be started in the UI."""
     status = dg.DefaultSensorStatus.RUNNING if outline.automation else dg.DefaultSensorStatus.STOPPED
     follow = dg.AutomationConditionSensorDefinition(
         "automation", target=dg.AssetSelection.all(), default_status=status, minimum_interval_seconds=_SECONDS

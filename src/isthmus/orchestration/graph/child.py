@@ -1,7 +1,7 @@
 """Run one step in a process started by Dagster Pipes: `python -m isthmus.orchestration.graph.child`.
 
-The process can be a subprocess of Dagster or a pod with the same image. It exits when the process that started it
-exits. Otherwise a killed run could free its slot in the pool and leave a process that overlaps with the next run.
+It exits with the process that started it. Otherwise a killed run could free its slot in the pool and leave a process
+that overlaps with the next run.
 """
 
 import os

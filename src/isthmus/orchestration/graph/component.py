@@ -23,10 +23,7 @@ class ScaffoldParams(BaseModel):
 
 
 class IsthmusProjectScaffolder(dg.Scaffolder[ScaffoldParams]):
-    """Scaffolder that writes a component's `defs.yaml`.
-
-    The file has the folder of the Isthmus project, relative to the root of the Dagster project.
-    """
+    """Scaffolder that writes a component's `defs.yaml`, with the folder of the Isthmus project."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:

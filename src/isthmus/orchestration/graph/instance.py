@@ -46,11 +46,8 @@ def dagster_home(project: Project) -> Path:
     """Prepare the project's Dagster instance and return its folder.
 
     Writes the instance's settings and the limits of its pools, marks runs whose process is gone as failed, and records
-    the current version of each source.
-
-    Raises:
-        ConfigurationError: the path of the project contains a question mark.
-        IsthmusError: the definitions cannot be compiled.
+    the current version of each source. Raise ConfigurationError if the path of the project contains a question mark,
+    and IsthmusError if the definitions cannot be compiled.
     """
     home = project.state / "dagster"
     if "?" in str(home):
@@ -66,10 +63,9 @@ def dagster_home(project: Project) -> Path:
 
 
 def _end_killed_runs(instance: dg.DagsterInstance) -> None:
-    """Fail the runs whose process is gone, and free their slots in pools and queue.
+    """Fail the runs whose process is gone, and free their slots, which would otherwise block every later run.
 
-    Dagster learns of a killed run from the code server that started it. If that server was killed too, the slots would
-    stay occupied and every later run would wait.
+    Dagster learns of a killed run only from the code server that started it, and that server may be gone too.
     """
     for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING])):
         starts = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_START)

@@ -1,8 +1,4 @@
-"""Compile the outline of a project.
-
-`python -m isthmus.orchestration.graph.outline FOLDER` compiles the definitions and writes the outline to stdout.
-`outline` caches it in the project's state folder and recompiles only when a digest of its inputs changes.
-"""
+"""Compile the outline of a project; `python -m isthmus.orchestration.graph.outline FOLDER` writes it to stdout."""
 
 import ast
 import copy
@@ -43,10 +39,8 @@ def outline(root: Path) -> Outline:
     """Return the outline of the project in the absolute folder `root`.
 
     If isthmus.toml, a Python file or a setting in the environment has changed since the last call, the outline is
-    compiled in another process, and `.isthmus/outline.json` is written. Otherwise it is read from that file.
-
-    Raises:
-        IsthmusError: the definitions cannot be compiled.
+    compiled in another process, and cached in `.isthmus/outline.json`. Raise IsthmusError if the definitions cannot be
+    compiled.
     """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:
@@ -66,10 +60,7 @@ def outline(root: Path) -> Outline:
 
 
 def digest(root: Path) -> str:
-    """Return a SHA-256 of isthmus.toml, the Python files of a project, and the variables that override settings.
-
-    Environments, caches and hidden folders are skipped.
-    """
+    """Return a SHA-256 of isthmus.toml, a project's Python files, and the variables that override settings."""
     sha = hashlib.sha256()
     for file in [root / "isthmus.toml", *_files(root)]:
         sha.update(f"{file.relative_to(root)}\n".encode())
@@ -158,7 +149,7 @@ def _snapshot(contract: "Contract", service: str, device: "DeviceSnapshot", *, m
 
 
 def _cron(seconds: float) -> str:
-    """Return an evenly spaced cron schedule that fires at least every `seconds`."""
+    """Return an evenly spaced cron schedule that fires at least every `seconds`, or every minute if that is less."""
     minutes, hours = max(int(seconds // 60), 1), min(int(seconds // 3600), 24)
     if hours:
         step = next(step for step in (24, 12, 8, 6, 4, 3, 2, 1) if step <= hours)

@@ -30,9 +30,9 @@ RETRIES, WAIT = 3, 10  # retries of a temporary failure, and seconds before the 
 
 
 class StepRunner(Protocol):
-    """An object that runs steps for Dagster.
+    """Runs the part of a step that a Dagster context selects, and yields its results.
 
-    `run` runs the part of a step that the context selects, and yields its results. `nodes` are node ids by asset key.
+    `nodes` are node ids by asset key.
     """
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results: ...
@@ -41,8 +41,7 @@ class StepRunner(Protocol):
 class Messages(dg.PipesMessageReader):
     """Reader of all messages of a step's process, from a temporary file.
 
-    Dagster's file reader checks for the end of the process after its last read, so it can lose the messages written in
-    between. On a busy machine, finished steps were then reported as failed.
+    Dagster's file reader checks for the end of the process after its last read, so it can lose the last messages.
     """
 
     @contextmanager
@@ -73,10 +72,7 @@ class Messages(dg.PipesMessageReader):
 
 
 def lines(file: Path, ended: Callable[[], bool]) -> Iterator[str]:
-    """Yield the complete lines of a file while another process writes it, until `ended()` is true and all are read.
-
-    An incomplete last line is dropped. New lines are looked for every 10 milliseconds.
-    """
+    """Yield the complete lines of a file while another process writes it, until `ended()` is true and all are read."""
     with file.open(encoding="utf-8") as stream:
         part = ""
         while True:

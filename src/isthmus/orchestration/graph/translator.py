@@ -83,8 +83,8 @@ def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
     """Return the condition under which Dagster materializes a node automatically, or None if it never does.
 
     Most nodes follow their dependencies, but only after they were materialized once. Recorded answers are collected
-    every hour. A training set is rebuilt on the project's schedule, or when the features drift from the data the model
-    was trained on. The other assets of a model follow its training set.
+    every hour. A training set is rebuilt on the project's schedule or after drift, and the other assets of its model
+    follow it.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()
