@@ -20,10 +20,7 @@ SEARCH = "search.html"
 
 
 def write_serving(exported: "ExportReport") -> None:
-    """Write the measured serving cost of a package to a JSON file outside it.
-
-    The boundary card combines it with the training cost.
-    """
+    """Write the measured serving cost of a package to a JSON file outside it, for the boundary card."""
     half = {**msgspec.structs.asdict(exported.served), "runtime": exported.runtime, "device": "cpu", "host": host()}
     write_atomically(serving_file(exported.path), json.dumps(half, indent=2).encode())
 
@@ -38,12 +35,9 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
     """Write the report page, model card and boundary card of a student to its folder `model`, replacing older ones.
 
-    The serving cost comes from the measurements of `package`; without it, the documents have none. The page also shows
-    the last search.
-
-    Raises:
-        DataError: the student's report or a measurement is missing or damaged.
-        ConfigurationError: a gate names a metric that the report does not have.
+    The serving cost comes from the measurements of `package`; without it, the documents have none. Raise DataError if
+    the student's report or a measurement is missing or damaged, and ConfigurationError if a gate names a metric that
+    the report lacks.
     """
     from isthmus.distill.reports.boundarycard import boundary_card
     from isthmus.distill.reports.modelcard import model_card

@@ -42,19 +42,17 @@ class ReleaseReport:
 
 
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> ReleaseReport:
-    """Deploy the last package of a distillation to the API.
+    """Deploy the last package of a distillation to the API, in place of the deployed package.
 
     With `share`, the package becomes a candidate, which answers this share of the requests next to the deployed
-    package; a candidate with share 0 is a shadow, whose answers are never returned. By default the package replaces the
-    deployed one.
+    package; a candidate with share 0 is a shadow, whose answers are never returned. Writes the deployment file and its
+    history. Then waits up to 5 seconds for the project's server to load the deployment, and reports the outcome in
+    `server`; a server that does not switch raises no error.
 
-    Writes the deployment file and its history. Then waits up to 5 seconds for the project's server to load the
-    deployment, and reports the outcome in `server`; a server that does not switch raises no error.
-
-    Raises:
-        GateFailed: the package has no passing verdict under this contract, its cost was not measured, or a gate fails.
-        PackageError: the package is damaged, lacks the required signature, or cannot be loaded.
-        DependencyError: another deployment is in progress.
+    Raise GateFailed if the package has no passing verdict under this contract, its cost was not measured, a gate fails,
+    or a candidate has no deployment to run beside; PackageError if the package is damaged, lacks the required
+    signature, or cannot be loaded; ContractMismatch if features that its model reads have changed; and DependencyError
+    if another deployment is in progress.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -85,14 +83,8 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
 def promote(project: Project) -> ReleaseReport:
     """Make the candidate the deployed package, on probation for `probation_seconds` of the serving profile.
 
-    During probation, servers may roll it back. Writes the deployment file and its history, and waits up to 5 seconds
-    for the project's server, as `deploy` does.
-
-    Raises:
-        GateFailed: no candidate exists, or it was stopped.
-        PackageError: its package is missing, damaged, or lacks the required signature.
-        ContractMismatch: nothing is applied, or features that its model reads have changed.
-        DependencyError: another deployment is in progress.
+    During probation, servers may roll it back. Writes and waits as `deploy` does. Raise GateFailed if no candidate
+    exists or it was stopped; and PackageError, ContractMismatch and DependencyError as `deploy` does.
     """
     with _contracts(project) as contracts:
         done = releases.promote(
@@ -108,13 +100,10 @@ def promote(project: Project) -> ReleaseReport:
 def rollback(project: Project, to: str | None = None) -> ReleaseReport:
     """Remove the candidate, or restore the previous deployment if no candidate exists.
 
-    With `to`, a digest prefix, that deployment is restored even if a candidate exists. `to` is required if the current
-    deployment was restored by an automatic rollback. Writes the deployment file and its history, and waits up to 5
-    seconds for the project's server, as `deploy` does.
-
-    Raises:
-        GateFailed: no earlier deployment exists, or `to` is required or does not name exactly one.
-        IsthmusError: the earlier deployment cannot be used; see `promote`.
+    With `to`, a digest prefix, that deployment is restored and a candidate is removed too. `to` is required if the
+    current deployment was restored by an automatic rollback. Writes and waits as `deploy` does. Raise GateFailed if no
+    earlier deployment exists or `to` does not name exactly one, and the other errors of `promote` if the earlier
+    deployment cannot be used.
     """
     key = project.public_key
     with _contracts(project) as contracts:
@@ -123,13 +112,10 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 
 
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
-    """Restore the deployment before `deployment`, and record the reason `why`.
+    """Restore the deployment before `deployment`, and record the reason `why`. Does not wait for servers to switch.
 
-    Return False, and change nothing, if `deployment` is not deployed any more or is not on probation. Does not wait for
-    servers to switch.
-
-    Raises:
-        IsthmusError: the previous deployment cannot be used; see `promote`.
+    Return False, and change nothing, if `deployment` is not deployed any more or is not on probation. Raise an
+    IsthmusError if the previous deployment cannot be used; see `promote`.
     """
     with _contracts(project) as contracts:
         return releases.undo(
@@ -140,7 +126,7 @@ def undo(project: Project, deployment: Deployment, why: str) -> bool:
 
 @contextmanager
 def _contracts(project: Project) -> Iterator[Generations]:
-    """Yield the contracts of the project. None of them is removed during the block.
+    """Yield the contracts of the project, under a lock that keeps other processes from removing any of them.
 
     The definitions are not read, so promotion and rollback work even if they have not been applied.
     """

@@ -1,7 +1,4 @@
-"""`isthmus distill`, `isthmus model search`, `isthmus model export` and `isthmus model ladder`.
-
-Without a name, each works on the project's only distillation.
-"""
+"""Train, search, export and check students. Without a name, functions use the project's only distillation."""
 
 import hashlib
 import os
@@ -53,17 +50,13 @@ if TYPE_CHECKING:
 def distill(
     project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
 ) -> "DistillationReport":
-    """Train teacher, reference, student and control on the last training set.
+    """Train teacher, reference, student and control on the last training set, and write the student's documents.
 
-    The student becomes the latest one of its distillation, and its documents are written. If nothing has changed since
-    a student was trained, that student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call
-    continues the training.
-
-    Raises:
-        DataError: the training set is missing, damaged or outdated, or lacks columns or values.
-        ConfigurationError: the declaration is invalid, or a gate names an unknown metric. In the second case, the
-            student is already saved.
-        IsthmusError: training fails; see `isthmus.distill.distillation.distill`.
+    The student becomes the latest one of its distillation. If nothing has changed since a student was trained, that
+    student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call continues the training.
+    Raise DataError if the training set cannot be used, ConfigurationError if the declaration is invalid or, with the
+    student already saved, a gate names an unknown metric, and other IsthmusErrors of
+    `isthmus.distill.distillation.distill`.
     """
     _limit_spinning()
     with extra("distill"):
@@ -92,12 +85,9 @@ def search(
     """Train and measure the students that a distillation's `search` declares, and write a page about them.
 
     `trials` is the total number of trials, including trials of earlier calls; by default the declared number. The
-    search becomes the latest one of its distillation. The declared student is not changed.
-
-    Raises:
-        DataError: the training set is missing, damaged or outdated, or the journal of the search is damaged.
-        ConfigurationError: the declaration is invalid or has no search.
-        DependencyError: another process runs this search, or a library or disk space is missing.
+    search becomes the latest one of its distillation. The declared student is not changed. Raise DataError if the
+    training set or the journal of the search cannot be used, ConfigurationError if the declaration is invalid or has no
+    search, and DependencyError if another process runs this search, or a library or disk space is missing.
     """
     _limit_spinning()
     with extra("search"):
@@ -121,7 +111,7 @@ def search(
 
 
 def _limit_spinning() -> None:
-    """Limit busy waiting of OpenMP threads, which would slow down other processes.
+    """Set a variable that limits busy waiting of OpenMP threads, which would slow down other processes.
 
     Call it before importing torch: its OpenMP reads the variable once, when it is loaded.
     """
@@ -217,14 +207,10 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     """Export the last student as a package in the state folder, and sign it if the project has a signing key.
 
     Also measures serving on this host and writes the student's documents. The package becomes the last one of its
-    distillation only if no error is raised.
-
-    Raises:
-        ConfigurationError: a declared runtime is not installed, or the signing key cannot be used.
-        ContractMismatch: the student was trained under another contract, training set or declaration.
-        DataError: the student or the training set is missing.
-        GateFailed: a gate fails, or the file to serve differs too much from the student, is too slow or too large.
-        PackageError: the package does not have the required signature.
+    distillation only if no error is raised. Raise GateFailed if a gate fails, or a file differs too much from the
+    student or is too slow or large; ContractMismatch if contract, training set or declaration have changed since the
+    training; DataError if the student or the training set is missing; ConfigurationError if a declared runtime is not
+    installed or the signing key cannot be used; and PackageError if the package lacks the required signature.
     """
     with extra("mobile"):
         from isthmus.distill.export.export import export as run
@@ -259,13 +245,9 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
     """Yield a comparison of a package with the last student, on the training set of the package.
 
-    Modules of the project can be imported during the block.
-
-    Raises:
-        DataError: the student or the training set is missing.
-        PackageError: the package was made from another student.
-        ContractMismatch: the definitions are not applied, the student was trained on another training set, or its
-            declaration has changed.
+    Modules of the project can be imported during the block. Raise DataError if the student or the training set is
+    missing, PackageError if the package was made from another student, and ContractMismatch if the definitions are not
+    applied, or training set or declaration differ from those of the training.
     """
     with extra("distill"):
         from isthmus.distill.export.parity import Parity
@@ -280,11 +262,8 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
 def packaged(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
     """Yield the student from which a package was exported, and its task, even if its contract is outdated.
 
-    Modules of the project can be imported during the block.
-
-    Raises:
-        DataError: the student or its training set is missing.
-        ContractMismatch: the current definitions are not applied, or the declaration has changed since training.
+    Modules of the project can be imported during the block. Raise DataError if the student or its training set is
+    missing, and ContractMismatch if the definitions are not applied or the declaration has changed since the training.
     """
     with extra("distill"):
         from isthmus.distill.restore import restored
@@ -301,11 +280,8 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
     """Run the model files of the last package in each runtime, in this order, and compare them with the last student.
 
-    `runtimes` are called by name, each just before its runtime is used.
-
-    Raises:
-        DataError: the package, the student or the training set is missing.
-        PackageError: the package was made from another student.
+    `runtimes` maps names to factories, each called just before its runtime is used. Raise DataError if the package, the
+    student or the training set is missing, and PackageError if the package was made from another student.
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import climb
@@ -327,9 +303,7 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
     """Check the gates of a distillation against the report of its last student. Return the checked metrics by name.
 
-    Raises:
-        ConfigurationError: a gate names a metric that the report does not have.
-        GateFailed: gates fail. All of them are listed.
+    Raise GateFailed with all gates that fail, and ConfigurationError if a gate names a metric that the report lacks.
     """
     return _require_gates(declared, Artifacts(project, declared).last_report())
 
@@ -348,9 +322,8 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
 def require_boundary(project: Project, declared: Distillation) -> None:
     """Check that training and serving cost of the last package were measured with the settings of the serving profile.
 
-    Raises:
-        DataError: the package or its student is missing.
-        GateFailed: a measurement is missing, or serving was measured with another precision or number of threads.
+    Raise DataError if the package or its student is missing, and GateFailed if a measurement is missing or serving was
+    measured with another precision or number of threads.
     """
     from isthmus.distill.reports.boundarycard import require_boundary as require
 
@@ -371,10 +344,7 @@ def require_boundary(project: Project, declared: Distillation) -> None:
 def require_release(project: Project, declared: Distillation) -> None:
     """Check that the cost of the last package was measured and that its student passes the current gates.
 
-    Raises:
-        ConfigurationError: a gate names a metric that the report does not have.
-        DataError: the package or its student is missing.
-        GateFailed: a gate fails, or a measurement is missing or was taken with other settings.
+    Raise GateFailed if not; see `require_boundary` and `require_quality` for other errors.
     """
     require_boundary(project, declared)
     _require_gates(declared, Artifacts(project, declared).packaged_report())
