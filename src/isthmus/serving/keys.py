@@ -31,8 +31,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: name of the key; logged, unlike the key itself.
-        sha256: SHA-256 of the key, in hexadecimal. A key is 32 random bytes that no one can guess, so a fast hash is
-            safe.
+        sha256: SHA-256 of the key, in hexadecimal. A fast hash is safe: no one can guess 32 random bytes.
         scopes: `action:name` or `action:*`; `snapshot:service/value` for the snapshot of one owner.
         created_at: microseconds since 1970 UTC.
     """
@@ -65,17 +64,16 @@ class Grants(msgspec.Struct, frozen=True):
             raise self._lacks("status:*", " or ".join(sorted(open_to)), shown="'status:*'")
 
     def require_owner(self, service: str, text: str) -> None:
-        """Raise a ForbiddenError if the key may not read the snapshot of an owner.
+        """Raise a ForbiddenError if the key may not read the snapshot of an owner. `text` is not percent-encoded.
 
-        The key needs `snapshot:SERVICE/VALUE`, `snapshot:SERVICE` or `snapshot:*`. `text` is the value before
-        percent-encoding.
+        The key needs `snapshot:SERVICE/VALUE`, `snapshot:SERVICE` or `snapshot:*`.
         """
         own = f"snapshot:{service}/{quote(text, safe='')}"
         if self.scopes.isdisjoint((own, f"snapshot:{service}", "snapshot:*")):
             raise self._lacks(own, f"{own}, snapshot:{service} or snapshot:*")
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Require `read:*`, or for a lookup by feature service alone `read:SERVICE`; else raise a ForbiddenError."""
+        """Raise a ForbiddenError without the scope `read:*`, or `read:SERVICE` for a lookup by feature service."""
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:
@@ -162,7 +160,7 @@ def required(keys: Path) -> Path:
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """Create a random key; return its record (`at` in microseconds) and its secret text, which no record reveals."""
+    """Create a random key; return its record (`at` in microseconds) and its secret text, which is stored nowhere."""
     secret = PREFIX + secrets.token_urlsafe(32)
     return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
 

@@ -1,4 +1,4 @@
-"""Start server processes. Settings contain the Redis password, so they go through an in-memory file, not variables."""
+"""Start server processes. Settings go through an in-memory file: environments would reveal the Redis password."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a server that ends with this process, and return before it answers. Its log goes to `log`, or our stderr.
+    """Start a server as a child that ends with this process; return before it answers. `log` defaults to our stderr.
 
     Call it from a thread that outlives the server: Linux ends the child with the thread that started it. The child
     inherits no environment variables that start with `ISTHMUS_`.
@@ -33,7 +33,7 @@ def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess
 
 
 def become(settings: ServerSettings) -> NoReturn:
-    """Replace this process with the server, which keeps the process id but no variables that start with `ISTHMUS_`."""
+    """Replace this process with the server, which inherits no environment variables that start with `ISTHMUS_`."""
     descriptor = _file_of(settings)
     os.set_inheritable(descriptor, True)
     arguments = _command(descriptor)

@@ -34,8 +34,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         deployment: path of the deployment file; it may appear and change too.
         redis: URL of the online store, see `Address`.
         snapshots: folder of device snapshots, by service; None to offer none.
-        keys: path of the file of API keys; it may appear and change too. None for a server without keys, on loopback
-            only.
+        keys: path of the file of API keys, which may appear and change too; None for a server on loopback only.
         require_keys: refuse every request while no key exists, even on loopback.
         hosts: additional host names that local programs use to call a server without keys.
         check_share: fraction of requests whose row contents are checked against their hashes, 0 to 1.
@@ -50,8 +49,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         history_seconds: time in which pushed rows should reach the history of their view.
         record: answers to record; None to record nothing.
         spool: folder of recorded answers until they are collected; required with `record`.
-        spool_key: secret for hashing join keys of private views: 32 to 128 hex digits, required if there are such
-            views.
+        spool_key: secret for hashing join keys of private views, 32 to 128 hex digits if there are any.
         now: fixed time in microseconds since 1970 UTC for projects that replay history; None for the clock.
     """
 

@@ -55,9 +55,8 @@ DEPLOYMENT_STATES = ("settled", "probation", "no_way_back", "undone")
 class State:
     """The contracts and the model of a server, with everything compiled from them.
 
-    `problem` is the error that prevented loading a contract. `model` is the deployed model, the error of loading it, or
-    None if nothing is deployed. `refused` is the error of the current deployment file; an earlier model may stay in
-    use.
+    `problem` is the error of loading a contract. `model` is the deployed model, the error of loading it, or None
+    without a deployment. `refused` is the error of the current deployment file, while an earlier model may stay in use.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class State:
 
     @property
     def stored(self) -> list[ViewContract]:
-        """Views whose rows are read, under the current or an earlier contract."""
+        """Views whose rows are read under the current or an earlier contract."""
         return [*self.contract.views.values(), *self.earlier_views]
 
     def _predictor_of(self, model: DeployedModel) -> AnyPredictor:
@@ -237,7 +236,7 @@ class State:
         """One of `DEPLOYMENT_STATES`.
 
         "no_way_back" is a probation whose previous model cannot answer. "undone" means that the previous model answers
-        in place of a failed one; after the probation, that a server restored this deployment.
+        again because the newer one failed.
         """
         if self.probation is not None:
             if self.former is None:

@@ -63,7 +63,7 @@ class Watch:
         return content if isinstance(content, dict) else {}
 
     def load(self) -> None:
-        """Read the changed files and replace `state`; log broken files, do not raise. Blocks while a model loads."""
+        """Read the changed files and replace `state`. Broken files are only logged. Blocks while a model loads."""
         loaded = False
         if self._written.changed():
             self._written.load()  # not part of the state
@@ -98,7 +98,7 @@ class Watch:
     async def run(self) -> None:
         """Reload changed files until canceled, and act on failed trials. Errors are logged, not raised.
 
-        When a model on trial fails, write the decision file for other workers. After a probation, also restore the
+        When a model on trial fails, write the decision file for other workers. If it was on probation, also restore the
         previous deployment in the deployment file, under the deployment lock.
         """
         pause = POLL_SECONDS

@@ -30,11 +30,9 @@ class Approval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A deployed package.
+    """A deployed package. In a file, `package` is relative to the folder, so a copied project uses its own packages.
 
     Attributes:
-        package: path of the package folder. In a file it is relative to that file's folder, so a copied project uses
-            its own packages.
         contract: hash of the contract the package was exported under.
         threads: CPU threads per prediction.
         deployed_at: microseconds since 1970 UTC.

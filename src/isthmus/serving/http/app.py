@@ -134,7 +134,6 @@ class Handlers:
             await self._store.close()
 
     async def _follow_rows(self) -> None:
-        """Check every second whether Redis has lost rows, until canceled."""
         while True:
             with suppress(IsthmusError):  # requests report the error
                 state = self._watch.state

@@ -47,8 +47,7 @@ class TextGeneration:
     async def answer(self, request: Request) -> Response:
         """Generate the first token, and return a response that streams the text as events.
 
-        Errors until then have an HTTP status, such as a BusyError if too many texts are being generated; later ones are
-        events.
+        Errors until then, such as a BusyError for too many texts at a time, have an HTTP status; later ones are events.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
@@ -70,7 +69,6 @@ class TextGeneration:
     async def _begun(
         self, state: State, generator: Generator, message: GenerateRequest, body: bytes
     ) -> "_GenerateCall":
-        """Start a text and generate its first token."""
         inputs, at = state.prompt.read(message, self._limits), self._now()
         answers = await self._predictions.stored(state.prompt.plan, inputs.keys, 1, at, state.prompt.bits)
         features = state.prompt.features(inputs.request, answers)

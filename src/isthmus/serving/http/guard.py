@@ -39,10 +39,9 @@ _REMEDY = "send `Authorization: Bearer KEY`, with a key of `isthmus keys create 
 class Guarded:
     """An ASGI application that requires API keys once any exist. Refused requests get 401, 403, 429 or 503.
 
-    It checks the key file at each request, so a revoked key is refused from the next request on. An `unguarded`
-    application also answers programs of this machine without a key, if no key has ever existed or `isthmus keys open`
-    has opened the server; `hosts` are names that they may use besides loopback names. `rate` is in requests per second
-    for each key.
+    It checks the key file at each request, so a revoked key is refused from then on. If `unguarded`, programs of this
+    machine need no key while no key has ever existed, or after `isthmus keys open`. They must call it by a loopback
+    name or one of `hosts`. `rate` is in requests per second for each key.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Outputs of a predictor, its inputs, and the seconds the model took, with the wait for other requests to it."""
+    """Outputs of a predictor, its inputs, and the seconds the model took, including the wait for other requests."""
 
     outputs: Any
     stored: _Stored
@@ -116,8 +116,7 @@ class PredictionService:
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
         """Predict with the requested version, else a model that the server chooses; return its predictor and outputs.
 
-        If a model on trial fails, the standby model answers instead. Counts requests and failures of a trial, and may
-        end it.
+        If a model on trial fails, the standby answers instead. Counts requests and failures of a trial, and may end it.
         """
         state = request.state
         if request.version is not None:
@@ -321,7 +320,6 @@ class PredictionService:
         self._answered(run, "former", taken[former])
 
     async def _beside(self, predictor: AnyPredictor, stored: _Stored, *, in_thread: bool) -> Predicted:
-        """Predict outside the queue, with a timeout."""
         columns = predictor.inputs(stored.fields, stored.answers)
         began = time.perf_counter()
         async with asyncio.timeout(self._limits.deadline_seconds):
@@ -344,7 +342,6 @@ class PredictionService:
 
 
 def _outcome(attempt: asyncio.Future[Predicted]) -> Predicted | None:
-    """Return the result of an attempt; None if it is unfinished or has failed."""
     return attempt.result() if attempt.done() and attempt.exception() is None else None
 
 

@@ -16,8 +16,7 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
 
     All rows are checked first: after a RequestError, none was written. Rows are appended to the history before they are
     written to the online store, so that everything served is also in the history. A DependencyError (Redis is slow, or
-    too many rows wait) may leave an earlier step written; the caller can push again. `now` is in microseconds since
-    1970 UTC.
+    too many rows wait) may leave an earlier step written; push again. `now` is in microseconds since 1970 UTC.
 
     A row replaces the stored one if it is newer by (event time, known time, content). While definitions change, rows
     may have the columns of the current or the next contract. They are written for both, and for older ones still in

@@ -26,8 +26,7 @@ from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 def main(settings: int | None = None, parent: int | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. An IsthmusError is written to stderr, not raised.
 
-    `settings` is a file descriptor, or None to read the environment. The server ends with the process whose id is
-    `parent`.
+    `settings` is a file descriptor, or None to read the environment. The server ends with the process id `parent`.
     """
     log.configure()
     if parent is not None:
@@ -102,10 +101,7 @@ class _Server(uvicorn.Server):
 
 
 class _Workers(Multiprocess):
-    """Uvicorn's workers. Drops the gauges of dead workers, and closes the listener first when ending.
-
-    Otherwise the system would accept connections that no process answers.
-    """
+    """Uvicorn's workers. At the end, it closes the listener first: no connection may wait for dead workers."""
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], folder: str) -> None:
         super().__init__(config, sockets)

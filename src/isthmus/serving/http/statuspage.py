@@ -35,10 +35,9 @@ _HASHES = ("package", "contract")
 
 
 async def status(settings: ServerSettings, state: State, store: Store, metrics: Metrics, now: int) -> StatusAnswer:
-    """Build the complete status from Redis, the files of the deployment, and the metrics; look for lost rows.
+    """Build the complete status, and check for lost rows. `problems` lists the parts that cannot be read.
 
-    `problems` lists parts that cannot be read. `now` is in microseconds since 1970 UTC. Raises a NotReadyError without
-    a contract.
+    Raises a NotReadyError without a contract. `now` is in microseconds since 1970 UTC.
     """
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}

@@ -214,8 +214,8 @@ class Lookup:
     ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
         """Yield the stored features in groups that decode together.
 
-        A group has the view, the index of each feature in `names`, their type, their values, shape (features, rows),
-        and the null mask of that shape, or None without nulls.
+        A group has the view, each feature's index in `names`, the type, the values, shape (features, rows), and a null
+        mask or None.
         """
         for view, parts in self._views:
             for selection, places in parts:
@@ -231,7 +231,7 @@ class Lookup:
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Describe damaged rows and Redis keys that are not hashes: a sentence per view and type, with the first 10."""
+    """Describe damaged rows and Redis keys that are not hashes, by view and type, with the first 10 row numbers."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:

@@ -151,8 +151,8 @@ def packed(
     """Check rows against the definitions `declared`, and pack them for every definition they fit, `older` ones too.
 
     The first result is for the definition whose columns the rows have exactly. For the others, unknown columns are
-    dropped and missing ones are null. Raises a RowsError with all problems of the first definition if the rows fit none
-    exactly.
+    dropped and missing ones are null. If the rows fit none of `declared`, raise a RowsError with all problems of the
+    first.
     """
     refusals = []
     for first in declared:

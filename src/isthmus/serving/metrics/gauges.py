@@ -61,10 +61,7 @@ class SpoolGauges:
 
 
 class ProductionGauges:
-    """Gauges of the deployed package's quality in production, from the quality file next to the deployment file.
-
-    Call `look` before `collect`. Without a file, nothing is exposed.
-    """
+    """Gauges of the deployed package's quality, from its file if there is one. Call `look` before `collect`."""
 
     def __init__(self, deployment: Path) -> None:
         self._state = deployment.parent

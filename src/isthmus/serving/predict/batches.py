@@ -33,7 +33,7 @@ class _Waiting:
 
 
 class Batches:
-    """The prediction queue of a model in an event loop. A model is `quick` if a single row takes few enough `seconds`.
+    """The prediction queue of a model in an event loop. The `seconds` of a single row decide whether it is `quick`.
 
     `most` limits the rows of a batch; a larger request runs alone, outside the queue.
     """

@@ -33,9 +33,9 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 class DeployedModel:
     """The loaded model of a deployment. The constructor checks the package and runs its golden rows, which blocks.
 
-    The package must be signed with `public_key` (PEM) and with the deployment's own key; a key that is None is not
-    checked. Raises a PackageError if the package is damaged, has another digest, lacks a signature, or does not
-    reproduce its golden rows, and a DependencyError if the model generates text without the extra `generate`.
+    The package must be signed with `public_key` (PEM) and the deployment's own key, unless they are None. Raises a
+    PackageError if a signature is missing, or if the package is damaged, another one, or does not reproduce its golden
+    rows; a DependencyError if the model generates text without the extra `generate`.
 
     Attributes:
         inputs: inputs of a model of rows; empty for a model of tensors.

@@ -120,9 +120,8 @@ class TensorPredictor:
     ) -> tuple[dict[str, list[Any]], TensorInputs, int]:
         """Return an empty dict (there are no join keys), the tensors, and the number of rows of a request.
 
-        The number of rows is the first dimension if it has the same name in all inputs, else 1. Sizes are checked
-        before any element is decoded. Raises a RequestError if the tensors do not fit the model, a TooLargeError if
-        they are too large.
+        The number of rows is the first dimension if it has the same name in all inputs, else 1. Raises a RequestError
+        if the tensors do not fit the model, a TooLargeError if they are too large, before any element is decoded.
         """
         if isinstance(message, PredictRequest):
             name = self.model.deployment.model

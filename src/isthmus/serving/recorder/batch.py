@@ -67,13 +67,11 @@ class AnswerGroup(msgspec.Struct, frozen=True, array_like=True):
         variant: precision and number of threads, such as `int8/1`; empty for a lookup.
         answers: records of `ANSWER`.
         requests: the part of each request between the head and the tail of its template.
-        outputs: float32 model outputs, `width` per row. For generated text: the number of tokens in the prompt and in
-            the text.
+        outputs: float32 model outputs, `width` per row; for a text, the token counts of its prompt and itself.
         digest: uint64 per row, a hash of the model's inputs, of the outputs of request transforms, of the output
             tensors, or of the tokens of a prompt and its text; empty if nothing was computed.
         hashed: join keys whose values in the requests are keyed hashes.
-        templates: (head, tail) pairs shared by most requests. Head, request and tail together are the original JSON
-            body.
+        templates: (head, tail) pairs shared by most requests; head, request and tail are the original JSON body.
     """
 
     route: str
@@ -136,11 +134,7 @@ def encoded(batch: AnswerBatch) -> bytearray:
 
 
 def batches(segment: bytes | bytearray) -> Iterator[AnswerBatch]:
-    """Yield the batches of a segment, skipping batches that cannot be read.
-
-    Raises a DamagedBatchError at the end if a part could not be read, an OtherVersionError at a batch of another
-    version.
-    """
+    """Yield the readable batches of a segment, then raise a DamagedBatchError or OtherVersionError for the others."""
     place, problem = 0, ""
     while place < len(segment):
         if len(segment) - place < HEAD.size:

@@ -76,8 +76,7 @@ class RecordedAnswer(msgspec.Struct, gc=False):
 
     Attributes:
         at: request time in microseconds since 1970 UTC.
-        stored: one `stored_of` value per view. Store no more than this: a long-lived object leaves the CPU cache cold
-            for the next answer.
+        stored: one `stored_of` value per view, and no more: a long-lived object would leave the CPU cache cold.
         outputs: model outputs; None for a lookup. For generated text: the prompt's tokens and the generated tokens, a
             list that grows until the text ends.
         inputs: model inputs, or the outputs of request transforms by transform.
@@ -261,7 +260,7 @@ class Lookups:
         return size
 
     def _split(self, body: bytes) -> tuple[bytes, bytes]:
-        """Split a request around its entities; return head and tail, which with the middle are always the whole."""
+        """Split a body around its entities. In another format, the parts may differ but are still the whole body."""
         begin = body.find(b"[", body.find(b'"entities"')) + 1
         end = body.find(b"}", begin)
         ends = (body[:begin], body[end:]) if begin and end > 0 else WHOLE

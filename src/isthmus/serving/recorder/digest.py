@@ -31,7 +31,6 @@ def tensors_digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> int:
 
 
 def text_digest(prompt: Sequence[int], generated: Sequence[int]) -> int:
-    """Return a digest of the tokens of a prompt and the tokens generated after it."""
     return tensors_digest({"prompt": np.array(prompt, np.int64), "generated": np.array(generated, np.int64)})
 
 

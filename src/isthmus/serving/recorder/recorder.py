@@ -1,4 +1,4 @@
-"""Record answers: the event loop turns them into columns, and a thread writes these. Overdue batches are dropped."""
+"""Record answers: the event loop turns them into columns, and a thread writes these, with limited memory."""
 
 import asyncio
 import os

@@ -43,7 +43,7 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Write a batch, or none of it and raise an OSError; return how many old answers were removed for it."""
+        """Write a batch whole, or raise an OSError; return how many old answers were removed to make room for it."""
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
         if self._segment >= 0 and (
@@ -143,7 +143,7 @@ def ended(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Delete a finished segment and return its readable answers; if a process writes to it, keep it and return None."""
+    """Delete a finished segment and count its readable answers; keep it and return None if a process writes to it."""
     if not ended(path):
         return None
     answers = 0

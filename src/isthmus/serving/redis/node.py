@@ -65,17 +65,13 @@ class RedisNode:
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
-        """Raise an error if the server would refuse a lookup of the project.
-
-        Redis answers PING in states in which it refuses lookups, and refuses it in states in which it only refuses
-        writes.
-        """
+        """Raise an error if the server would refuse a lookup of the project, which Redis's own PING does not tell."""
         (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
         if isinstance(reply, Exception) and not isinstance(reply, AskError):
             raise reply
 
     async def info(self) -> list[dict[str, str]]:
-        """Return one dictionary with the fields of the server's `INFO`, or nothing if the user may not run `INFO`."""
+        """Return the fields of the server's `INFO` in a list of one, or an empty list if the user may not run it."""
         replies = await self.ask([(b"INFO", section.encode()) for section in INFO], refusals=True)
         lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
         fields = dict(line.split(":", 1) for line in lines if ":" in line)

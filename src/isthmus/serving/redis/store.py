@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """The state of a view in Redis. `record` is None before the first materialization, `pushed` without pushed rows."""
+    """The state of a view in Redis. `record` is None if never materialized; `pushed` (microseconds) without pushes."""
 
     record: Published | None
     pushed: int | None
@@ -148,10 +148,9 @@ class Store:
     async def append(
         self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int
     ) -> None:
-        """Append pushed rows to the Redis stream for a view's history, all or none.
+        """Append pushed rows to the Redis stream for a view's history, all or none. `accepted` is in microseconds.
 
-        `accepted` is the time of the push in microseconds. Raises a DependencyError if more than `limit` rows would
-        wait.
+        Raises a DependencyError if more than `limit` rows would wait.
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():
@@ -225,7 +224,7 @@ class Stamps:
     """The cached stamps of all views of a contract. A stamp holds the times that all unchanged rows of a view share.
 
     Stamps are never newer than the rows that are read next. They may be older by a fraction of a second, or by more
-    while Redis does not answer. In a cluster all of them are on one node, which may then fail without effect on reads.
+    while Redis does not answer. A cluster keeps them on one node; a server that has read them works without it.
     """
 
     def __init__(self, node: Cluster | RedisNode) -> None:

@@ -186,7 +186,7 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True if the candidate should answer: by the first row's join keys, so an entity keeps its model."""
+        """Return True if the candidate should answer. The first row's keys decide, so an entity keeps its model."""
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
         place = int.from_bytes(hashlib.blake2b(self._salt + named, digest_size=8).digest()) / 2**64

@@ -99,7 +99,7 @@ def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> No
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the number of rows; raise a RequestError if columns differ or are empty, a TooLargeError beyond `most`."""
+    """Return the number of rows; raise a RequestError if columns differ in length or are empty, or a TooLargeError."""
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
