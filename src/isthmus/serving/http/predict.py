@@ -38,7 +38,7 @@ _Inputs = tuple[dict[str, list[Any]], Any, int]
 
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request for predictions, with the state and any requested version as of its arrival: a trial may end later."""
+    """A request for predictions, with the server's state and the version it named when it arrived, if any."""
 
     state: State
     message: PredictRequest | TensorRequest

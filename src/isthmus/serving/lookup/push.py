@@ -58,7 +58,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class PushFormat:
-    """Names that differ between push formats: the view's field, and the column that says when a row became known."""
+    """Names that differ between push formats: the request field of the view, and the column of known times."""
 
     view: str
     known: str

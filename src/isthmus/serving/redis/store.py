@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """The state of a view in Redis. `record` is None if never materialized; `pushed` (microseconds) without pushes."""
+    """The state of a view in Redis: `record` is None if never materialized, `pushed` (microseconds) if never pushed."""
 
     record: Published | None
     pushed: int | None

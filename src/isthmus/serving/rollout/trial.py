@@ -111,7 +111,7 @@ class Trial:
     def judge(self) -> None:
         """Set `refused` if the model on trial fails more often than the standby, or if it is too slow.
 
-        Call it after each counted request; it also starts a new window after `WINDOW` requests.
+        Call it after each counted request, except for a shadow; it also starts a new window after `WINDOW` requests.
         """
         if self.refused is not None:
             return
