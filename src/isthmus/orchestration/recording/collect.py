@@ -1,9 +1,4 @@
-"""Collect recorded answers from the servers' spool into the table (`isthmus answers collect`).
-
-A segment is a spool file to which one server process appends batches of answers. Each commit first appends answers to
-the table, together with the number of each process's last batch, then deletes the segments that are complete. The next
-run finishes the work of a killed run.
-"""
+"""Collect recorded answers from the servers' spool into the table (`isthmus answers collect`)."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,12 +34,9 @@ BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CollectedAnswers:
-    """Result of one run.
+    """Result of one run: the number of answers added, and a sentence for each problem.
 
-    Attributes:
-        answers: number of answers added to the table.
-        missing: number of batches that were dropped or lost, counted from gaps in the batch numbers.
-        problems: a sentence for each segment, or batch in it, that could not be collected.
+    `missing` is the number of batches that were dropped or lost, counted from gaps in the batch numbers.
     """
 
     answers: int = 0
@@ -84,12 +76,9 @@ class _Problems:
 def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> CollectedAnswers:
     """Append every answer in the spool to the table, exactly once, and save the contracts of the answers.
 
-    Deletes segments that are collected and that no server writes to any more, and moves damaged ones to
-    `damaged_folder`. Also deletes answers older than `keep_days` from the table. Each commit has about `lot` answers.
-    Waits while another process collects.
-
-    Raises:
-        DataError: the table cannot be read or written. The spool still has the answers.
+    Deletes collected segments (spool files) that no server writes to any more, moves damaged ones to `damaged_folder`,
+    and deletes answers older than `keep_days` from the table. Each commit has about `lot` answers. Waits while another
+    process collects. After a DataError, the spool still has the answers that are not in the table.
     """
     table = RecordedAnswers.of(project)
     answers, missing, problems = 0, 0, _Problems()
@@ -140,14 +129,13 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collect recorded answers every `history_seconds` until `stopped` is set; without `stopped`, forever.
-
-    Problems and errors are passed to `say`, and the next turn tries again.
-    """
+    """Collect recorded answers every `history_seconds` until `stopped` is set, passing problems and errors to `say`."""
     repeat(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
 
 
 def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[str, int]) -> int:
+    # Append first, together with the number of each process's last batch, then delete: the next run finishes the work
+    # of a killed run.
     added = 0
     if lot.batches:
         keep_contracts(project, {group.contract for batch in lot.batches for group in batch.groups})
@@ -222,7 +210,7 @@ def contracts_folder(project: Project) -> Path:
 def keep_contracts(project: Project, hashes: set[str]) -> None:
     """Save the contracts with these hashes to `contracts_folder`, so that answers can be replayed later.
 
-    Hashes that are already saved, or that neither the project nor a deployed package has any more, are skipped.
+    Skips hashes that are already saved, or that neither the project nor a deployed package has any more.
     """
     folder = contracts_folder(project)
     missing = {known for known in hashes if not (folder / f"{known}.json").exists()}
@@ -243,11 +231,7 @@ def _known(project: Project) -> Iterator[Contract]:
 
 
 def contract_of(project: Project, known: str) -> Contract | None:
-    """Return the contract with a hash from `contracts_folder`, the project or a deployed package; None if all lack it.
-
-    Raises:
-        DataError: the saved file is damaged.
-    """
+    """Return the contract with a hash, or None if it is gone. Raise a DataError if its saved file is damaged."""
     file = contracts_folder(project) / f"{known}.json"
     try:
         return Contract.loads(file.read_bytes(), str(file))

@@ -30,25 +30,19 @@ Served = Callable[[], Sequence[int | None] | IsthmusError]
 
 
 class Causes:
-    """Explains differences between the rows that Redis returned and the rows in the history.
-
-    Uses the history, the log of materializations, and the order and times of the server's other answers.
-    """
+    """Explains why recorded rows differ from the history, using the log of materializations and other answers."""
 
     def __init__(self, project: Project) -> None:
         self._offline, self._table = project.offline_store(), RecordedAnswers.of(project)
         self._runtime = runtime()
 
     def runtime(self, group: Group, place: int) -> str:
-        """Describe in a few words the runtime of the answer at index `place`, and the current runtime if it differs."""
+        """Describe in a few words the runtime of the answer at index `place`, and the current one if it differs."""
         then = group.answers["runtime"][place].as_py()
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
     def of(self, group: Group, name: str) -> Iterator[tuple[int, Cause, str]]:
-        """Yield an index, a cause and an explanation for each row of the view `name` that differs from the history.
-
-        The index is the row's place among all rows of the group.
-        """
+        """Yield (row index in the group, cause, explanation) for each row of a view that differs from the history."""
         rows = np.flatnonzero(~group.now[name].same(group.then[name]))
         if not len(rows):
             return
@@ -65,9 +59,9 @@ class Causes:
             yield row, cause, f"view {name}, key {_shown(key)}: {why}"
 
     def _later_ends(self, group: Group) -> dict[int, int]:
-        """Map answers to the earliest end of a later answer from the same server that finished before their moment.
+        """Map each answer whose server's clock went back later, by its index, to the earliest end of a later answer.
 
-        Such an answer shows that the server's clock went back.
+        The later answer came from the same server, and ended before the time of the first one.
         """
         part = group.answers
         # Reads only the answers between these, not a month of them: enough if the clock was steady.
@@ -107,7 +101,7 @@ def _cause(  # noqa: PLR0913 - both sides of a row, and its context
 ) -> tuple[Cause, str]:  # fmt: skip
     """Return cause and explanation of a row that Redis had as `was`, and that the history has as `now`.
 
-    `later` is the earliest end of a later answer, `contents` are the content hashes of the key's rows by event and
+    `later` is the earliest end of a later answer, `contents` has the content hashes of the key's rows by event and
     known time, and `place` is the index of the key in `served`.
     """
     if was.status == Status.DAMAGED:
@@ -176,7 +170,7 @@ def _contents(
 def _served(
     offline: OfflineStore, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints
 ) -> list[int | None] | IsthmusError:
-    """Return the event times of the rows that were readable online for some keys at their moments."""
+    """Return the event times of the rows that were readable online for keys at their times, or the error."""
     try:
         rows = from_history(served_history(offline, view), view, keys, at, times=(EVENT, EVENT))
     except IsthmusError as error:

@@ -12,9 +12,8 @@ _NEVER = np.iinfo(np.int64).max
 def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints, tolerance: int) -> Ints:
     """Return for each row of `left` the index of its match in `right`, or -1; shape (n,).
 
-    The match has the same values and is nearest in time, at most `tolerance` away; ties go to the earlier row. A row of
-    `right` is matched once, by its nearest row of `left`; ties go to the first one. A null matches nothing, not even
-    another null.
+    A match has equal values (a null equals nothing) and is nearest in time, at most `tolerance` away; ties go to the
+    earlier row. A row of `right` is matched once, by its nearest row of `left`; ties go to the first one.
     """
     number, count = identities(left, right), len(left)
     for name in left.column_names:
@@ -31,8 +30,8 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
 def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Ints]:
     """Return for each query the index of the candidate with the same number and the nearest time, and its distance.
 
-    The index is -1 if no candidate has the number. Candidates have the numbers `number` and times `event`, and must be
-    sorted by number, then time. Queries have the numbers `query` and times `at`. Ties go to the earlier candidate.
+    The index is -1 without such a candidate. Candidates (`number`, `event`) must be sorted by number, then time.
+    Queries have the numbers `query` and times `at`. Ties go to the earlier candidate.
     """
     times = np.unique(event)
     width = len(times) + 1
@@ -50,9 +49,9 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
 
 
 def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """Return a mask with one True per distinct match: the row with the smallest distance.
+    """Return a mask with one True per distinct match: the row with the smallest distance. Rows with -1 are False.
 
-    Ties go to the earliest row by `at`, then to the first row. Rows without a match (-1) are False.
+    Ties go to the earliest row by `at`, then to the first row.
     """
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
@@ -62,10 +61,7 @@ def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
 
 
 def identities(*tables: pa.Table) -> Ints:
-    """Return one number per row of all tables, one table after another. Equal rows get the same number.
-
-    Two nulls count as equal. Every table must have the columns of the first table.
-    """
+    """Return a number per row of all tables in turn, equal for rows with equal values (and nulls) in all columns."""
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)
     for name in tables[0].column_names:

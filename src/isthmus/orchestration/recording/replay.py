@@ -1,8 +1,4 @@
-"""Recompute recorded answers from the history and the packages, and compare them bit by bit (`isthmus answers replay`).
-
-For each answer, look up its rows in the offline tables as of the time of the answer, then run its request transforms
-and its model. Every difference is reported with a cause.
-"""
+"""Recompute recorded answers from history and packages, and compare them bit by bit (`isthmus answers replay`)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,14 +48,7 @@ Difference = tuple[int, Cause, str]
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """An answer that differs from its record or cannot be recomputed.
-
-    Attributes:
-        id: id of the answer.
-        at: time of the answer in UTC, ISO 8601.
-        cause: value of `Cause`.
-        found: explanation in one sentence.
-    """
+    """An answer, given `at` (ISO 8601 in UTC), that differs from its record or cannot be recomputed; see `Cause`."""
 
     id: str
     at: str
@@ -69,14 +58,9 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of a replay.
+    """Result of a replay: `same` answers are equal bit by bit, and `causes` has the number of other answers by cause.
 
-    Attributes:
-        answers: number of selected answers.
-        rows: number of rows in their requests.
-        same: number of answers that were recomputed and are equal bit by bit.
-        causes: number of answers that differ or cannot be recomputed, by cause.
-        differences: at most 10 answers of each cause.
+    `differences` has at most 10 answers of each cause.
     """
 
     answers: int = 0
@@ -97,12 +81,8 @@ def replay(
 
     Pass either an id or at least one end of the range. Times without a time zone are in UTC. If `package` is set, the
     model in that folder replaces the models that answered. Differences are reported, not raised: see `require_same`.
-
-    Raises:
-        RequestError: no such answer is recorded, the range is empty, or neither or both of an id and a range are given.
-        DataError: the table, a saved contract, or the secret that hashes private keys cannot be read.
-        DependencyError: an answer is a generated text and the extra `generate` is not installed.
-        PackageError: `package` is not a valid package folder.
+    Raises a RequestError if no such answer is recorded, and a DataError if the table, a contract or the secret cannot
+    be read.
     """
     if (identity is None) == (first is None and end is None):
         raise RequestError("replay", "needs an answer id or a time range", expected="ID, or --from and --to")
@@ -248,10 +228,7 @@ def _tensors(group: Group, predictor: TensorPredictor, causes: Causes, another: 
 def _text(
     group: Group, prompt: Prompt, model: DeployedModel, place: int, causes: Causes, another: bool
 ) -> Difference | None:
-    """Generate a text again. Return its difference from the recorded text, or the reason why generation failed.
-
-    Return None if the texts are equal.
-    """
+    """Generate a text again. Return its difference or why generation failed, or None if the texts are equal."""
     package, cause = model.deployment.digest[:12], Cause.PACKAGE if another else Cause.ENGINE
     row = group.starts[place : place + 1]
     fields = {name: values.take(row) for name, values in group.requests.fields.items()}

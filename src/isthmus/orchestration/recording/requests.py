@@ -31,7 +31,7 @@ LIMITS = Limits(rows=_MOST, values=_MOST)
 
 
 class _Tensors(msgspec.Struct):
-    """A tensor request with a binary part: both parts as the server recorded them."""
+    """A recorded request of tensors with a binary part."""
 
     json: msgspec.Raw = msgspec.Raw()
     binary: bytes | None = None
@@ -42,13 +42,10 @@ _TENSORS = msgspec.json.Decoder(_Tensors)
 
 @dataclass(frozen=True)
 class Requests:
-    """The rows of several requests, concatenated.
+    """The rows of several requests, concatenated: values by join key and by request field.
 
-    Attributes:
-        keys: values by join key.
-        fields: values by request field.
-        rows: number of rows per request, shape (n,); 0 if the request cannot be read.
-        unread: for each request that cannot be read, the reason by the index of the request.
+    `rows` has the number of rows of each request. It is 0 if the request cannot be read: `unread` has the reason by
+    index.
     """
 
     keys: Mapping[str, list[Any]]
@@ -58,10 +55,7 @@ class Requests:
 
 
 class Keys:
-    """Restores private join keys from their hashes, by hashing every value in the history.
-
-    `secret` is the key of the hashes. `values` returns all values of a named join key, and is called once per key.
-    """
+    """Restores private join keys from their hashes, by hashing all values that `values` returns for a join key."""
 
     def __init__(self, secret: bytes, values: Callable[[str], Iterable[Any]]) -> None:
         self._secret, self._values = secret, values
@@ -70,8 +64,7 @@ class Keys:
     def restore(self, body: str, columns: Iterable[Column]) -> bytes:
         """Return the request body with the hashes of these join keys replaced by their values. Nulls stay null.
 
-        Raises:
-            LookupError: the history has no key with a hash in the request.
+        Raises a LookupError if the history has no key with a hash in the request.
         """
         request = orjson.loads(body)
         for column in columns:
@@ -83,7 +76,6 @@ class Keys:
         return msgspec.json.encode(request)
 
     def by_hash(self, column: Column) -> dict[str, Any]:
-        """Return the known values of a join key by their hashes."""
         if column.name not in self._known:
             values = list(self._values(column.name))
             self._known[column.name] = dict(zip(hashes(self._secret, column, values), values, strict=True))
@@ -91,11 +83,9 @@ class Keys:
 
 
 def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
-    """Compile the lookup that a request body asks for. `graphs` returns the graph of a named request transform.
+    """Compile the lookup that a request body asks for, with `graphs` for request transforms.
 
-    Raises:
-        IsthmusError: the contract lacks a requested feature.
-        msgspec.MsgspecError: the request cannot be read.
+    Raises an IsthmusError if the contract lacks a feature, and a MsgspecError if the body cannot be read.
     """
     message = _LOOKUP.decode(body)
     if message.feature_service is not None:
@@ -120,8 +110,8 @@ def read_requests(
     """Parse requests for one reader and concatenate their rows. Lookups must all request the same features.
 
     `counts` has the number of rows in each recorded answer. A request that cannot be parsed, or has another number of
-    rows, is not raised as an error: it has no rows, and the reason is in `unread`. Requests of tensors are not parsed
-    and have no rows.
+    rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors are not parsed and have no
+    rows.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})
@@ -173,11 +163,7 @@ def prompt_of(body: bytes | LookupError) -> str:
 
 
 def read_tensors(body: bytes) -> TensorRequest:
-    """Parse a recorded tensor request, as written by `text_of` in `serving.recorder.columns`.
-
-    Raises:
-        msgspec.MsgspecError: the body is not such a request.
-    """
+    """Parse a request of tensors as recorded by `serving.recorder.columns.text_of`; raise a MsgspecError otherwise."""
     whole = _TENSORS.decode(body)
     if whole.binary is None:
         return TensorRequest(_INFER.decode(body), memoryview(b""))

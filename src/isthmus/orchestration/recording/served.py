@@ -1,7 +1,4 @@
-"""Read recorded answers in groups, with the requests, stored rows and models behind them.
-
-Replay, monitoring, rollback on quality and attribution all work on a `Group`.
-"""
+"""Read recorded answers in groups, with the requests, stored rows and models behind them, for replay and monitoring."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,10 +65,7 @@ class Cause(StrEnum):
 
 
 class UnreadableAnswersError(IsthmusError):
-    """The answers of a group cannot be recomputed.
-
-    `cause` says what is gone or has changed: a key, the contract, the package or the history.
-    """
+    """A group's answers cannot be recomputed; `cause` says whether a key, contract, package or history is gone."""
 
     def __init__(self, cause: Cause, why: str) -> None:
         self.cause = cause
@@ -85,23 +79,18 @@ class UnreadableAnswersError(IsthmusError):
 class Group:
     """Answers that can be computed together: they share contract, package, precision, route, views and features.
 
-    A row is one row of a request. Rows of all requests that can be read follow one another; requests of tensors have no
-    rows.
+    Arrays have the rows of all readable requests, one after another. Requests of tensors have no rows.
 
     Attributes:
         answers: table with one line per answer, in the columns of the table of recorded answers.
-        contract: contract that the answers were computed under.
         model: model that answered, or the model that replaces it; None for lookups.
-        reader: parser of the requests.
         bodies: request body of each answer; an error if a private key could not be restored.
-        requests: join keys and request fields of the rows.
         answer: for each row, the index of its answer.
         starts: for each answer, the index of its first row.
         at: time of each row's answer, microseconds since 1970 UTC.
         outputs: recorded outputs of all rows in one dimension, float32.
-        digest: recorded digests of all rows, uint64; may be empty.
-        histories: histories of the views that the answers read, by view.
-        then: rows that Redis returned, by view. The record has their times and hashes, but no feature values.
+        digest: recorded digests of all rows; may be empty.
+        then: rows that Redis returned, by view: times and hashes, but no feature values.
         now: rows that the history has now for the same keys and times, by view.
     """
 
@@ -136,18 +125,15 @@ class Group:
         return self.reader
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
-        """Return the model's inputs, computed from stored rows by view: from `now`, or from what `served` returned.
-
-        Only for a group of predictions.
-        """
+        """Return the model's inputs from stored rows by view: `now` or the result of `served`. For predictions only."""
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
 class ServedAnswers:
-    """Reads recorded answers, and opens the contracts, histories and models behind them.
+    """Reads recorded answers, and opens and caches the contracts, histories and models behind them.
 
-    Each is opened once and cached, including the error if it cannot be opened. If `package` is set, the package in that
-    folder replaces every package that answered.
+    Errors of opening are cached too. If `package` is set, the package in that folder replaces every package that
+    answered.
     """
 
     def __init__(self, project: Project, package: Path | None = None) -> None:
@@ -156,11 +142,7 @@ class ServedAnswers:
         self._opened: dict[Any, Any] = {}
 
     def answer(self, identity: str) -> pa.Table:
-        """Return the answer with an id, as a table with one line.
-
-        Raises:
-            RequestError: the table lacks it; the message explains why.
-        """
+        """Return the answer with an id as a table with one line; raise a RequestError that explains its absence."""
         answers = self.table.read(ds.field("id") == identity)
         if not len(answers):
             raise absence(self.project, identity)
@@ -172,11 +154,7 @@ class ServedAnswers:
     ) -> pa.Table:  # fmt: skip
         """Return the answers of a route and callers from `first` on and before `end`, sorted by process and sequence.
 
-        A condition that is None does not limit the result.
-
-        Raises:
-            DataError: the table cannot be read.
-            ValueError: a time has no time zone.
+        A condition that is None does not limit the result. Times must have a time zone.
         """
         condition = ds.scalar(True)
         if route is not None:
@@ -193,12 +171,9 @@ class ServedAnswers:
         """Load the contract, model, histories and rows behind a table that `groups` returned.
 
         `other` replaces the model that answered. It must have the same service, and may read fewer views, but no
-        further ones. Requests that cannot be read raise no error: see `Requests.unread`.
-
-        Raises:
-            UnreadableAnswersError: the contract, the package or a history is gone, or has changed.
-            DataError: a saved contract is damaged, or the secret that hashes private keys is missing or damaged.
-            DependencyError: an answer is a generated text and the extra `generate` is not installed.
+        further ones. Raises UnreadableAnswersError if the contract, the package or a history is gone or has changed,
+        and a DataError if a saved contract or the secret is damaged. Requests that cannot be read raise no error: see
+        `Requests.unread`.
         """
         first = answers.slice(0, 1).to_pylist()[0]
         contract = self.contract(first["contract"])
@@ -261,7 +236,7 @@ class ServedAnswers:
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
         """Split predictions by `groups`, and yield each part with its opened group or the error that prevented it.
 
-        Errors are yielded, not raised. `other` is the model that replaces the model that answered, as in `open`.
+        Errors are yielded, not raised. `other` replaces the model that answered, as in `open`.
         """
         for part in groups(answers):
             found: Group | IsthmusError
@@ -274,12 +249,7 @@ class ServedAnswers:
             yield part, found
 
     def contract(self, known: str) -> Contract:
-        """Return the contract with a hash.
-
-        Raises:
-            UnreadableAnswersError: neither the project nor a package has it.
-            DataError: the saved file is damaged.
-        """
+        """Return the contract with a hash; raise UnreadableAnswersError if it is gone, DataError if it is damaged."""
         contract = self._once(("contract", known), lambda: contract_of(self.project, known))
         if contract is None:
             why = f"contract {known[:12]} is gone: neither the project nor a package has it"
@@ -287,20 +257,13 @@ class ServedAnswers:
         return contract
 
     def history(self, view: ViewContract) -> ViewHistory:
-        """Return the history of a view.
-
-        Raises:
-            IsthmusError: it cannot be read.
-        """
+        """Return the history of a view; raise an IsthmusError, the same each time, if it cannot be read."""
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        """Return the model that answered, or the model of the replacing package if one is set.
+        """Return the model that answered, or the replacing one; raise a DataError if its package is gone or changed.
 
         `digest` is the package's digest. `variant` has the precision and the number of threads, as in "int8/1".
-
-        Raises:
-            DataError: the package is gone or has changed.
         """
         precision, _, threads = variant.partition("/")
 
@@ -311,11 +274,7 @@ class ServedAnswers:
         return self._once(("model", digest, variant), opened)
 
     def package(self, digest: str) -> Package:
-        """Return the package that answered, by its digest, or the replacing package if one is set.
-
-        Raises:
-            DataError: the package is gone or has changed.
-        """
+        """Return the package with a digest, or the replacing one; raise a DataError if it is gone or has changed."""
         folder = self.package_folder or folder_of(self.project.deployment_file) / digest
         if self.package_folder is None and not folder.is_dir():
             raise DataError(
@@ -369,12 +328,7 @@ class ServedAnswers:
 def _reader(
     route: str, contract: Contract, model: DeployedModel, graphs: Callable[[str], RowGraph]
 ) -> Predictor | Prompt | TensorPredictor:
-    """Return the reader of a model's requests.
-
-    Raises:
-        PackageError: the model does not give such answers.
-        ContractMismatch: the features of its service changed since its package was exported.
-    """
+    """Return the parser of a route's requests. Raise PackageError if the model gives no such answers."""
     if route == "infer":
         return TensorPredictor(contract, model)
     if route == "predict":
@@ -398,7 +352,6 @@ def groups(answers: pa.Table) -> Iterator[pa.Table]:
 
 
 def predict_all(model: DeployedModel, inputs: Mapping[str, Values]) -> np.ndarray[Any, Any]:
-    """Return a model's outputs for many rows, computed in batches of `_ROWS`."""
     rows = len(next(iter(inputs.values())).valid)
     parts = [
         model.predict({name: values.take(slice(start, start + _ROWS)) for name, values in inputs.items()})

@@ -29,12 +29,8 @@ _TIME = ARROW[UnixTimestamp.name]
 class StoredRows:
     """Rows of one view for n questions, each with a key and a time. Arrays have shape (n,).
 
-    Attributes:
-        event: event times in microseconds since 1970 UTC, 0 without a row.
-        known: known times in microseconds since 1970 UTC, 0 without a row.
-        content: content hashes, 0 if the row is missing or expired.
-        status: codes of `Status`.
-        columns: features by name, null unless the status is PRESENT.
+    Times are in microseconds since 1970 UTC, 0 without a row. Content hashes are 0 if the row is missing or expired.
+    `status` has codes of `Status`. Features are null unless the status is PRESENT.
     """
 
     event: Ints
@@ -44,10 +40,7 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Return a mask of the rows that agree in status, times and content hash, shape (n,).
-
-        Times count only if both sides have a row, and content only if the row is neither missing nor expired.
-        """
+        """Return a mask of the rows with equal status, times (if both have a row) and content hash (unless expired)."""
         there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
         times = (self.event == other.event) & (self.known == other.known)
         # A missing row may have times: those of a row that is not readable yet.
@@ -67,9 +60,9 @@ def from_history(
 ) -> StoredRows:  # fmt: skip
     """Look up in the history the row of each key as of its time in `at`, like a point-in-time join.
 
-    `at` has one time per key, in microseconds since 1970 UTC. If the row is missing or older than the view's ttl, the
-    features are null and the status says why. `times` names the columns to return as event and known times. It does not
-    affect which row is found.
+    `at` has one time per key, in microseconds since 1970 UTC. The features of a missing or expired row are null, and
+    the status says why. `times` names the columns to return as event and known times; it does not affect which row is
+    found.
     """
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
@@ -108,11 +101,10 @@ def columns_of(history: ViewHistory, names: Sequence[str], condition: ds.Express
 def find_recorded(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
 ) -> tuple[dict[str, Values], Mask]:
-    """Look up the features of recorded rows in the history by key, times and content hash.
+    """Look up recorded rows in the history by key, times and content hash.
 
-    Returns:
-        Values by feature, null without a value, and a mask of the rows whose values are known, shape (n,). The mask is
-        False for rows with values that only Redis had or that were removed from the history.
+    Returns values by feature, null without a value, and a mask of the rows whose values are known, shape (n,). It is
+    False for rows with values that only Redis had or that were removed from the history.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
@@ -137,8 +129,8 @@ def served_rows(
 ) -> tuple[StoredRows, Mask]:
     """Return the rows that Redis returned with their values, and a mask of the rows whose values are known.
 
-    `then` are the recorded rows, which have no values. `now` are the rows that the history has for the same questions:
-    their values are used where both agree, and other values are looked up with `find_recorded`.
+    `then` are the recorded rows, which have no values, and `now` the history's rows for the same questions. Values come
+    from `now` where both agree, and are looked up with `find_recorded` elsewhere.
     """
     known = np.ones(len(now.status), bool)
     differing = np.flatnonzero(~now.same(then))

@@ -75,8 +75,7 @@ _ERRORS = TableErrors(
 class RecordedAnswers:
     """The table of recorded answers in the offline store `root`, a folder or a URL accessed with `storage_options`.
 
-    A run is one server process; its batches are numbered from 1. Methods that read return no rows before the first
-    commit.
+    A run is one server process; its batches are numbered from 1. Before the first commit, reading returns no rows.
     """
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
@@ -107,12 +106,9 @@ class RecordedAnswers:
     ) -> int:
         """Append the answers of batches in one commit, note each run's last batch, and return the number of answers.
 
-        `parts` are the results of `answers_of` for the batches; None computes them. `known` has the last batch that the
-        table has, by run: appending an earlier batch that was repaired does not lower it. Does not check whether the
-        table already has a batch.
-
-        Raises:
-            DataError: the table cannot be written, or another process wrote to it at the same time.
+        `parts` are the results of `answers_of`; None computes them. `known` has the table's last batch by run: a
+        repaired earlier batch does not lower it. Does not check whether the table already has a batch. Raises a
+        DataError if the table cannot be written, or another process wrote to it at the same time.
         """
         rows = pa.concat_tables([SCHEMA.empty_table(), *(map(answers_of, batches) if parts is None else parts)])
         last = {batch.run: known.get(batch.run, 0) for batch in batches}
@@ -123,10 +119,7 @@ class RecordedAnswers:
         return len(rows)
 
     def keep(self, days: float, now: int) -> None:
-        """Delete the answers written more than `days` before the day of `now`, and compact days with many files.
-
-        `now` is in microseconds since 1970 UTC. Deleted files stay on disk for 24 hours, for readers that use them.
-        """
+        """Delete answers from more than `days` before `now` (microseconds, 1970 UTC); compact days with many files."""
         with self._stored.writing():
             table = self._stored.open(check=False)
             if table is None:
@@ -172,19 +165,12 @@ def _days(table: DeltaTable) -> Counter[date]:
 
 
 def answers_of(batch: AnswerBatch) -> pa.Table:
-    """Return a row for each answer of a batch.
-
-    Raises a ValueError or an Arrow error if a value does not fit its column.
-    """
+    """Return a row for each answer of a batch. Raise a ValueError or Arrow error if a value does not fit its column."""
     return pa.concat_tables([SCHEMA.empty_table(), *(answers(batch, group) for group in batch.groups)])
 
 
 def answers(batch: AnswerBatch, group: AnswerGroup) -> pa.Table:
-    """Return a row for each answer of a group.
-
-    Raises:
-        ValueError: the columns have different lengths.
-    """
+    """Return a row for each answer of a group. Raise a ValueError if its columns have different lengths."""
     found = np.frombuffer(group.answers, ANSWER)
     count, rows, length = len(found), found["rows"].astype(np.int64), found["length"].astype(np.int64)
     if length.sum() != len(group.requests):
@@ -257,10 +243,9 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split a column of the table into one array per view.
+    """Split a column of the table into one array per view, `views` in number.
 
-    For each answer, `joined` has the rows of the first view, then of the next. `rows` is the number of rows of each
-    answer, and `views` the number of views.
+    For each answer, `joined` has the rows of the first view, then of the next. `rows` is the number of rows per answer.
     """
     return [joined[places] for places in _places(rows, views)]
 
