@@ -33,7 +33,7 @@ class DeviceQuestions:
         owner: join key of the owners, or None.
         key: PEM public key that the snapshots must be signed with.
         at: time on the device, microseconds since 1970 UTC.
-        columns: type and values of join keys and request fields by name.
+        columns: join keys and request fields by name.
     """
 
     snapshots: Mapping[object, bytes]
@@ -51,11 +51,9 @@ class DeviceAnswers(NamedTuple):
 
 
 class DeviceReport(NamedTuple):
-    """Results of the reference client.
+    """Answers of the reference client by ORT file, and the inputs that its `head.json` computes for a numeric core.
 
-    Attributes:
-        files: answers by name of the model file, for the files in ORT format.
-        core: inputs that the package's `head.json` computes for a numeric core; None if the package has no head.
+    `core` is None if the package has no head.
     """
 
     files: dict[str, DeviceAnswers]
@@ -80,12 +78,9 @@ class _Device(msgspec.Struct):
 def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -> DeviceReport:
     """Run the package's client in a new Node process, wait up to two minutes for it, and return its answers.
 
-    The client opens the package like a web page does: it verifies checksums, contract and golden cases. It gets copies
-    of the files in a temporary folder.
-
-    Raises:
-        NodeFailed: the client rejects the package, a snapshot or a question, a model file does not run, or the time is
-            over.
+    The client gets copies of the files in a temporary folder, and verifies checksums, contract and golden cases like a
+    web page. Raises NodeFailed if it rejects the package, a snapshot or a question, if a model fails, or if the time is
+    over.
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]

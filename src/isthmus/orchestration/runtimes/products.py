@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 class Product:
     """A runtime: its command line name and file formats. Call it to open the runtime.
 
-    Opening onnxruntime-web installs it with npm if it is missing. Other runtimes must be installed.
-
-    Raises:
-        DependencyError: the runtime is not installed, or cannot be installed.
+    Opening onnxruntime-web installs it with npm if it is missing. Other runtimes must be installed. Raises a
+    DependencyError otherwise.
     """
 
     option: str
@@ -46,9 +44,5 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 
 
 def by_option(option: str) -> "Runtime":
-    """Open the runtime with the command line name `option`, for example "ort". See `Product`.
-
-    Raises:
-        StopIteration: no runtime has this name.
-    """
+    """Open the runtime with a command line name such as "ort"; raise StopIteration if there is none. See `Product`."""
     return next(product for product in RUNTIMES.values() if product.option == option)()

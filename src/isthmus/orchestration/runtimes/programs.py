@@ -18,10 +18,9 @@ _PROGRAMS: Mapping[Format, type[Program]] = {
 
 
 class ProgramRuntime:
-    """The phone runtime of a file format. `ask` starts a process with one thread for each model file.
+    """The phone runtime of a file format; raises a DependencyError if it is not installed.
 
-    Raises:
-        DependencyError: the runtime is not installed.
+    `ask` starts a process with one thread for each model file.
     """
 
     tolerance = GOLDEN_TOLERANCE

@@ -1,7 +1,4 @@
-"""onnxruntime-web in Node, which gives the same answers as a browser.
-
-By default, the first use installs the versions in the lockfile of `web/` with npm, into the user's cache folder.
-"""
+"""onnxruntime-web in Node, which gives the same answers as a browser."""
 
 import hashlib
 import json
@@ -41,14 +38,9 @@ class _Output(msgspec.Struct):
 
 
 class WebRuntime:
-    """onnxruntime-web. `ask` starts a Node process for each model file, and waits up to two minutes for it.
+    """onnxruntime-web in the folder `cache` (default: the user's cache). `ask` waits up to two minutes for Node.
 
-    Args:
-        cache: folder to install it in; by default the user's cache.
-        install: install it if it is missing, which may take minutes; if False, raise an error instead.
-
-    Raises:
-        DependencyError: Node or npm is missing, the registry is not reachable, or onnxruntime-web is not installed.
+    If it is missing, installs it with npm, which may take minutes, or raises a DependencyError if `install` is False.
     """
 
     def __init__(self, cache: Path | None = None, *, install: bool = True) -> None:
@@ -62,7 +54,7 @@ class WebRuntime:
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Return the package's files that browsers can run: all in ORT format, but no int8 file of a language model."""
+        """Return the package's files in ORT format, except int8 files of language models, which browsers cannot run."""
         servers = [] if manifest.generation is None else ["int8"]
         return [
             variant for variant in manifest.variants if variant.format == "ort" and variant.precision not in servers
@@ -91,11 +83,7 @@ class NodeFailed(Exception):
 
 
 class NodeRunner:
-    """Runs scripts in Node, with onnxruntime-web from the folder that `installed` returns.
-
-    Raises:
-        DependencyError: Node is missing.
-    """
+    """Runs scripts in Node, with onnxruntime-web in `folder`, see `installed`. Raises DependencyError without Node."""
 
     def __init__(self, folder: Path) -> None:
         self._program, self.folder = _program("node"), folder
@@ -104,9 +92,7 @@ class NodeRunner:
         """Run a script of `web/` in a new Node process, and decode the JSON on its stdout as `kind`.
 
         `files` are written to a temporary folder; `arguments` are names of such files, and the script gets their paths.
-
-        Raises:
-            NodeFailed: the script failed, or took more than two minutes.
+        Raises NodeFailed if the script fails or takes more than two minutes.
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
@@ -126,12 +112,9 @@ class NodeRunner:
 
 
 def installed(cache: Path | None = None) -> Path:
-    """Return the folder with onnxruntime-web in `cache` (default: the user's cache). Install it there if it is missing.
+    """Return the folder with onnxruntime-web in `cache` (default: the user's cache); install it there if it is missing.
 
-    The installation downloads packages with npm, and is stopped after ten minutes.
-
-    Raises:
-        DependencyError: npm is missing, its registry is not reachable, or the installation fails.
+    The installation uses npm and the lockfile of `web/`. Raises a DependencyError if it fails or takes ten minutes.
     """
     target = _folder(cache)
     if target.is_dir():

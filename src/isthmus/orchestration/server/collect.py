@@ -22,14 +22,10 @@ def collect(
 ) -> dict[str, CollectedPushes]:  # fmt: skip
     """Move the pushed rows of views (default: all) from Redis to the offline tables. Return the counts by table.
 
-    Includes rows pushed under earlier contracts. Rows that cannot be read are set aside in Redis, and `progress` gets a
-    message; with `again`, retry such rows of earlier runs. A table that is being built is collected after its build, or
-    skipped without `wait`. An error in one table is raised after the other tables are done. If Redis is embedded,
-    starts it.
-
-    Raises:
-        DataError: a table cannot be read or written. Its pushed rows stay in Redis.
-        DependencyError: Redis is not reachable or rejects a command.
+    Includes rows pushed under earlier contracts. Rows that cannot be read are set aside in Redis and reported to
+    `progress`; with `again`, retry such rows of earlier runs. A table that is being built is collected after its build,
+    or skipped without `wait`. An error in one table is raised after the other tables are done; its rows stay in Redis.
+    Starts Redis if it is embedded.
     """
     tables = _tables(project, views)
     offline, collected = project.offline_store(), dict[str, CollectedPushes]()
@@ -59,9 +55,9 @@ def collect(
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collect pushed rows every `history_seconds` until `stopped` is set; without `stopped`, forever.
+    """Collect pushed rows every `history_seconds` until `stopped` is set, skipping tables that are being built.
 
-    Counts, problems and errors are passed to `say`, and the next turn tries again. Skips tables that are being built.
+    Counts, problems and errors are passed to `say`, and the next turn tries again.
     """
 
     def turn() -> str:
@@ -79,8 +75,7 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Call `turn` every `seconds` until `stopped` is set; without `stopped`, forever.
 
-    `turn` returns a problem, or an empty text. A problem or error is passed to `say`, unless the turn before had the
-    same, and does not end the loop.
+    `turn` returns a problem or an empty text. A problem or error goes to `say`, unless the turn before had the same.
     """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():

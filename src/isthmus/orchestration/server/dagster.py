@@ -1,7 +1,6 @@
-"""Dagster's webserver with the request guard of our server.
+"""Dagster's webserver, with a guard against requests from other web sites, which could start runs.
 
-Without this guard, Dagster accepts requests from pages of any web site, under any host name of this machine, and starts
-runs for them. Use these commands instead of Dagster's:
+Use these commands instead of Dagster's:
 
     python -m isthmus.orchestration.server.dagster [the options of dagster-webserver]
     python -m isthmus.orchestration.server.dagster dev [the options of dagster dev]

@@ -13,15 +13,9 @@ from isthmus.serving.keys import Keyring, make, problems, required
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
     """Create a key and store its hash. Return its description with the key itself, which is not stored.
 
-    After the first key, servers of the project reject requests without a key, until `open_to_all` is called.
-
-    Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and
-    `snapshot:SERVICE/VALUE` for the snapshot of one owner.
-
-    Raises:
-        ConfigurationError: the name or a scope is invalid.
-        RequestError: a key with this name exists.
-        DataError: the key file is damaged.
+    After the first key, servers reject requests without a key until `open_to_all` is called. Scopes are `read:SERVICE`,
+    `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and `snapshot:SERVICE/VALUE` for one
+    owner. Raises a ConfigurationError for an invalid name or scope, and a RequestError if the name exists.
     """
     if wrong := problems(name, scopes):
         raise ConfigurationError("API key", wrong)
@@ -46,12 +40,9 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Remove the key with a name. Servers reject it from the next request on.
+    """Remove the key with a name, or raise a RequestError. Servers reject it from the next request on.
 
     After the last key, servers reject every request until `create` or `open_to_all` is called.
-
-    Raises:
-        RequestError: no key has this name.
     """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
@@ -66,12 +57,7 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
 
 
 def open_to_all(project: Project) -> dict[str, Any]:
-    """Let servers on loopback answer without a key again, as before the first key was created.
-
-    Raises:
-        RequestError: a key exists; revoke all keys first.
-        DataError: the key file is damaged.
-    """
+    """Let servers on loopback answer without a key again. Raise a RequestError while a key exists."""
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if ring.keys:

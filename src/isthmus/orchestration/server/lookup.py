@@ -19,15 +19,11 @@ from isthmus.serving.wire import decode
 
 
 def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the answer of `/get-online-features`, with features named `view__feature`.
+    """Return the answer of `/get-online-features`, with features named `view__feature`. Starts Redis if it is embedded.
 
     `name` is a feature service, or features as `view:feature`, separated by commas. `arguments` are join keys and
-    request fields as `key=value`; a repeated key gives one row per value. If Redis is embedded, starts it.
-
-    Raises:
-        RequestError: the service or a feature is unknown, or a key is missing, unknown, or has the wrong type.
-        DependencyError: Redis is not reachable. With `missing = "refuse"` in the settings, also if Redis has lost rows
-            of a view in the answer.
+    request fields as `key=value`; a repeated key gives one row per value. Raises a RequestError for unknown names or
+    wrong values, and a DependencyError if Redis fails, or has lost rows of the answer and `missing = "refuse"` is set.
     """
     state = State(project.generations())
     features = ":" in name

@@ -10,11 +10,7 @@ _BYTES = 32
 
 
 def known_secret(project: Project) -> bytes:
-    """Read the secret of a project from `recorded/key` in its state folder. Never creates it.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """Read the secret in `recorded/key`, never creating it. Raise a DataError if the file is missing or damaged."""
     file = project.recorded / "key"
     try:
         content = file.read_bytes()
@@ -28,11 +24,7 @@ def known_secret(project: Project) -> bytes:
 
 
 def secret(project: Project) -> bytes:
-    """Return the secret of a project. Creates its file on first use, readable only by the user.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """Return the secret of a project. Create its file on first use, readable only by the user."""
     file = project.recorded / "key"
     if not file.exists():
         with project.locked("keys"):

@@ -1,4 +1,4 @@
-"""`isthmus serve`: run the API of a project. This module imports only what starting a server needs."""
+"""`isthmus serve`: run the API of a project. Imports only what starting a server needs."""
 
 import re
 import subprocess
@@ -18,12 +18,11 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach a
 
 
 def serve(project: Project, *, port: int | None = None) -> int:
-    """Run the API until it is stopped. Return its exit code.
+    """Run the API until it is stopped, and return its exit code. `port` replaces the port of the settings.
 
-    Writes the API's address to the project's Feast files first. `port` replaces the port of the settings.
-
-    With a configured Redis, this process is replaced by the server (exec) to free the memory of the project's modules,
-    and the function does not return. With the embedded Redis, this process stays to stop Redis at the end.
+    Writes the API's address to the project's Feast files first. With a configured Redis, the server replaces this
+    process (exec) to free its memory, and the function does not return. With the embedded Redis, this process stays to
+    stop it.
     """
     _name_to_feast(project, port)
     configured = project.settings.stores.online
@@ -39,9 +38,8 @@ def serving(
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Run the API as a child process during the block. It logs to `log`, by default to stderr.
 
-    The block starts before the API answers, and the child is terminated at its end. Starts the embedded Redis too,
-    unless another one is configured. Writes the API's address to the project's Feast files, except with `private`: then
-    the API listens on loopback, needs no keys and records nothing.
+    The API may answer only after the block starts. Starts Redis if it is embedded. Writes the API's address to the
+    project's Feast files, except with `private`: then the API listens on loopback, needs no keys and records nothing.
     """
     if not private:
         _name_to_feast(project, port)
