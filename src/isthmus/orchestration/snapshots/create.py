@@ -46,14 +46,11 @@ class SnapshotReport:
     Attributes:
         snapshot: SHA-256 of the file.
         made: time of the data, microseconds since 1970 UTC.
-        rows: number of rows by view.
         bytes: size of the file, or of the largest owner's file.
-        difference_bytes: size of the delta from the previous snapshot, with owners of the largest file; None if there
-            is no delta.
-        discloses: features and keys in the snapshot.
+        difference_bytes: size of the delta from the previous snapshot, for owners of the largest file; None without
+            one.
         path: path of the file, or of the file that holds all owners' files.
-        owners: number of owners, or None.
-        median_bytes: median size of an owner's file, or None.
+        median_bytes: median size of an owner's file; None, like `owners`, if all devices share one.
     """
 
     snapshot: str
@@ -75,17 +72,12 @@ _OF_OWNERS = ("owners", "median_bytes")
 
 
 def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> SnapshotReport:
-    """Write a snapshot of a service's current rows, and deltas from earlier snapshots.
+    """Write a signed snapshot of a service's current rows, and deltas from earlier snapshots.
 
     The name is optional if only one service has a `device`. Creates a signing key if none is configured and none was
     created before. Reports newly disclosed features through `progress` first. Waits while another process writes or
-    copies snapshots of the service.
-
-    Raises:
-        RequestError: the service is unknown, or has no `device`.
-        DataError: a table is missing, no row has a key that devices keep, or a file is too large for devices.
-        GateFailed: a table breaks an expectation of its view.
-        ConfigurationError: `packages.signing_key` is not usable.
+    copies snapshots of the service. Raises a GateFailed if a table breaks an expectation of its view, and a DataError
+    if no row has a key that devices keep, or a file is too large for devices.
     """
     service, device = declared(project, name)
     place, sealer = shelf(project, service.name), signer(project)
@@ -189,11 +181,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """Return the features that the next snapshot discloses and the last one did not, one line per view and keys.
-
-    Raises:
-        RequestError: the service is unknown, or has no `device`.
-    """
+    """Return the features that only the next snapshot discloses, not the last one, one line per view and keys."""
     service, device = declared(project, name)
     before = shelf(project, service.name).before()
     known = () if before is None else before.discloses
@@ -206,11 +194,7 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def declared(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return the named service, or the only one with a `device`, and its `device`.
-
-    Raises:
-        RequestError: the service is unknown, or has no `device`.
-    """
+    """Return the named service, or the only one with a `device`, and its `device`; else raise a RequestError."""
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:
@@ -229,13 +213,9 @@ def shelf(project: Project, service: str) -> Shelf:
 
 
 def signer(project: Project) -> Sealer:
-    """Return a signer of snapshots with the configured private key, or else with the key in `snapshots/key.pem`.
+    """Return a signer of snapshots with the configured private key, or with `snapshots/key.pem`, created if missing.
 
-    Creates that file on first use.
-
-    Raises:
-        ConfigurationError: the key cannot be used.
-        DependencyError: the extra `devices` is not installed.
+    Raises a ConfigurationError if the key cannot be used, and a DependencyError without the extra `devices`.
     """
     configured = project.settings.packages.signing_key
     if configured is not None:
@@ -251,10 +231,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
     Files: the snapshot `SERVICE`, and deltas `SERVICE.DIGEST` with the first 16 digits of the snapshot to start from.
     Deletes older deltas of the service in `out`, and no other file. Waits while another process writes a snapshot.
-
-    Raises:
-        RequestError: the service is unknown, has no `device`, or has a file per owner.
-        DataError: the service has no snapshot.
+    Raises a RequestError if each owner has a file, and a DataError if there is no snapshot.
     """
     service = require_hostable(project, name)
     place = shelf(project, service.name)
@@ -278,11 +255,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
-    """Return the service if its devices share one file, which any file host may serve.
-
-    Raises:
-        RequestError: the service has a file per owner, is unknown, or has no `device`.
-    """
+    """Return the service if its devices share one file, which any file host may serve; else raise RequestError."""
     service, device = declared(project, name)
     if device.owner is not None:
         raise RequestError(

@@ -34,15 +34,10 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 def site(project: Project, name: str | None, out: Path) -> Path:
     """Write a static web page that runs the last package to the folder `out`, and return `out`.
 
-    Replaces the whole folder if an earlier call wrote it. Copies the project's own page from `pages/<distillation>`;
-    without one, models of rows and language models get a form. Installs onnxruntime-web with npm if it is missing. A
-    model for devices also gets the newest snapshot, unless each owner has a file.
-
-    Raises:
-        ConfigurationError: a model with other inputs has no page.
-        DataError: the package or a required snapshot is missing, or the folder has other files.
-        DependencyError: the runtime for browsers cannot be installed.
-        PackageError: the package is damaged.
+    Replaces the whole folder if an earlier call wrote it, and raises a DataError if it has other files. Copies the
+    project's own page from `pages/<distillation>`; without one, models of rows and language models get a form, and
+    other models raise a ConfigurationError. Installs onnxruntime-web with npm if it is missing. A model for devices
+    also gets the newest snapshot, unless each owner has a file.
     """
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name
@@ -89,7 +84,7 @@ def write_note(folder: Path, note: Mapping[str, Any]) -> None:
 
 
 def api_path(page: Path) -> str:
-    """Return the path that the host of a page must forward to the API; empty if static files are enough."""
+    """Return the path that the host of a page must forward to the API, or "" if static files are enough."""
     snapshot = json.loads((page / NOTE).read_text(encoding="utf-8")).get("snapshot")
     return "" if snapshot is None or snapshot["files"] else f"/{snapshot['url']}/…"
 

@@ -34,14 +34,10 @@ class SourceOutline(msgspec.Struct, frozen=True):
 
 
 class ViewOutline(msgspec.Struct, frozen=True):
-    """A feature view.
+    """A feature view; `code` is the hash of its contract, and `columns` are (name, type, description).
 
-    Attributes:
-        code: hash of the view's contract.
-        columns: (name, type, description) of keys and features.
-        table: folder or URL of the offline table.
-        ttl: seconds until a value expires; None if values never expire.
-        place: file and line of the view's function; None if the view has no function in Python.
+    `table` is the folder or URL of the offline table. `ttl` is in seconds, None if values never expire. `place` is None
+    if the view has no function in Python.
     """
 
     name: str
@@ -56,12 +52,11 @@ class ViewOutline(msgspec.Struct, frozen=True):
 
 
 class ModelOutline(msgspec.Struct, frozen=True):
-    """A distillation.
+    """A distillation, with the code versions `examples`, `teaching`, `training` and `export`.
 
     Attributes:
-        views: views that the teacher or the student reads.
+        views: views that the teacher or the student reads; the student reads only `served`.
         sources: sources that the spine reads.
-        served: views that the student reads.
         examples: code version of the training set.
         teaching: code version of the teacher; leaves out code that only evaluates a student.
         training: code version of the trained models and their evaluation.
@@ -92,14 +87,12 @@ class SnapshotOutline(msgspec.Struct, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """A project.
+    """A project, with the contract hash of its current definitions.
 
     Attributes:
-        root: absolute path of the project's folder.
-        contract: hash of the contract of the current definitions.
         automation: Dagster's sensors run by default.
         days: first day of the daily build partitions, and the day after the last (None unless the project's clock is
-            fixed); None if builds have no partitions.
+        fixed); None if builds have no partitions.
         retrain: cron schedule for training; None trains only after drift.
         made_of: digest of the files and variables from which the outline was compiled.
         records: servers record answers.

@@ -1,8 +1,7 @@
 """Steps of a project: what each one makes or checks, and the events it reports, as plain data.
 
-Each room declares its steps in its module `steps`, and `graph.steps` lists them for Dagster, the demo and the processes
-that run steps. None of these modules imports Dagster. They import heavy libraries inside functions, because building
-Dagster's graph imports them.
+Each module `steps` declares steps, and `graph.steps` lists them. Building Dagster's graph imports these modules, so
+they import heavy libraries only inside functions, and never Dagster.
 """
 
 import re
@@ -38,13 +37,10 @@ _PLOT_CHARACTERS = 50_000  # limit for the images of one event
 
 
 class StepRequest(msgspec.Struct, frozen=True):
-    """The selected part of a step.
+    """The selected part of a step: ids of nodes to materialize, and (node id, check name) pairs to run.
 
-    Attributes:
-        nodes: ids of the nodes to materialize.
-        checks: (node id, check name) pairs to run.
-        days: first day, and the day after the last; None for all.
-        everything: `days` covers every day of the project.
+    `days` has the first day and the day after the last; None means all. `everything` says that they are all of the
+    days.
     """
 
     step: str
@@ -106,7 +102,6 @@ class Asset(Generic[Part]):
     """A kind of asset. The project has one for each part of type `of`, such as each view.
 
     Attributes:
-        describe: returns the description of a part's asset.
         library: library that writes the asset; Dagster shows it as a badge. Several are separated by spaces.
         version: returns the code version of a part's asset; a new one makes the asset stale.
         deps: returns the ids of the nodes that a part's asset depends on. Nodes that the project lacks are left out.
@@ -124,12 +119,7 @@ class Asset(Generic[Part]):
 
 @dataclass(frozen=True)
 class Work:
-    """The nodes or checks that a step runs together.
-
-    Attributes:
-        nodes: ids of the nodes; with `checks`, of the one node to check.
-        checks: names of the checks to run.
-    """
+    """The nodes that a step handles together or, with `checks`, the one node to check and the checks to run."""
 
     project: "Project"
     request: StepRequest
@@ -150,7 +140,7 @@ class Work:
         """Return the scalar entries of a report, followed by the whole report as JSON.
 
         Dagster plots every number over time. Only the seconds and the entries named in `series` stay numbers; other
-        numbers become text. Hashes are shortened to 12 characters; the JSON has them in full.
+        numbers become text. Hashes are shortened to 12 characters.
         """
         plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
         figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - self.began, 3)}
@@ -175,11 +165,8 @@ class Step:
         select: returns whether the project has the asset of a node, or checks it.
         together: all nodes of a request are one work; by default each node is one.
         divisible: a subset of the nodes can be selected.
-        daily: the assets have daily partitions.
         without_days: name of the step that runs instead in a project without daily partitions.
         waits_for: kinds of other nodes that the checks read.
-        blocking: a failed check stops everything downstream.
-        cron: schedule on which the checks run automatically.
         applies: changed definitions are applied first, so that the step uses the ones that Dagster loaded.
         changes_status: the status of the project is written after an asset or a failed check.
     """
@@ -209,12 +196,9 @@ class Step:
     def events(
         self, project: "Project", request: StepRequest, progress: Progress
     ) -> Iterator[NodeMaterialization | NodeCheck]:
-        """Run the step for the requested nodes and checks, and yield an event for each as soon as it is done.
+        """Run the step, and yield an event for each requested node and check as soon as it is done.
 
-        Nothing runs until the result is iterated.
-
-        Raises:
-            IsthmusError: the step failed.
+        Nothing runs until the result is iterated. Raises an IsthmusError if the step fails.
         """
         nodes = list(dict.fromkeys([*request.nodes, *(node for node, _ in request.checks)]))
         parts = [nodes] if self.together else [[node] for node in nodes]
@@ -253,10 +237,10 @@ def _text(name: str, value: float | str) -> Any:
 
 
 def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
-    """Return the metadata of an event for Dagster.
+    """Return the metadata of an event for Dagster: floats of a materialization with four significant digits.
 
-    Floats of a materialization are rounded to four significant digits. Numbers of a check become text, because Dagster
-    would plot each as a single point; the check's message, if any, comes first, as `found`.
+    Numbers of a check become text, because Dagster would plot each as a single point. The check's message comes first,
+    as `found`.
     """
     if isinstance(event, NodeMaterialization):
         rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
@@ -274,10 +258,9 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images, URLs by title, as Markdown for Dagster.
+    """Format images, URLs by title, as Markdown for Dagster, which loads all images with every list of events.
 
-    Dagster loads all images with every list of events. Images beyond a total of 50,000 characters are therefore
-    replaced by a note that they are on the page.
+    Images beyond a total of 50,000 characters are replaced by a note that they are on the page.
     """
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
