@@ -237,14 +237,13 @@ class Distillation:
         name: unique name within the project; also the model's name and the prefix of its package folder.
         spine: the examples and their label.
         teacher: features the teacher sees; may use everything the server has.
-        student: features the student sees; only what the device has when it predicts. If the service has `device`, its
-            stored features may be as old as that says: the student is trained on ages that a device may meet, and
-            measured at the greatest age.
+        student: features the student sees; only what the device has when it predicts. If the service has `device`, the
+            student is trained on the ages that its stored features may have there, and measured at the greatest age.
         task: the kind of model: a `Tabular`, a `Causal`, or your own `Task` as "module:Class", in a module next to the
             definitions that only training imports.
-        settings: training settings of student and control. Without epochs or steps, the epochs come from
-            `[profiles.training]`, or are four; if the profile does not set them either, a `Tabular` trains for at least
-            800 steps. None also takes the batch size from the profile.
+        settings: training settings of student and control; None also takes the batch size from `[profiles.training]`.
+            Without epochs or steps, the profile's epochs count; without those, there are four epochs, but at least 800
+            steps for a `Tabular`.
         split: shares of the training, validation and test parts, in order of event time.
         split_by: column of the training set whose equal values stay in one part, for rows without times; not for a
             `Tabular`.

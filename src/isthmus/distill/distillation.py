@@ -63,10 +63,9 @@ def distill(
     """Train students and controls, measure all models, and write the best student to `folder/<id>`.
 
     If a student of the same training set, settings, task, teacher and code exists, return it without training, unless
-    `again` is True. If only reporting code changed, keep the weights and compute a new report.
-
-    Reads teacher outputs from `cache` and adds missing ones. Writes TensorBoard event files and checkpoints to `runs`;
-    at the end, deletes the checkpoints of all other trainings there, and keeps its own final weights.
+    `again` is True. If only reporting code changed, keep the weights and compute a new report. Reads teacher outputs
+    from `cache` and adds missing ones. Writes TensorBoard event files and checkpoints to `runs`; at the end, deletes
+    the checkpoints of all other trainings there, and keeps its own final weights.
 
     Raises a ConfigurationError if the declaration is invalid or the models do not fit together, a DataError if the
     table lacks columns or values, a DependencyError if the machine lacks something, is full or started several
@@ -213,7 +212,7 @@ class _Trainings:
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:
-        """Record that the student is written; delete the checkpoints of all trainings except its own final weights."""
+        """Record that the student is written; delete all checkpoints in `runs` except this training's final weights."""
         write_atomically(self._written, self.student.encode())
         for run in self.folder.parent.glob("*/*"):
             discard(run, finished=run.parent != self.folder)

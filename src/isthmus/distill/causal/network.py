@@ -12,10 +12,7 @@ from isthmus.features.errors import DataError
 
 
 def seen(positions: Tensor) -> Tensor:
-    """Return the attention mask of packed blocks, bool (n, 1, P, P): a token sees its own text up to itself.
-
-    `positions`, int64 (n, P), are the positions of tokens in their texts; every 0 begins a new text.
-    """
+    """Return the attention mask, bool (n, 1, P, P): a token sees its own text, begun by position 0, up to itself."""
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
     return (texts[:, None, :, None] == texts[:, None, None, :]) & (order[None, :] <= order[:, None])
@@ -39,10 +36,7 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the logits (n, P, classes) and the cache, extended in place; None without a cache.
-
-        `mask`, bool (n, 1, P, cached + P), is True for the cached and new tokens that a token sees.
-        """
+        """Return the logits and the cache, extended in place; `mask` (n, 1, P, cached + P) is True for seen tokens."""
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
             past_key_values=cache, use_cache=cache is not None,

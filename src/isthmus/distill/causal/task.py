@@ -116,7 +116,6 @@ class CausalTask(Task):
         return vocabulary, vocabulary.tokens(texts.texts)
 
     def _packed(self, texts: Texts, tokens: Sequence[Sequence[int]], material: Material) -> tuple[Blocks, Array, Split]:
-        """Return the blocks of all parts, a mask of the domain blocks, and the split of the blocks."""
         declared, seed = self.declared, material.declaration.seed
         blocks, domain, sizes = [], [], []
         for name in PARTS:
@@ -203,11 +202,7 @@ class CausalTask(Task):
         })  # fmt: skip
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
-        """Return the batch, or replace its texts by continuations of their prompts, at random.
-
-        The student writes them with probability `on_policy`, the teacher with `sequences`. Torch's global generator
-        decides.
-        """
+        """Return the batch, or at random one that the student (`on_policy`) or the teacher (`sequences`) continued."""
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
             return batch
@@ -239,10 +234,7 @@ class CausalTask(Task):
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return `perplexity` of domain texts and `general_loss` per token of general texts; NaN without such tokens.
-
-        With a base, add `gain` and `regression`, the relative decrease and increase of the two against the base.
-        """
+        """Return `perplexity` and `general_loss`; with a base, also `gain` and `regression`. NaN without tokens."""
         figures = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         figures["general_loss"] = self._mean(answers, rows, domain=False)
         if self.declared.base is not None:

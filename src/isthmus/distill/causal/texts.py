@@ -31,11 +31,7 @@ class Texts:
 
     @classmethod
     def of(cls, material: Material, name: str | None) -> "Texts":
-        """Read the texts of the input `name`, or of the only text input if `name` is None, and their labels.
-
-        Raises a ConfigurationError if the input is unknown or ambiguous, and a DataError if a text is empty or a label
-        is neither 0 nor 1.
-        """
+        """Read texts and 0/1 labels from the input `name` or the only text input; raise a DataError for a bad row."""
         where = material.declaration.where
         inputs = [item.name for item in material.student_inputs if item.dtype == String]
         chosen = inputs if name is None else [each for each in inputs if each == name]

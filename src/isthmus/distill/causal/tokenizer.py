@@ -88,11 +88,7 @@ class Vocabulary:
 
 
 def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Return the full vocabulary of a model, from a fast tokenizer of transformers or a Tokenizer of tokenizers.
-
-    Raises a ConfigurationError if the tokenizer is of another type, its size does not match the model's, or the model's
-    configuration has no end token that the tokenizer knows.
-    """
+    """Return the full vocabulary of a model from its tokenizer; raise a ConfigurationError if they do not match."""
     with extra("text"):
         from tokenizers import Tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

@@ -1,7 +1,4 @@
-"""The ONNX graph of `network.CachedModel`, built node by node.
-
-`torch.onnx.export` takes a minute for thirty layers and splits products that are merged here.
-"""
+"""The ONNX graph of `network.CachedModel`, built node by node: torch.onnx.export is slow and splits merged products."""
 
 from collections.abc import Sequence
 from typing import Any

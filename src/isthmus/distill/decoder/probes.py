@@ -83,8 +83,6 @@ class Speed:
 
 @dataclass(frozen=True)
 class _Products:
-    """A chain of products: input and output width of each matrix, and a call that runs it."""
-
     matrices: Sequence[tuple[int, int]]
     call: Callable[[], object]
 
@@ -185,10 +183,7 @@ class Probes:
 
 
 def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.ModelProto:
-    """Return an ONNX model that multiplies `x0`, float32 (rows, width), by a chain of random matrices.
-
-    `matrices` has the input and output width of each; an output width is the next input width.
-    """
+    """Return an ONNX model that multiplies `x0`, (rows, width), by random matrices of these input and output widths."""
     generator, nodes, constants = np.random.default_rng(0), [], []
     for place, (takes, gives) in enumerate(matrices):
         weights = _weights(f"w{place}", takes, gives, precision, generator)

@@ -45,10 +45,7 @@ class FileReport:
 
 @dataclass(frozen=True)
 class FileComparison:
-    """A file's report, and what the package records: greedy answers to the golden prompts, and golden outputs.
-
-    `answers` end before the first close decision (see `CLOSE`). `largest` is the largest absolute value in `outputs`.
-    """
+    """A file's report, and its golden answers and outputs; answers end before the first close decision (`CLOSE`)."""
 
     report: FileReport
     worst: float
@@ -123,8 +120,7 @@ class DecoderReference:
     ) -> FileComparison:
         """Compare a loaded model file with the model on the golden prompts, and measure its speed.
 
-        `size` is in bytes, and `part` is the most tokens per call. Raises a GateFailed if a logit differs by more than
-        the tolerance, or too few tokens are equal.
+        `size` is in bytes, `part` is the most tokens per call. Raises a GateFailed if logits or tokens differ too much.
         """
         decoder = replace(self.decoder, part=part)
         tolerance = TOLERANCES[precision] * self.scale

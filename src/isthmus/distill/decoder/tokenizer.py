@@ -44,11 +44,7 @@ def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[st
 def new_generation(
     data: bytes, *, context: int, most: int, end: Sequence[int], template: str, where: str = "tokenizer.json"
 ) -> tuple[Generation, Tokenizer]:
-    """Return a package's description of text generation, and the tokenizer in the file `data`.
-
-    Raises a ConfigurationError if servers and clients do not support the file, it adds tokens after a text, `most` is
-    not below `context`, `end` is empty, or the template lacks {prompt} or has a control token that users can type.
-    """
+    """Return a package's text generation and tokenizer; raise a ConfigurationError if a file or setting is wrong."""
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])
     begin, after = around(data)

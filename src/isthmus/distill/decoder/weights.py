@@ -1,7 +1,4 @@
-"""Quantize the weights of a decoder, in blocks of 32 with a scale and a zero point each.
-
-Activations stay floats. Decoding is limited by memory bandwidth, so smaller weights alone make it faster.
-"""
+"""Quantize the weights of a decoder in blocks of 32; activations stay floats, since memory bandwidth is the limit."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -44,10 +41,7 @@ def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
 
 
 def _quantize_table(model: onnx.ModelProto) -> None:
-    """Quantize the embeddings, too, if their width is a multiple of 64: they are a fifth of a small model.
-
-    Two numbers share a byte, because onnxruntime-web has no 4-bit tensors.
-    """
+    """Quantize the embeddings, too, two numbers per byte, since onnxruntime-web has no 4-bit tensors."""
     (row,) = (node.output[0] for node in model.graph.node if node.op_type == "Squeeze" and node.input[0] == TOKENS)
     node = next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == row)
     table = next(constant for constant in model.graph.initializer if constant.name == node.input[0])

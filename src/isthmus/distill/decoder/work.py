@@ -16,8 +16,7 @@ _NODES, _NODES_PER_LAYER = 23, 38
 class Sizes:
     """The sizes of a Llama: `heads` query heads and `shared` key and value heads, each `head` wide.
 
-    `inner` is the width of the feed-forward layer. `tied` is True if the embeddings are also the output layer's
-    weights.
+    `inner` is the feed-forward width. `tied` is True if the embeddings are also the output layer's weights.
     """
 
     vocabulary: int

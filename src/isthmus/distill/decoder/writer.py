@@ -31,9 +31,7 @@ class TextWriter:
     def of(cls, model: "LlamaForCausalLM", file: bytes, settings: DecodingSettings) -> "TextWriter":
         """Check that a model, the content of its `tokenizer.json` and settings fit; switch the model to eval mode.
 
-        Raises a ConfigurationError if model or tokenizer cannot be exported or do not match, a setting is invalid, or
-        there is no golden prompt that fits the context. Raises a RequestError if the tokenizer cannot encode a golden
-        prompt.
+        Raises a ConfigurationError if they do not fit, and a RequestError if a golden prompt cannot be encoded.
         """
         problems = settings.problems("decoding")
         if not problems and not settings.prompts:

@@ -1,7 +1,4 @@
-"""Metrics and paired losses with 95 % confidence intervals, in closed form.
-
-The intervals treat rows as independent. They are too narrow where many rows share a cause, such as one stormy night.
-"""
+"""Metrics and paired losses with 95 % confidence intervals, which treat rows as independent."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -44,10 +41,7 @@ def share(count: int, rows: int) -> Interval:
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """Return for each row the share of rows with the opposite label, 0 or 1, that its score orders correctly.
-
-    Ties count half. The mean over the ones equals the AUC, and so does the mean over the zeros.
-    """
+    """Return for each row the share of rows with the other label that its score orders correctly; ties count half."""
     ones = labels == 1
     shares = np.empty(len(labels))
     for rows, opposite in ((ones, ~ones), (~ones, ones)):
@@ -118,9 +112,8 @@ class PairedLoss(NamedTuple):
 def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
     """Return how much worse (n,) scores are than a former model's (n,) scores for the same rows and labels.
 
-    `metric` is "auc", "rmse" or a name in `ROWS`. The standard error is that of the paired difference. It treats rows
-    as independent and is a large-sample approximation. Raises a DataError for fewer than two rows (of each class for an
-    AUC).
+    `metric` is "auc", "rmse" or a name in `ROWS`. The standard error, for large samples, is that of the paired
+    difference. Raises a DataError for fewer than two rows (of each class for an AUC).
     """
     labels, scores, former = (np.asarray(part, np.float64) for part in (labels, scores, former))
     if len(labels) < 2 or (metric == "auc" and min(labels.sum(), len(labels) - labels.sum()) < 2):

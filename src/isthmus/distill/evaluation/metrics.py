@@ -61,10 +61,7 @@ def brier(labels: Array, probabilities: Array) -> float:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> float:
-    """Return the expected calibration error, the mean of |mean probability - share of ones| over 15 bins of equal mass.
-
-    (Naeini et al., 2015; Nixon et al., 2019)
-    """
+    """Return the ECE, the mean |probability - share of ones| over 15 bins of equal mass (Naeini, 2015; Nixon, 2019)."""
     order = np.argsort(probabilities, kind="stable")
     gap = probabilities[order].astype(np.float64) - labels[order]
     return float(sum(abs(part.sum()) for part in np.array_split(gap, BINS)) / len(gap))
@@ -152,10 +149,7 @@ def chance_ndcg(relevance: Index, groups: Index, at: int) -> float:
 
 
 def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
-    """Return the mean over the groups of 1 / rank of the relevant row with the highest score.
-
-    Irrelevant rows with the same score rank before it. Groups without a relevant row are skipped; NaN if none is left.
-    """
+    """Return the mean 1 / rank of each group's best relevant row, ranked after its ties; NaN without a relevant row."""
     numbers = _numbers(groups)
     best = np.full(numbers.max(initial=-1) + 1, -np.inf)
     relevant = relevance > 0
@@ -246,7 +240,6 @@ def _parts(student: Array, teacher: Array, kind: str, dimensions: tuple[int, ...
 
 
 def log_softmax(logits: Array) -> Array:
-    """Return log probabilities of (n, classes) logits, in float64."""
     shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
     result: Array = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return result

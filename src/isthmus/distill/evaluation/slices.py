@@ -36,9 +36,9 @@ def worst_slices(
 ) -> list[Slice]:
     """Return the slices in which the student loses most against the teacher, the largest loss first.
 
-    If several slices have the same rows, only the first is returned. A text has a slice per value, a boolean one for
-    each truth value, a number one per quarter (fewer where many rows have the same value). Rows without a value or with
-    NaN form a slice too.
+    A text has a slice per value, a boolean one for each truth value, a number one per quarter (fewer where many rows
+    have the same value). Missing values and NaN form a slice too. Only the first of several slices with the same rows
+    is returned.
 
     Args:
         table: columns of the test rows to slice by.
@@ -80,8 +80,7 @@ def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str 
 def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
     """Return the values to slice a column by as texts, then None for missing, and the index of each row's value.
 
-    Groups numbers into quarters; NaN counts as missing. Raises a DataError for other types than text, boolean and
-    number.
+    Numbers become quarters, and NaN is missing. Raises a DataError if the column is not text, boolean or number.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

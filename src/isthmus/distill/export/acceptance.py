@@ -39,8 +39,8 @@ def accept(
 ) -> Accepted:
     """Compare a model file with the student, check the student's gates on it, and describe it for the manifest.
 
-    `file` names part, precision and format ("model.int8.ort"). Raises a ParityFailed if the file differs too much from
-    the student, a GateFailed if it misses a gate, and a ConfigurationError if `Task.expected` lacks an output.
+    `file` is a name such as "model.int8.ort". Raises a ParityFailed if the file differs too much from the student, a
+    GateFailed if it misses a gate, and a ConfigurationError if `Task.expected` lacks an output.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE

@@ -125,8 +125,7 @@ class StudentReference:
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
         """Run a model file on golden cases and sample; return its golden outputs, and every output's largest deviation.
 
-        With `core`, the file holds only the numeric core. Raises a ConfigurationError if `Task.expected` lacks an
-        output.
+        With `core`, it is a numeric core. Raises a ConfigurationError if `Task.expected` lacks an output of the graph.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

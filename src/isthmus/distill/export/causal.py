@@ -130,8 +130,7 @@ class TextFiles:
     def accept(self, progress: Progress = silent) -> None:
         """Convert all files, compare them with the model, and fill `accepted`, `content` and `left_out`.
 
-        An ExecuTorch file runs in a child process. Raises a GateFailed if no file agrees, or if fp32 is requested and
-        differs.
+        An ExecuTorch file runs in a child process. Raises a GateFailed if no file agrees, or if fp32 differs.
         """
         precisions = self._settings.precisions
         progress("read", 0.1)

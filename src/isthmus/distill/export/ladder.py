@@ -24,9 +24,8 @@ from isthmus.package.replay import Answers
 class Rung(msgspec.Struct, frozen=True):
     """One form of the student, such as a model file, in one runtime.
 
-    `worst` is the largest difference from the student in torch: None without outputs, infinite if a number is missing.
-    `case` is the index of its golden case. `holds` is True if `worst` is within the tolerance, and None if the form or
-    its runtime is missing.
+    `worst` is the largest difference from the student in torch, at golden case `case`: None without outputs, infinite
+    if a number is missing. `holds` is None if the form or its runtime is missing.
     """
 
     form: str

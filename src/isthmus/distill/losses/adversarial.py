@@ -1,7 +1,4 @@
-"""Adversarial losses: a discriminator learns to tell the student's outputs from the teacher's.
-
-`Adversarial` makes both losses a term of an objective. In your own loop, each may have its own optimizer.
-"""
+"""Adversarial losses: a discriminator learns to tell the student's outputs from the teacher's."""
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -14,9 +11,8 @@ from isthmus.distill.shapes import agree, floats, precise
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     """Return the hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
 
-    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake), with the discriminator's scores of the teacher's outputs
-    (`real`) and of the student's (`fake`), of any shape. Detach the student's outputs first, or the student gets a
-    gradient, too.
+    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake), with its scores of the teacher's outputs (`real`) and of
+    the student's (`fake`), of any shape. Detach the student's outputs first, or the student gets a gradient, too.
     """
     agree("hinge discriminator", real=floats(real, "..."))
     agree("hinge discriminator", fake=floats(fake, "..."))

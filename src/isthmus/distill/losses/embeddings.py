@@ -1,7 +1,4 @@
-"""Losses of embeddings: `cosine` compares each embedding, `similarities` the similarities within a batch.
-
-Both raise a ConfigurationError if types, shapes or devices do not fit. The teacher gets no gradient.
-"""
+"""Losses of embeddings: `cosine` compares each embedding, `similarities` the similarities within a batch."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,4 @@
-"""Losses of logits: cross entropy with labels, and soft targets.
-
-Each loss is a scalar, is 0 if `mask` or the labels select nothing, and gives the teacher no gradient. Each raises a
-ConfigurationError if types, shapes or devices of tensors do not fit.
-"""
+"""Losses of logits: cross entropy with labels, and soft targets."""
 
 import math
 

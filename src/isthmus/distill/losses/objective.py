@@ -105,7 +105,6 @@ class Term(nn.Module):
 
     @property
     def asks_teacher(self) -> bool:
-        """True if an argument comes from the teacher."""
         return any(source.startswith("teacher.") for source in self.arguments.values())
 
     def weight_at(self, progress: float) -> float:
@@ -140,11 +139,8 @@ class Objective(nn.Module):
 
         objective = Objective({
             "labels": Term(hard_targets, 0.3, student="student.logits", labels="labels"),
-            "soft": Term(
-                partial(soft_targets, temperature=4.0), 0.7, student="student.logits", teacher="teacher.logits"
-            ),
+            "images": Term(perceptual, 0.7, student="student.image", teacher="teacher.image"),
         })
-        objective.check(student_outputs, teacher_outputs, labels)
         total, terms = objective(student_outputs, teacher_outputs, labels, progress)
 
     Raises:
@@ -166,7 +162,6 @@ class Objective(nn.Module):
 
     @property
     def asks_teacher(self) -> bool:
-        """True if a term has an argument from the teacher."""
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self) -> "Objective | None":
@@ -184,8 +179,8 @@ class Objective(nn.Module):
     def check(self, student: Outputs, teacher: Outputs, labels: Any = None) -> None:
         """Compute every term once, without gradients, to find errors before the first step.
 
-        Raises a ConfigurationError that lists all problems: outputs that are missing or do not fit, losses that raise
-        an error, and losses that are not scalars. An error because memory is full is raised unchanged.
+        Raises a ConfigurationError that lists outputs that are missing or do not fit, losses that raise an error, and
+        losses that are not scalars. An error because memory is full is raised unchanged.
         """
         problems = []
         for name, term in self.terms.items():

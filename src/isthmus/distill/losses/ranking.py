@@ -1,8 +1,4 @@
-"""Losses of scores that order candidates, as in search.
-
-They raise a ConfigurationError if types, shapes or devices do not fit. Pairwise losses (RankNet, Margin-MSE) are left
-out: they learn part of what `lists` learns, or need a known relevant candidate.
-"""
+"""Losses of scores that order candidates, as in search."""
 
 import torch
 from torch import Tensor

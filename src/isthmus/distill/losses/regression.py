@@ -6,18 +6,12 @@ from isthmus.distill.shapes import agree, average, floats, precise
 
 
 def squared_errors(student: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean squared error of tensors of equal shape, which the conditional mean minimizes.
-
-    `wanted` gets no gradient. Raises a ConfigurationError if the tensors are empty or their shapes differ.
-    """
+    """Return the mean squared error, which the conditional mean minimizes; `wanted` gets no gradient."""
     agree("squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
     return average((precise(student) - precise(wanted.detach())).square())
 
 
 def absolute_errors(student: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean absolute error of tensors of equal shape, which the conditional median minimizes.
-
-    `wanted` gets no gradient. Raises a ConfigurationError if the tensors are empty or their shapes differ.
-    """
+    """Return the mean absolute error, which the conditional median minimizes; `wanted` gets no gradient."""
     agree("absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
     return average((precise(student) - precise(wanted.detach())).abs())
