@@ -68,9 +68,9 @@ def distill(
     the checkpoints of all other trainings there, and keeps its own final weights.
 
     Raises a ConfigurationError if the declaration is invalid or the models do not fit together, a DataError if the
-    table lacks columns or values, a DependencyError if the machine lacks something, is full or started several
-    processes, a GateFailed if a loss, gradient or output is not finite, and Stopped on SIGINT or SIGTERM: the same call
-    then continues.
+    table lacks columns or values, a DependencyError if a device, memory or disk space is missing or several processes
+    were launched, a GateFailed if a loss, gradient or output is not finite, and Stopped on SIGINT or SIGTERM: the same
+    call then continues from there.
     """
     declaration, stages = material.declaration, _Stages(progress)
     _require_ready(declaration)

@@ -36,7 +36,7 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the logits and the cache, extended in place; `mask` (n, 1, P, cached + P) is True for seen tokens."""
+        """Return logits and cache, extended in place; `mask` (n, 1, P, cached + P) is True where a token may attend."""
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
             past_key_values=cache, use_cache=cache is not None,
@@ -48,8 +48,8 @@ class Packed(nn.Module):
 class CausalStudent(nn.Module):
     """A student that reads blocks: tokens, their positions in the text, and next tokens (targets), int64 (n, P).
 
-    It returns `counts`, True where there is a target. Training mode adds `logits` (n, P, classes). Eval mode instead
-    adds `losses`, the cross entropy, and `best`, the likeliest token: evaluation keeps all outputs in memory.
+    It returns `counts`, True where there is a target, and in training mode `logits` (n, P, classes). Eval mode replaces
+    these, to save memory, by `losses`, the cross entropy (0 without a target), and `best`, the likeliest next token.
     """
 
     def __init__(self, model: Any) -> None:
@@ -96,8 +96,9 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
 def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
     """Return the blocks, int64 (n, P), with everything after the first `prompt` tokens replaced by the model.
 
-    Each new token is the likeliest one if `greedy`; otherwise torch's global generator draws it. They continue the last
-    text of the prompt. After an end token, only end tokens follow. Raises a DataError if logits are not finite.
+    Each new token is the likeliest one if `greedy`; otherwise torch's global generator draws it. The new tokens
+    continue the last text of the prompt. After an end token, only end tokens follow. Raises a DataError if logits are
+    not finite.
     """
     from transformers import DynamicCache
 

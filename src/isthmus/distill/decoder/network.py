@@ -19,7 +19,8 @@ class CachedModel(nn.Module):
 
     It shares the weights of `model`. `context` limits the number of tokens, cached ones included; None keeps the
     model's own limit. It has `heads` query heads and `shared` key and value heads, each `width` wide; `cache` is the
-    shape of one token in the cache. Raises a ConfigurationError like `require_supported`.
+    shape of one token in the cache. Raises a ConfigurationError if the model is not supported (see
+    `require_supported`).
     """
 
     def __init__(self, model: "LlamaForCausalLM", context: int | None = None) -> None:
@@ -83,7 +84,7 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 
 def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
-    """Return the configuration; raise a ConfigurationError unless the model is a Llama with SiLU and fixed RoPE."""
+    """Return the configuration; raise a ConfigurationError unless it is a Llama with SiLU and a supported RoPE."""
     config: Any = model.config
     problems = []
     if type(model).__name__ != "LlamaForCausalLM":

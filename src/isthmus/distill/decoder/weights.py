@@ -41,7 +41,7 @@ def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
 
 
 def _quantize_table(model: onnx.ModelProto) -> None:
-    """Quantize the embeddings, too, two numbers per byte, since onnxruntime-web has no 4-bit tensors."""
+    """Quantize the embeddings in place, two numbers per byte, since onnxruntime-web has no 4-bit tensors."""
     (row,) = (node.output[0] for node in model.graph.node if node.op_type == "Squeeze" and node.input[0] == TOKENS)
     node = next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == row)
     table = next(constant for constant in model.graph.initializer if constant.name == node.input[0])
@@ -66,8 +66,8 @@ def _quantize_table(model: onnx.ModelProto) -> None:
 def in_blocks(weights: Array) -> tuple[Array, Array, Array]:
     """Quantize weights (rows, width) to whole numbers from 0 to 15, in blocks of 32 numbers of a row.
 
-    Returns them, uint8 (rows, width), and each block's scale, float32, and zero point, uint8, (rows, blocks). A weight
-    is about (whole - zero point) * scale. The width must be a multiple of 32.
+    Returns the whole numbers, uint8 (rows, width), and the scale, float32, and zero point, uint8, of each block, (rows,
+    blocks). A weight is about (whole - zero point) * scale. The width must be a multiple of 32.
     """
     blocks = weights.reshape(len(weights), -1, BLOCK)
     low, high = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)

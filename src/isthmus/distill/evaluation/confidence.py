@@ -57,7 +57,7 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 
     The variance comes from `placements` (DeLong, DeLong and Clarke-Pearson, Biometrics 44, 1988), by ranks (Sun and Xu,
     IEEE Signal Processing Letters 21, 2014). The interval is computed for the logit of the AUC, so it stays between 0
-    and 1. There is none if the labels are perfectly separated or a label has a single row.
+    and 1. There is no interval if the labels are perfectly separated or a label has a single row.
     """
     ones = labels == 1
     if not ones.any() or ones.all():
@@ -76,7 +76,7 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> Interval:
-    """Return the expected calibration error (see `metrics.calibration_error`) with its interval; none below 30 rows.
+    """Return the expected calibration error (see `metrics.calibration_error`) with its interval, which needs 30 rows.
 
     Chance alone moves a mean of distances above 0. The lower end therefore subtracts the distance expected by chance of
     each bin whose gap is below two standard errors. The interval is a bit too wide and never too narrow.

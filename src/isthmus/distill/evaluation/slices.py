@@ -106,7 +106,7 @@ def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
 
 
 def _quarters(numbers: Array) -> tuple[list[str], Index]:
-    """Return a text for each quarter, and the quarter of each number. Fewer than four if many numbers are equal."""
+    """Return a text for each quarter, and the quarter of each number; equal numbers can make fewer than four."""
     if not len(numbers):
         return [], np.empty(0, np.int64)
     ordered = np.sort(numbers)

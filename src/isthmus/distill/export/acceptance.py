@@ -138,7 +138,7 @@ def fastest_within_budget(
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Measure a row in fp32 and INT8; return why INT8 is not worth serving here, or "" if it is or one is missing."""
+    """Return why INT8 is not worth serving here, from measuring a row; "" if it is worth it or a file is missing."""
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

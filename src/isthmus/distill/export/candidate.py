@@ -125,7 +125,7 @@ class StudentReference:
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
         """Run a model file on golden cases and sample; return its golden outputs, and every output's largest deviation.
 
-        With `core`, it is a numeric core. Raises a ConfigurationError if `Task.expected` lacks an output of the graph.
+        With `core`, it holds only the numeric core. Raises a ConfigurationError if `Task.expected` lacks an output.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

@@ -20,7 +20,7 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
-    """Return the student's hinge loss, -mean of its scores `fake` by the discriminator (Lim and Ye, 2017)."""
+    """Return the student's hinge loss (Lim and Ye, 2017): minus the mean of its discriminator scores `fake`."""
     agree("hinge generator", fake=floats(fake, "..."))
     return -precise(fake).mean()
 
@@ -62,7 +62,7 @@ class Adversarial(nn.Module):
         self.discriminator = discriminator
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the student's loss for a batch; its backward pass also trains the discriminator on its own loss."""
+        """Return the student's loss; the backward pass also gives the discriminator the gradient of its own loss."""
         student, teacher = precise(student), precise(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
         generating = hinge_generator(functional_call(self.discriminator, constants, (student,)))
