@@ -1,11 +1,4 @@
-"""Collects pushed rows: moves them from their stream in Redis to the history of their view.
-
-A run moves up to `LOT` rows at a time. It appends them to the log of pushes, adds them to the table of the view, and
-removes them from the stream. Each step can be repeated safely, so the next run completes a killed run.
-
-The last collected row stays in the stream. If it is missing, Redis was emptied, has evicted the stream or was restored
-to an older state. The rows that waited there are lost, and the run reports it.
-"""
+"""Moves pushed rows from their stream in Redis to the log of pushes and the table of their view."""
 
 import struct
 from collections.abc import Iterable, Sequence
@@ -29,6 +22,12 @@ from isthmus.features.values.columns import Ints, from_python
 from isthmus.features.values.entitykey import decode_values, key_prefix
 from isthmus.features.values.rows import RowCodec
 
+# Each step of a run can be repeated safely: append rows to the log, add them to the table, remove them from the stream.
+# So the next run completes a killed run.
+#
+# The last collected row stays in the stream. If it is missing, Redis was emptied, has evicted the stream or was
+# restored to an older state. The rows that waited there are lost, and the run reports it.
+
 LOT = 1 << 17
 """Maximum rows per commit, which are in memory at once."""
 
@@ -41,10 +40,9 @@ class CollectedPushes:
         rows: number of pushed rows that were read from Redis.
         logged: number of those rows that no earlier run had read.
         added: growth of the table, in rows.
-        lost_after: if Redis has lost the stream, the time after which pushed rows may be lost, in microseconds since
-            1970 UTC; None if it has lost nothing.
+        lost_after: time after which Redis lost pushed rows, in microseconds since 1970 UTC; None if it lost none.
         aside: number of unreadable entries that this run moved to a separate stream in Redis.
-        why: the problem with the last of these entries; empty without any.
+        why: problem with the last of these entries; empty without any.
     """
 
     rows: int = 0
@@ -61,13 +59,10 @@ def collect(
     """Move all rows pushed for a table so far from Redis into the log of pushes and the table, and return the counts.
 
     `definitions` are all view definitions that the rows may have been pushed under, and `lot` is the maximum number of
-    rows per commit. An entry that is unreadable, or has an unknown contract, is moved to a separate stream, so that it
-    does not block other rows. Without a table, or with a table of another contract, rows go only to the log, which the
-    next build reads.
-
-    Raises:
-        DataError: a table cannot be read or written. No rows are lost.
-        redis.RedisError: Redis does not answer, or rejects a command. No rows are lost.
+    rows per commit. An entry that is unreadable, or has an unknown contract, is moved to a separate stream. Without a
+    table, or with a table of another contract, rows go only to the log, which the next build reads. Raises DataError if
+    a table cannot be read or written, and redis.RedisError if Redis fails; neither loses rows, and the next run
+    completes this one.
     """
     rows = logged = added = set_aside = 0
     seen, why = -1, ""
@@ -111,11 +106,7 @@ def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContr
 
 
 def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
-    """Decode entries of the stream that belong to one view into a table in the form of the log of pushes, in order.
-
-    Raises:
-        DataError: a row is damaged.
-    """
+    """Decode a view's stream entries into a table in the form of the log of pushes; raise DataError for damage."""
     codec, packed = RowCodec(view), [entry.row for entry in entries]
     block = codec.decode(packed)
     if not codec.intact(packed, block).all():

@@ -1,8 +1,4 @@
-"""Publishes a view from the offline table to Redis, one run at a time.
-
-A run compares the latest rows now with the rows that the last run published, and sends the difference. If Redis may
-lack published rows, because it was emptied, has evicted keys or the run was killed, every row is compared with Redis.
-"""
+"""Publishes a view from the offline table to Redis, one run at a time."""
 
 import threading
 import time
@@ -34,6 +30,9 @@ from isthmus.features.redis.connection import answering
 from isthmus.features.values import arrow
 from isthmus.features.values.entitykey import KeyValue
 
+# A run compares the latest rows now with the rows that the last run published, and sends the difference. If Redis may
+# lack published rows, because it was emptied, has evicted keys or the run was killed, every row is compared with Redis.
+
 PART = 1 << 16
 """Rows that are converted from Arrow at a time."""
 
@@ -51,12 +50,10 @@ class Publication(msgspec.Struct, frozen=True):
     """The counts of a run for a view.
 
     Attributes:
-        compared: number of keys of the view.
         changed: number of keys whose content differed from Redis.
         written: number of keys whose row was replaced, if only by newer times.
         expired: number of keys whose row is older than the ttl.
         removed: number of keys in Redis that the view lacked.
-        seconds: duration of the run.
     """
 
     compared: int
@@ -81,26 +78,16 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Publication:
-    """Publish the latest rows of a history to Redis. Append the run to the log of materializations if it changed any.
+    """Update the rows of a view in Redis to the latest rows of its history, and return the counts.
 
-    This writes rows that differ, removes rows of keys that the table no longer has, and updates the view's record in
-    Redis. Only one run per view writes at a time: this waits up to ten minutes (`WAIT_SECONDS`) for another one.
+    This writes rows that differ, removes rows of keys that the table lacks, updates the view's record in Redis, and
+    appends the run to the log of materializations unless it finds the rows of the last run unchanged. Only one run per
+    view writes at a time: this waits up to `WAIT_SECONDS` for another one, after calling `waiting`.
 
-    Args:
-        store: the rows in Redis.
-        url: address of Redis.
-        offline: the store of the history.
-        history: the history of the view.
-        now: returns the current time in microseconds since 1970 UTC.
-        full: compare every row with Redis, replace rows that differ and remove keys that the view lacks, even if the
-            rows in Redis are newer.
-        send: called to write rows, in place of writing them in this process.
-        waiting: called once if another run is in progress.
-
-    Raises:
-        DependencyError: Redis does not answer, rejects a command, or has lost confirmed rows; or another run does not
-            end within `WAIT_SECONDS`, or may have taken over.
-        DataError: the table is damaged.
+    `now` returns the time in microseconds since 1970 UTC. With `full`, every row is compared with Redis, and even newer
+    rows there are replaced or removed. `send` replaces writing in this process. Raises DependencyError if Redis fails
+    or has lost confirmed rows, or if another run does not end or may have taken over. Raises DataError if the table is
+    damaged.
     """
     started = time.perf_counter()
     with answering(url):
@@ -117,10 +104,7 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
 
 
 class _Lease:
-    """The lock of the only run for a view, renewed while this process lives.
-
-    `over` is True after a failed check: another run may have started.
-    """
+    """The lock of the only run for a view, renewed until `end`. `over` is True if another run may have taken over."""
 
     def __init__(self, lock: Lock, url: str) -> None:
         self._lock, self.url = lock, url
@@ -310,10 +294,10 @@ class RowsDiff:
     """The writes that bring Redis from one state of a view to a later one, found without reading values.
 
     Attributes:
-        sent: indices of the rows to write, in the later state.
+        sent: indices, in the later state, of the rows to write.
         changed: number of keys that are new or have different content.
         removed: join keys whose rows the later state lacks.
-        stamp: new times of all unchanged rows, to be written once and not into every row; None if rows keep their own.
+        stamp: new times of all unchanged rows, written once and not into every row; None if rows keep their own.
     """
 
     sent: Places
@@ -325,17 +309,11 @@ class RowsDiff:
     def between(
         cls, before: LatestRows, after: LatestRows, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
     ) -> "RowsDiff | None":
-        """Compute the difference, or None if the stamp would change the times of a row to write.
+        """Compute the writes from `before`, the rows in Redis, to `after`; None if the stamp would alter a sent row.
 
         If all unchanged rows have the same new times, these become the new stamp, and only rows with changed content
-        are written. Otherwise rows with new times are written, too.
-
-        Args:
-            before: the rows in Redis.
-            after: the rows to publish.
-            stamp: the current stamp.
-            horizon: latest known time of the rows in Redis that come from the table.
-            suspect: join keys of pushed rows. Their rows are always sent, and Redis decides.
+        are sent. Otherwise rows with new times are sent, too. `stamp` is the current stamp, and `horizon` the latest
+        known time of the table's rows in Redis. Rows of pushed keys, `suspect`, are always sent, and Redis decides.
         """
         matched = matches(before.keys, after.keys)
         same = before.same(matched, after, times=False)
@@ -360,10 +338,7 @@ class RowsDiff:
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
-    """Raise a DependencyError if Redis was restarted, or has other primaries: it may have lost confirmed rows.
-
-    `before` and `after` are results of `OnlineStore.servers`. `url` is for the message.
-    """
+    """Raise DependencyError if a process of `before` is missing in `after`, since Redis may have lost rows."""
     if not before.keys() <= after.keys():
         raise DependencyError(
             f"Redis at {without_credentials(url)}", "was restarted, or has changed its primaries, during the run",

@@ -19,12 +19,9 @@ def is_published(store: OnlineStore, view: ViewContract) -> bool:
 
 
 def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> None:
-    """Compare every row of a published view in Redis with its table: times, and content by its hash.
+    """Compare every row of a published view in Redis with its table; raise DataError if rows are missing or differ.
 
-    Accepts rows that were pushed after the view was published. Call it only if `is_published` returns True.
-
-    Raises:
-        DataError: rows are missing or damaged, or differ from the table.
+    Rows that were pushed after the view was published are accepted. Call this only if `is_published` returns True.
     """
     record = store.published(view)
     assert record is not None  # noqa: S101 - `is_published`

@@ -1,30 +1,4 @@
-"""Drift of a feature's values from a reference, computed from the statistics of both.
-
-* Population stability index, sum over bins of (p - q) ln(p / q) for the shares p of the reference and q of the new rows
-  (Siddiqi 2006, "Credit Risk Scorecards"; it is the symmetrized Kullback-Leibler divergence). Numbers fall into bins
-  between the deciles of the reference; a value that makes up a decile by itself has its own bin. Categories fall into
-  the reference's most frequent ones, plus one bin for the remainder. Null has a bin, and NaN and infinities share one.
-  A share below half a row of the smaller side, or below half a point (`statistics.POINTS`), counts as that half, so
-  that an empty bin gives no infinity.
-* Kolmogorov-Smirnov statistic, the largest gap between the two distribution functions (`scipy.stats.ks_2samp`).
-* Wasserstein distance of first order, the area between them (`scipy.stats.wasserstein_distance`), in standard
-  deviations of the reference.
-
-The last two use the points of the statistics, so they are off by at most 1/256. They do not apply to categories.
-
-A feature has drifted if a measure exceeds all three limits below. Fewer than a hundred new rows, with fewer than ten
-in a decile, are measured but not judged.
-
-* The threshold. The three thresholds agree: a normal distribution that moves by half a standard deviation has an index
-  of 0.25, a gap of 0.197 and a distance of 0.5.
-* Chance: the value that as many rows of the same distribution exceed once in a thousand times. For the index, it is the
-  0.999 quantile of chi-square with (bins - 1) degrees of freedom, times 1/n + 1/m (Yurdakul and Naranjo 2020,
-  "Statistical properties of the population stability index", Journal of Risk Model Validation 14:4). For the gap, it is
-  1.95 sqrt(1/n + 1/m) (Smirnov 1948).
-* Usual variation. Chance assumes independent rows, but rows of the same night or rolling window are not independent:
-  four hours never look like a year. So windows of the reference, each as long as the new rows' window, are compared
-  with the whole reference, too. The largest of their measures is the usual variation.
-"""
+"""Drift of a feature's values from a reference, computed from the statistics of both."""
 
 import math
 from collections.abc import Sequence
@@ -38,6 +12,31 @@ from isthmus.features.contract.schema import Column
 from isthmus.features.errors import DependencyError
 from isthmus.features.quality.statistics import POINTS, SAMPLE, FeatureStatistics, Measurement, read
 from isthmus.features.values.arrow import micros
+
+# * Population stability index, sum over bins of (p - q) ln(p / q) for the shares p of the reference and q of the new
+#   rows (Siddiqi 2006, "Credit Risk Scorecards"; it is the symmetrized Kullback-Leibler divergence). Numbers fall into
+#   bins between the deciles of the reference; a value that makes up a decile by itself has its own bin. Categories fall
+#   into the reference's most frequent ones, plus one bin for the remainder. Null has a bin, and NaN and infinities
+#   share one. A share below half a row of the smaller side, or below half a point (`statistics.POINTS`), counts as that
+#   half, so that an empty bin gives no infinity.
+# * Kolmogorov-Smirnov statistic, the largest gap between the two distribution functions (`scipy.stats.ks_2samp`).
+# * Wasserstein distance of first order, the area between them (`scipy.stats.wasserstein_distance`), in standard
+#   deviations of the reference.
+#
+# The last two use the points of the statistics, so they are off by at most 1/256. They do not apply to categories.
+#
+# A feature has drifted if a measure exceeds all three limits below. Fewer than a hundred new rows, with fewer than ten
+# in a decile, are measured but not judged.
+#
+# * The threshold. The three thresholds agree: a normal distribution that moves by half a standard deviation has an
+#   index of 0.25, a gap of 0.197 and a distance of 0.5.
+# * Chance: the value that as many rows of the same distribution exceed once in a thousand times. For the index, it is
+#   the 0.999 quantile of chi-square with (bins - 1) degrees of freedom, times 1/n + 1/m (Yurdakul and Naranjo 2020,
+#   "Statistical properties of the population stability index", Journal of Risk Model Validation 14:4). For the gap, it
+#   is 1.95 sqrt(1/n + 1/m) (Smirnov 1948). For the distance, it is 3.09 sqrt(1/n + 1/m).
+# * Usual variation. Chance assumes independent rows, but rows of the same night or rolling window are not independent:
+#   four hours never look like a year. So windows of the reference, each as long as the new rows' window, are compared
+#   with the whole reference, too. The largest of their measures is the usual variation.
 
 WINDOWS = 50
 """Maximum number of windows of the reference."""
@@ -60,11 +59,10 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """The drift of a feature.
+    """The drift of a feature, by its population stability index (`psi`) and two other measures.
 
     Attributes:
         rows: number of new rows.
-        psi: population stability index.
         ks: Kolmogorov-Smirnov statistic; None for categories, or if a side has no numbers.
         wasserstein: distance in standard deviations of the reference; None like `ks`, or if the reference is constant.
         exceeded: names of the measures that exceed threshold, chance and usual variation.
@@ -84,13 +82,10 @@ def drift(
     new: FeatureStatistics,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Measure how far new rows have drifted from a reference of the same type.
+    """Measure how far new rows have drifted from a reference of the same type. Fewer than `LEAST` rows exceed no limit.
 
     `windows` are statistics of parts of the reference, each as long as the time that the new rows span. They give the
-    usual variation; without them, it is not considered. Fewer than LEAST new rows never exceed a limit.
-
-    Raises:
-        DependencyError: SciPy is not installed.
+    usual variation; without them, it is not considered. Raises DependencyError without SciPy.
     """
     limits = Thresholds()
     if not reference.rows or not new.rows:
@@ -121,11 +116,10 @@ def drift(
 def windows(
     columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
 ) -> dict[str, list[FeatureStatistics]]:
-    """Return statistics of each column in up to WINDOWS windows of the rows up to `until`, newest first.
+    """Return statistics of each column in up to `WINDOWS` windows of the rows up to `until`, newest first.
 
-    `until` and the `length` of a window are in microseconds. If there are more windows, an evenly spread selection is
-    measured. Windows without rows are left out. The lists are empty if there are fewer than two windows between the
-    first row and `until`.
+    `until` and `length` are in microseconds. Windows are thinned evenly, and those without rows are left out. The lists
+    are empty if fewer than two windows fit between the first row and `until`.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
@@ -166,10 +160,7 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """Return the population stability index, and the index that chance exceeds once in a thousand times.
-
-    Both sides must have rows.
-    """
+    """Return the population stability index of two sides with rows, and the index that chance exceeds once in 1,000."""
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]

@@ -1,14 +1,4 @@
-"""Statistics of a feature's values, in a single pass and bounded memory. The same rows in order give the same numbers.
-
-Counts, extremes, means and deviations cover all rows. The shape (points, top values) comes from a sample of at most
-`SAMPLE` rows, drawn without replacement: a share in it is off by more than 0.0077 once in a thousand times (Massart
-1990, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality"), and exact if there are fewer rows. The number
-of distinct values is exact up to `DISTINCT`. Beyond that, it is estimated from the smallest hashes with a standard
-error of 1.6 % (Beyer et al. 2007, "On synopses for distinct-value estimation under multiset operations", SIGMOD).
-
-Int32, Int64, Float32, Float64 and UnixTimestamp (in microseconds) are numbers. Bool, String and Bytes are categories.
-Arrays are measured by their length.
-"""
+"""Statistics of features, in a single pass and bounded memory. The same rows in order give the same numbers."""
 
 import hashlib
 import math
@@ -27,6 +17,13 @@ from isthmus.features.offline.scan import in_lots
 from isthmus.features.types import DataType
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.rows import mix
+
+# Counts, extremes, means and deviations cover all rows. The shape (points, top values) comes from a sample of at most
+# `SAMPLE` rows, drawn without replacement: a share in it is off by more than 0.0077 once in a thousand times (Massart
+# 1990, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality"), and exact if there are fewer rows. The
+# number of distinct values is exact below `DISTINCT`. From there, it is estimated from the smallest hashes with a
+# standard error of 1.6 % (Beyer et al. 2007, "On synopses for distinct-value estimation under multiset operations",
+# SIGMOD).
 
 FORMAT = 1
 SAMPLE = 65_536
@@ -47,17 +44,15 @@ _Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class FeatureStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Statistics of a feature's values.
+    """Statistics of a feature's values. Times count as numbers of microseconds, and arrays as their lengths.
 
     Attributes:
-        distinct: number of distinct values without null; all NaN count as a single value.
+        distinct: number of distinct values without null, estimated from `DISTINCT` on; all NaN count as a single value.
         not_finite: number of NaN and infinite values. The fields below exclude them.
-        low: smallest number or length.
-        high: largest number or length.
-        mean: mean of the numbers or lengths; None without values, or beyond the range of floats.
+        mean: mean of the numbers; None without any, or beyond the range of floats.
         deviation: standard deviation of the population; None like `mean`.
-        points: at most POINTS numbers or lengths, ascending, each for an equal part of the distribution.
-        top: share of all rows by category, most frequent first; at most TOP.
+        points: at most `POINTS` numbers, ascending, each for an equal part of the distribution.
+        top: share of all rows by category, most frequent first; at most `TOP`.
     """
 
     dtype: str
@@ -81,15 +76,7 @@ class FeatureStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a view's rows.
-
-    Attributes:
-        contract: hash of the view.
-        version: version of the table.
-        fingerprint: SHA-256 of the rows of that version.
-        first: earliest event time, in microseconds; None without rows.
-        last: latest event time, like `first`.
-    """
+    """Statistics of a view's rows. `first` and `last` are event times in microseconds, or None without rows."""
 
     view: str
     contract: str
@@ -105,10 +92,7 @@ class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def read(
     data: ds.Dataset | pa.Table, columns: Sequence[str], after: int | None = None, until: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield columns of the rows whose event time lies in (after, until], both in microseconds.
-
-    With None, that end is open. The bounds of the batches depend only on the rows, not on the table's files.
-    """
+    """Yield the rows whose event time, in microseconds, lies in (after, until], in batches. None leaves an end open."""
     event = ds.field("event_timestamp")
     where = None
     if after is not None:
@@ -120,6 +104,7 @@ def read(
     batches = source.to_batches(
         columns=list(columns), filter=where, batch_size=_BATCH, batch_readahead=2, fragment_readahead=1
     )
+    # The bounds of the batches depend only on the rows, not on the files of the table.
     for rows in in_lots(batches, _BATCH):
         yield from rows.combine_chunks().to_batches()
 
@@ -161,10 +146,7 @@ def measure(columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> tup
 
 
 class Measurement:
-    """Running statistics of columns: pass every batch to `add`, then call `features`.
-
-    Quantiles and shares of categories come from a sample of at most `sample` rows.
-    """
+    """Running statistics of columns: pass every batch to `add`, then call `features`. Points come from a sample."""
 
     def __init__(self, columns: Sequence[Column], sample: int = SAMPLE) -> None:
         self.rows = 0
@@ -289,11 +271,9 @@ class _Measured:
 
 
 class _Sample:
-    """A uniform sample of at most `size` rows: the rows with the smallest random numbers.
+    """A uniform sample of at most `size` rows, which does not depend on the sizes of the batches."""
 
-    The n-th row gets the n-th number of a fixed stream, so the sample does not depend on the sizes of the batches.
-    """
-
+    # It has the rows with the smallest random numbers: the n-th row gets the n-th number of a fixed stream.
     def __init__(self, empty: pa.Table, size: int) -> None:
         self._size = size
         self._random = np.random.PCG64(0)

@@ -1,7 +1,4 @@
-"""Checks expectations against rows, and returns the first rows that break them. Only `unique` needs a second pass.
-
-Rows in the future do not count for `fresh`: they must not hide that no data has arrived for a long time.
-"""
+"""Checks expectations against the rows of a view, and finds the first rows that break them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,14 +23,7 @@ EXAMPLES = 3
 
 
 class ReferenceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The statistics of a view's rows in a training set.
-
-    Attributes:
-        name: name of the distillation.
-        training_set: id of the training set.
-        last: latest event time of the training set, in microseconds. Later rows are new.
-        features: statistics of the view's rows up to `last`, by feature.
-    """
+    """Statistics, by feature, of a view's rows in a training set. `last` is its latest event time, in microseconds."""
 
     name: str
     training_set: str
@@ -42,13 +32,7 @@ class ReferenceStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an expectation.
-
-    Attributes:
-        feature: feature name; empty if the expectation is about the rows.
-        found: description of the rows.
-        examples: keys and event times of the first rows that break the expectation.
-    """
+    """The result of an expectation. `feature` is empty if it is about the rows; `examples` are rows that break it."""
 
     view: str
     feature: str
@@ -71,11 +55,10 @@ def check(
     now: int,
     references: Sequence[ReferenceStatistics] = (),
 ) -> list[Finding]:
-    """Check the expectations of a view against its rows: keys, `event_timestamp` and features, in the view's types.
+    """Return a finding for each expectation of a view, in order, from its rows: keys, `event_timestamp` and features.
 
-    `now` is in microseconds. Pass the references of all training sets in use that read the view. Return a finding for
-    each expectation, in order. An expectation about drift has a finding for each reference that has later rows, or a
-    single passed one if there is no such reference.
+    `now` is in microseconds. Pass the references of all training sets in use that read the view: an expectation about
+    drift has a finding for each reference with later rows, or a single passed one if there is none.
     """
     if not declared:
         return []
@@ -87,6 +70,7 @@ def check(
     for batch in read(data, [*dict.fromkeys([*keys, *(declared[n].feature for n in broken)])]):
         rows += len(batch)
         times = micros(batch["event_timestamp"])
+        # Rows in the future must not hide that no data has arrived for a long time.
         if (past := times <= now).any():
             latest.append(int(times[past].max()))
         for n, breaks in broken.items():

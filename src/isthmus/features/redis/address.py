@@ -13,14 +13,10 @@ _CLUSTER = "+cluster://"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
-    """The parsed URL of a Redis server or cluster.
+    """The parsed URL of a Redis server, or of nodes of a cluster, which are enough to discover its other nodes.
 
-    A cluster URL has one or more of its nodes, `redis+cluster://user:password@host:port,host:port?option=value`; user,
-    password and options apply to every node.
-
-    Attributes:
-        cluster: True for a cluster; its other nodes are discovered.
-        urls: a single URL, or one URL per node in the address.
+    A cluster URL is `redis+cluster://user:password@host:port,host:port?option=value`; user, password and options apply
+    to every node. `urls` has a URL for each node in it.
     """
 
     cluster: bool
@@ -28,10 +24,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """Parse a URL; raise ValueError if it is invalid.
-
-        Do not show that error to users: it may quote the URL with the password.
-        """
+        """Parse a URL; raise ValueError if it is invalid. Do not show that error: it may quote the password."""
         # Imported late: with an embedded Redis there is no URL, and many commands need no Redis.
         from redis.connection import parse_url
 

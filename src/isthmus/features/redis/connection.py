@@ -17,10 +17,10 @@ SETTING = "stores.online in isthmus.toml"
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """Connect to the Redis or Redis Cluster at a URL (see `Address`); raise DependencyError if that fails.
+    """Connect to Redis or Redis Cluster (see `Address`); raise DependencyError if the URL is wrong or this fails.
 
-    A server that answers lookups but rejects writes, because it cannot save, is accepted. Each wait, also of later
-    commands, is limited to `timeout` seconds. `setting` names the setting with the URL, for the remedy of an error.
+    A server that answers lookups but rejects writes, because it cannot save, is accepted. `timeout` limits each wait,
+    also of later commands, in seconds. `setting` names the setting with the URL, for error messages.
     """
     options: dict[str, Any] = {"protocol": 2, "socket_timeout": timeout, "socket_connect_timeout": timeout}
     with answering(url, setting):
@@ -45,10 +45,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
 
 @contextmanager
 def answering(url: str, setting: str = SETTING) -> Iterator[None]:
-    """Convert a Redis error or timeout in the block into a DependencyError that does not show the password.
-
-    An OSError about a file passes unchanged. `setting` names the setting with the URL, for the remedy.
-    """
+    """Convert Redis errors in the block to a DependencyError without the password. Errors of files pass unchanged."""
     try:
         yield
     except (redis.RedisError, RedisClusterException, OSError) as error:

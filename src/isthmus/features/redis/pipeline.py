@@ -23,11 +23,8 @@ _READS = 5000
 def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
     """Send commands that only read, and return their replies in order. The first argument of each must be a key.
 
-    This takes one round trip, to all nodes of a cluster at once; with more than 5,000 commands, several, which overlap.
-    If a connection is lost before the first reply, the commands are sent again once.
-
-    Raises:
-        redis.RedisError: Redis does not answer, or rejects a command.
+    This takes one round trip per 5,000 commands, to all nodes of a cluster at once. If a connection is lost before the
+    first reply, the commands are sent again once. Raises redis.RedisError if Redis fails or rejects a command.
     """
     replies: list[Any] = []
     batches = (commands[start : start + _READS] for start in range(0, len(commands), _READS))
@@ -41,12 +38,12 @@ def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
 
 
 def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iterable[Piece]) -> list[int]:
-    """Run a script over all keys and return the sums of its counts; an empty list if there are no keys.
+    """Run a script over all keys, and return the sums of its counts; an empty list if there are no keys.
 
-    Calls are sent a few batches ahead of the replies. A connection that is lost before the first reply is reopened
-    once, so any call may run twice. A later loss is an error, because a restarted Redis may have lost writes that it
-    had confirmed.
+    A connection that is lost before the first reply is reopened once, so any call may run twice. A later loss raises
+    redis.ConnectionError, because a restarted Redis may have lost writes that it had confirmed.
     """
+    # Calls are sent a few batches ahead of the replies.
     batches = (by_slot if isinstance(client, redis.RedisCluster) else by_size)(pieces)
     commands = ([script.call(arguments, piece) for piece in batch] for batch in batches)
     totals: list[int] = []
@@ -69,10 +66,7 @@ def _follow(client: Client, command: Command) -> Any:
 
 
 class _Exchange:
-    """The connections of one run; each is used exclusively until all its replies are read.
-
-    `key` is the index of a command's key. `first` changes the first command on each connection before it is sent.
-    """
+    """The connections of one run. `key` is the index of a command's key; `first` changes the first command of each."""
 
     def __init__(self, client: Client, key: int, first: Callable[[Command], Command] = lambda same: same) -> None:
         self._client = client
@@ -84,10 +78,7 @@ class _Exchange:
         self._answered = self._retried = False
 
     def run(self, batches: Iterable[Sequence[Command]]) -> Generator[tuple[Sequence[Command], list[Any]]]:
-        """Yield each batch with its replies, in order. Errors that a retry may fix are returned as replies.
-
-        If a connection is lost before the first reply, everything in flight is sent again once.
-        """
+        """Yield each batch with its replies, in order. Errors that a retry may fix are returned as replies."""
         try:
             for batch in batches:
                 self._send(batch)

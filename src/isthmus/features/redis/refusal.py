@@ -27,10 +27,7 @@ _PHRASES = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An explained Redis error. `passes` is True if waiting may help.
-
-    In the remedy, the caller replaces `{setting}` by the name of the setting with the URL.
-    """
+    """An explained Redis error. `passes` is True if waiting may help. The caller replaces `{setting}` in the remedy."""
 
     problem: str
     remedy: str
@@ -75,10 +72,7 @@ _NO_TLS = "begin the URL in {setting} with rediss:// if Redis uses TLS, and with
 
 
 def refusal(error: BaseException) -> Refusal | None:
-    """Explain an error of redis-py or one of its causes.
-
-    Return None if the error is not an answer of Redis, for example because Redis does not respond.
-    """
+    """Explain an error of redis-py or one of its causes; return None if Redis did not answer, as after a timeout."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Refusal(f"shows a certificate that is not trusted ({cause.verify_message})", _UNTRUSTED)
@@ -105,7 +99,7 @@ def is_type_error(error: redis.ResponseError) -> bool:
 
 
 def rejects_only_writes(error: BaseException) -> bool:
-    """Return True if the error of a PING means that Redis cannot save: it rejects writes but still answers lookups."""
+    """Return True if the error of a PING means that Redis cannot save: it rejects writes but answers lookups."""
     return _code(error) == "MISCONF"
 
 

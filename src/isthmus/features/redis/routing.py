@@ -1,7 +1,4 @@
-"""Decide which commands go where, without I/O: scripts, slots and retries.
-
-`pipeline` uses it with redis-py's blocking connections, `isthmus.serving.redis` with asyncio.
-"""
+"""Decides which commands go where, without I/O: scripts, slots and retries. The API server uses it with asyncio."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha1
@@ -30,7 +27,7 @@ _BLOCK_KEYS, _BLOCK_BYTES = 1 << 16, 1 << 24
 
 
 class Script:
-    """A Lua script over many keys. It replies with counts whose totals do not depend on how keys are grouped.
+    """A Lua script over many keys, whose counts add up to the same totals however the keys are grouped into calls.
 
     The script reads KEYS and ARGV: first the arguments that all keys share, then one value for each key or none.
     """
@@ -51,21 +48,17 @@ class Script:
     def calls(self, arguments: Sequence[bytes], piece: Piece, *, cluster: bool) -> list[Command]:
         """Return the commands that run the script over a piece, for a caller that sends them all at once.
 
-        On a single server, the first command carries the text, so that the script is there even after a restart. In a
-        cluster all commands carry it, because each may go to another node.
+        On a single server, the first carries the script's text, in case Redis lacks it. In a cluster, all commands do.
         """
         batches = by_slot([piece]) if cluster else by_size([piece])
         calls = [self.call(arguments, part) for batch in batches for part in batch]
         return [self.with_text(call) if cluster or not n else call for n, call in enumerate(calls)]
 
     def after_refusal(self, arguments: Sequence[bytes], call: Command, refusal: Exception) -> list[Command]:
-        """Return the commands that replace a rejected call.
-
-        A node that does not know the script gets its text. While a slot moves, its keys are on two nodes, so each key
-        gets a call of its own.
-        """
+        """Return the commands that replace a rejected call: with the script's text, or one per key of a moving slot."""
         if isinstance(refusal, NoScriptError):
             return [self.with_text(call)]
+        # While a slot moves, its keys are on two nodes.
         values = FIRST_KEY + int(call[2])
         key_values = call[values + len(arguments) :]
         pieces = [([key], key_values[n : n + 1]) for n, key in enumerate(call[FIRST_KEY:values])]
@@ -93,10 +86,7 @@ def by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
 
 
 def by_slot(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Split pieces into batches of calls for a cluster. All keys of a call share a slot, as Redis Cluster requires.
-
-    Keys are collected before they are sorted by slot, so a batch may have keys of many pieces.
-    """
+    """Split pieces into batches of calls for a cluster. The keys of a call share a slot; a batch may mix pieces."""
     slots: dict[int, tuple[list[bytes], list[bytes]]] = {}
     count = size = 0
     for keys, values in pieces:

@@ -1,8 +1,7 @@
-"""Stop a folder's server when its users are gone: `python -I -S watcher.py folder seconds present start server`.
+"""Stops a folder's server when its users are gone: `python -I -S watcher.py folder seconds present start server`."""
 
-The watcher is started together with the server. Usually the last user stops the server. If that user is killed, its
-lock on `present.lock` is released and the watcher stops the server.
-"""
+# The watcher is started together with the server. Usually the last user stops the server. If that user is killed, its
+# lock on `present.lock` is released and the watcher stops the server.
 
 import fcntl
 import os
@@ -16,8 +15,8 @@ from pathlib import Path
 def main(seconds: float, present: int, start: int, server: int) -> None:
     """Wait until no process uses the server, then stop it if it still runs, and remove the folder of its socket.
 
-    `present`, `start` and `server` are file descriptors of the open lock files. A server that does not stop within
-    `seconds` after SIGTERM keeps running; the next user gets an error.
+    `present`, `start` and `server` are file descriptors of the open lock files. A server that still runs `seconds`
+    after SIGTERM is left running; the next user gets an error.
     """
     # Take the locks in the same order as the users, to avoid a deadlock.
     for lock in (present, start):
