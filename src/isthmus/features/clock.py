@@ -1,10 +1,4 @@
-"""The time rules, as pure functions on microseconds since 1970 UTC.
-
-The value of a view for a key at time t is the row with the greatest (event, known, content) among the key's rows with
-event <= t and known <= t. If t - event > ttl, the value is expired; a value exactly ttl old is still valid.
-
-`as_of` is the plain implementation of the rule. Tests compare every fast path in this package with it.
-"""
+"""The point-in-time rules, as pure functions on microseconds since 1970 UTC. `as_of` is the reference for tests."""
 
 import time
 from collections.abc import Iterable
@@ -35,11 +29,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A feature row of a key.
-
-    It has the event time and the known time in microseconds since 1970 UTC, the content hash, and the feature values
-    (None is null).
-    """
+    """A feature row of a key: event and known time in microseconds since 1970 UTC, content hash, and feature values."""
 
     event: int
     known: int
@@ -50,7 +40,8 @@ class Row:
 def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, Status]:
     """Return the row of a key that is valid at time `at`, and its status. The row is None if EXPIRED or NOT_FOUND.
 
-    All `rows` must belong to the same key. `at` and `ttl` are in microseconds. With a `ttl` of None, rows never expire.
+    Among the `rows`, all of one key, with event <= at and known <= at, the greatest (event, known, content) wins. It
+    has expired if at - event > ttl. Times and `ttl` are in microseconds; with a `ttl` of None, rows never expire.
     """
     visible = [row for row in rows if row.event <= at and row.known <= at]
     if not visible:
@@ -62,10 +53,7 @@ def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, St
 
 
 def expired(event: int, at: int, ttl: int | None) -> bool:
-    """Return True if a value with event time `event` is older than `ttl` at time `at`; all in microseconds.
-
-    With a `ttl` of None, values never expire.
-    """
+    """Return True if `event` is more than `ttl` before `at`, all in microseconds; False with a `ttl` of None."""
     return ttl is not None and at - event > ttl
 
 

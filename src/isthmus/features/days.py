@@ -27,11 +27,7 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """Parse a range from days like 2024-01-31, or ISO times at the start of a UTC day. `end` is not part of it.
-
-        Raises:
-            RequestError: the range is empty, or a text is invalid.
-        """
+        """Parse two days like 2024-01-31, the `end` exclusive; raise RequestError if one is invalid or none is left."""
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
             raise RequestError(

@@ -2,7 +2,8 @@
 
 IsthmusError
 ├── ConfigurationError     exit 2   isthmus.toml or the definitions are wrong; lists every problem
-├── DataError              exit 1   data do not match their declaration; nothing was written
+├── DataError              exit 1   data do not match their declaration, or cannot be read or written
+│   └── DamagedRowError    exit 1   a row of the online store is damaged
 ├── ContractMismatch       exit 1   rows, tables or packages belong to another contract
 ├── GateFailed             exit 1   a verdict, a parity check or a budget did not pass
 │   └── ParityFailed       exit 1   a model file's outputs differ from its student's
@@ -69,7 +70,7 @@ class Problem:
 
 
 class ConfigurationError(IsthmusError):
-    """A configuration or definitions are wrong. `problems` lists everything that is wrong."""
+    """The configuration or the definitions are wrong; `problems` lists every problem."""
 
     exit_code = 2
 
@@ -92,7 +93,7 @@ class ConfigurationError(IsthmusError):
 
 
 class DataError(IsthmusError):
-    """Data do not match their declaration. Nothing was written."""
+    """Data do not match their declaration, or stored data cannot be read or written. What was stored is unchanged."""
 
 
 class DamagedRowError(DataError):
@@ -112,10 +113,7 @@ class ParityFailed(GateFailed):
 
 
 class PackageError(IsthmusError):
-    """A model package is damaged, altered or incomplete.
-
-    Parts of the message may quote the package: they are shortened, and control characters are escaped for the terminal.
-    """
+    """A model package is damaged, altered or incomplete. The message shortens and escapes text quoted from it."""
 
     def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "") -> None:
         super().__init__(_shown(where), _shown(found), expected=_shown(expected), remedy=remedy)
@@ -136,10 +134,7 @@ class RequestError(IsthmusError):
 
 
 class DependencyError(IsthmusError):
-    """Something outside this process is not available: Redis, Java, an engine, an optional library.
-
-    `passes` is True if waiting may help; otherwise only the remedy does.
-    """
+    """Redis, Java, an engine or an optional library is not available; `passes` is True if waiting may help."""
 
     exit_code = 3
 
@@ -170,10 +165,7 @@ _NESTED = re.compile(r"\s*(\x1b\[[0-9;]*m)?↳(\x1b\[[0-9;]*m)?\s*")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's type if it has no message.
-
-    For an error from object storage, return its code and message; for nested errors, the first and the last line.
-    """
+    """Shorten an error's message to one line; return the name of the error's type if it has no message."""
     text = str(error).strip()
     if refusal := _REFUSAL.search(text):
         return ": ".join(refusal.groups())
@@ -219,10 +211,7 @@ _EXTRAS = {
 
 
 def missing_extra(error: BaseException) -> DependencyError | None:
-    """Return a DependencyError that says which extra to install, or None.
-
-    It is None unless `error` is a failed import of a library of an extra.
-    """
+    """Return a DependencyError that says which extra to install, or None if `error` is not a failed import of one."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name not in _EXTRAS:
         return None

@@ -1,4 +1,4 @@
-"""Local paths, and atomic writes of files and folders: readers see either the old content or the new."""
+"""Atomic writes of local files and folders, checks of paths, and journals of JSON lines."""
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def is_url(place: object) -> bool:
-    """Return whether a text starts like a URL, for example `s3://`."""
+    """Return True if a text starts like a URL, for example `s3://`."""
     return bool(_URL.match(str(place)))
 
 
@@ -40,14 +40,8 @@ def require_local(where: str, place: Path | str) -> Path:
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:
-    """Check the path or URL of a Delta table or of a folder of tables, and return it unchanged.
-
-    `where` and `remedy` become parts of the error. deltalake resolves links, converts the path to a URL and decodes it
-    again, so escaping characters does not help.
-
-    Raises:
-        ConfigurationError: the path has characters with which deltalake panics or opens another folder.
-    """
+    """Return a Delta path or URL unchanged; raise ConfigurationError if deltalake cannot open it or opens another."""
+    # deltalake resolves links, converts the path to a URL and decodes it again, so escaping does not help.
     url = is_url(place)
     invalid = _DELTA.search(place if url else os.path.realpath(place)) or (re.search("[#?]", place) if url else None)
     if invalid:
@@ -57,10 +51,7 @@ def require_delta(where: str, place: str, remedy: str) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace or create a file, and sync it to disk. After a crash, it has either its old or its new content.
-
-    Missing parent folders are created. The file gets the permissions `mode`, less the umask, even if it existed before.
-    """
+    """Replace or create a file with permissions `mode`, and missing parents. A crash leaves the old or new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -79,11 +70,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder that only its owner can enter, regardless of the umask.
-
-    An existing folder of this user that others can enter becomes private, too. Missing parent folders are created.
-    Files that a library writes into the folder then need no permissions of their own.
-    """
+    """Create a folder, and missing parents, that only its owner can enter. Restrict an existing folder of this user."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_mode & 0o077 and status.st_uid == os.geteuid():
@@ -91,22 +78,14 @@ def private_folder(folder: Path) -> None:
 
 
 def move_atomically(partial: Path, path: Path) -> None:
-    """Sync a finished file to disk and rename it to `path`, replacing a file there.
-
-    `partial` must be on the file system of `path`. After a crash, `path` has the old or the new content.
-    """
+    """Sync `partial` to disk and rename it to `path` on the same file system. A crash leaves the old or new file."""
     _sync(partial)
     partial.replace(path)
     _sync(path.parent)
 
 
 def read_pointer(file: Path) -> Path:
-    """Read a folder's name from `file`, and return the path of that folder, which must be next to `file`.
-
-    Raises:
-        ValueError: there is no such folder.
-        OSError: the file cannot be read.
-    """
+    """Return the folder next to `file` whose name `file` contains; raise ValueError if there is no such folder."""
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
         raise ValueError(f"{file.name} names {name[:40]!r}, which is not a folder next to it")
@@ -117,8 +96,8 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
     """Fill a new folder with `write`, sync it to disk, and move it to `target`, replacing a folder there.
 
     If `write` raises an error, `target` stays as it was. While a folder is replaced, `target` is missing for a moment.
-    If several processes publish to the same target, the last one wins. Leftovers of a killed process have names that
-    start with a dot; the next call with the same `kind` (by default the target's name) deletes them.
+    If several processes publish, the last one wins. The next call with the same `kind` (by default the target's name)
+    deletes what a killed process has left.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
@@ -147,12 +126,9 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Create a temporary folder in `parent` whose name starts with `name`, and delete it afterwards.
-
-    `parent` must exist. Also delete folders that killed processes have left in `parent`. Each process locks its folder
-    while it runs. Locks of other machines are not visible here, so their folders stay.
-    """
+    """Create a temporary folder in `parent`, and delete it afterwards. Also delete leftovers of killed processes."""
     prefix = f"{name}-{socket.gethostname()}-"
+    # Each process locks its folder. Locks of other machines are not visible here, so their folders stay.
     # Match all 16 digits: another machine's name may start with this machine's name.
     for stale in parent.glob(glob.escape(prefix) + "[0-9a-f]" * 16):
         with suppress(OSError), ExitStack() as stack:
@@ -192,25 +168,16 @@ T = TypeVar("T", bound="msgspec.Struct")
 
 
 class Journal(Generic[T]):
-    """A file of records as JSON lines.
-
-    Args:
-        busy: problem and remedy of the error that `locked` raises if another process holds the lock.
-        remedy: remedy of the error for a line that is not a record.
-    """
+    """A file of records as JSON lines. `busy` is (problem, remedy) for a locked file, `remedy` for a damaged line."""
 
     def __init__(self, file: Path, record: type[T], *, busy: tuple[str, str], remedy: str) -> None:
         self._file, self._record, self._busy, self._remedy = file, record, busy, remedy
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """Lock the file, creating it if it is missing, and return its records.
+        """Lock the file and return its records. Create a missing file, and cut off an incomplete last line.
 
-        An incomplete last line, which a killed writer has left, is cut off.
-
-        Raises:
-            DependencyError: another process holds the lock. This does not wait for it.
-            DataError: a line is damaged.
+        Raise DependencyError at once if another process holds the lock, and DataError if a line is damaged.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # The system releases the lock even if the process is killed.
@@ -226,10 +193,7 @@ class Journal(Generic[T]):
             yield self._records(complete)
 
     def read(self) -> list[T]:
-        """Return all records, without a lock. The list is empty if the file is missing.
-
-        An incomplete last line is ignored. Raises a DataError if another line is damaged, or the file cannot be read.
-        """
+        """Return all complete records without a lock, [] without a file; raise DataError if a line is damaged."""
         try:
             return self._records(self._complete_lines())
         except FileNotFoundError:
@@ -238,10 +202,7 @@ class Journal(Generic[T]):
             raise DataError(str(self._file), f"cannot be read ({error.strerror})") from error
 
     def add(self, record: T) -> None:
-        """Append a record and sync it to disk; raise DependencyError if it cannot be written, as on a full disk.
-
-        This takes no lock: call it inside `locked`.
-        """
+        """Append a record and sync it to disk, within `locked`; raise DependencyError if it cannot be written."""
         import msgspec  # see `_records`
 
         try:

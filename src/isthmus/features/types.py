@@ -5,13 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """A feature type.
-
-    Attributes:
-        name: Feast's name of the type.
-        numpy: little-endian NumPy code of a fixed-width type (`<f4`), or None for variable length.
-        element: type of an array's elements; None for a scalar.
-    """
+    """A feature type. `numpy` is its little-endian code (`<f4`), None for variable length; `element` is for arrays."""
 
     name: str
     numpy: str | None

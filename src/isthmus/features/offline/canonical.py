@@ -1,4 +1,4 @@
-"""The canonical form of stored rows: types, order, content hashes, and the digest of each day."""
+"""The canonical form of stored rows: their types, order and content hashes, and the digest of each day."""
 
 from dataclasses import dataclass
 
@@ -23,11 +23,7 @@ def declared_schema(view: ViewContract) -> pa.Schema:
 
 
 def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
-    """Return rows in stored form: cast to the view's types, with content hashes, sorted by day, key and times.
-
-    Raises:
-        DataError: a column is missing or does not fit (see `cast`), or an event time is outside the years 1 to 9999.
-    """
+    """Cast rows to the view's types, add content hashes, sort by day, key and times; raise DataError for bad values."""
     # The content hash covers the stored values, so cast them before.
     rows = cast(view, rows, declared_schema(view))
     columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
@@ -48,12 +44,7 @@ def identity(view: ViewContract) -> list[str]:
 
 
 def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Select the columns of the schema and cast them to its types without loss.
-
-    Raises:
-        DataError: a column is missing or appears twice, has nulls where the schema or an array allows none, has a value
-            that does not fit, or is a timestamp without a time zone.
-    """
+    """Select the columns of `schema` and cast them without loss; raise DataError if one is missing or does not fit."""
     columns = []
     for field in schema:
         where = f"view {view.name}, column {field.name}"
@@ -77,11 +68,10 @@ def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
-    """Merge rows with pushed rows. Return the merged table and the number of `rows` that a pushed row replaced.
+    """Merge `rows` with pushed rows. Return the merged table and the number of `rows` that a pushed row replaced.
 
-    Both tables must be in stored form (see `canonical`), and so is the result. Among rows with the same key and times,
-    the row with the greatest content hash wins, so the order of arrival does not matter. If a pushed row has the same
-    content hash as a row in `rows`, the latter wins.
+    Both tables and the result are in canonical form. Among rows with the same key and times, the greatest content hash
+    wins, so the order of arrival does not matter.
     """
     if not len(pushed):
         return rows, 0
@@ -99,7 +89,7 @@ def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tabl
 
 
 def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
-    """Return pushed rows in stored form. Among rows with the same key and times, keep the greatest content hash."""
+    """Return pushed rows in canonical form; of rows with the same key and times, keep the greatest content hash."""
     rows = canonical(view, pushed)
     return merge(view, rows.slice(0, 0), rows)[0]
 
@@ -112,10 +102,7 @@ def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
 
 
 def repeated(view: ViewContract, rows: pa.Table) -> Mask:
-    """Compare each row with the row before it. Return a mask, shape (n - 1,), True for the same key and times.
-
-    Rows must be in stored form. Element i of the mask is about row i + 1.
-    """
+    """Return a mask, shape (n - 1,), True at i if row i + 1 has the key and times of row i, for canonical rows."""
     same: Mask = np.ones(max(0, len(rows) - 1), bool)
     for name in identity(view) if len(same) else ():
         column = rows[name].combine_chunks()
@@ -125,14 +112,7 @@ def repeated(view: ViewContract, rows: pa.Table) -> Mask:
 
 @dataclass
 class Duplicates:
-    """A counter of rows that repeat the key and times of another row.
-
-    Pass tables in stored form to `add`, with all rows of a day in the same table. Then call `refuse`.
-
-    Attributes:
-        count: number of repeated rows so far.
-        first: key and times of the first repeated row, for the message.
-    """
+    """A counter of rows that repeat a key and times. Pass whole days in canonical form to `add`, then call `refuse`."""
 
     view: ViewContract
     count: int = 0
@@ -157,7 +137,7 @@ class Duplicates:
 
 
 def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]]:
-    """Split rows in stored form by the day of their event. Return each day's summary and rows."""
+    """Split rows in canonical form by UTC day, counted from 1970-01-01. Return each day's summary and rows."""
     days, starts = np.unique(micros(rows["event_timestamp"]) // DAY, return_index=True)
     identity = [column.name for column in table_schema(view) if not column.nullable]
     parts = {}

@@ -1,8 +1,4 @@
-"""Metadata of an offline table's commits. Readers learn about the table from it without reading rows.
-
-Each day has a digest of its rows, and the fingerprint of the table hashes the days: a commit that replaces a few days
-computes only their digests.
-"""
+"""Metadata of an offline table's commits, from which readers learn about the table without reading rows."""
 
 import base64
 import hashlib
@@ -23,12 +19,7 @@ _PACKED = np.dtype([("day", "<i4"), ("rows", "<i8"), ("digest", "V16")])
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """Summary of the rows of a day.
-
-    Attributes:
-        rows: number of rows.
-        digest: first 16 bytes of the SHA-256 of the rows' keys, times and content hashes.
-    """
+    """The number of rows of a day, and the first 16 bytes of the SHA-256 of their keys, times and content hashes."""
 
     rows: int
     digest: bytes
@@ -36,34 +27,26 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class RowSources:
-    """The sources from which rows were computed.
-
-    Attributes:
-        schemas: column types by source name and column name.
-        content: hash of the sources' content; empty if unknown.
-    """
+    """The sources of computed rows: column types by source and column name, and a content hash, empty if unknown."""
 
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     content: str = ""
 
     def retyped(self, later: "RowSources") -> bool:
-        """Return whether a column that both know has another type in `later`."""
+        """Return True if a column that both know has another type in `later`."""
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The state of a table after a commit.
+    """The state of an offline table after a commit.
 
     Attributes:
-        contract: hash of the view's contract.
         days: summaries by day, counted from 1970-01-01; None in tables of early versions of Isthmus.
         until: end of the time that builds have covered, in microseconds since 1970 UTC.
-        origin: sources of the rows; its `content` is from the last build.
         done: ranges of days that were built from sources with the content `origin.content`.
         fingerprint: SHA-256 of `days`, which changes if any row changes.
-        rows: number of rows in the table.
         written: time of the commit, in milliseconds since 1970 UTC.
         built: fingerprint of the last build, if later commits only added pushed rows; otherwise empty.
     """
@@ -91,16 +74,10 @@ class Commit:
         cls, before: "Commit | None", contract: str, days: Mapping[int, Day], within: Days | None, origin: RowSources,
         done: Sequence[Days], now: int,
     ) -> "Commit":  # fmt: skip
-        """Return the commit to record after a build at the time `now`, in microseconds since 1970 UTC.
+        """Return the commit to record after a build of the days `within` (None for all) at `now`, in microseconds.
 
-        Args:
-            before: commit of the table before the build, or None.
-            contract: hash of the view's contract.
-            days: summaries of all days after the build, built or not.
-            within: days that were built; None for all days.
-            origin: sources of the built rows.
-            done: ranges that were built from the same sources since `before`, with the same result.
-            now: time of the build.
+        `before` is the commit before the build, and `days` are the summaries of all days after it. `done` are ranges
+        that were built from the same sources since `before`, with the same result.
         """
         until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
         if within is None or before is None:
@@ -131,11 +108,7 @@ class Commit:
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> "Commit | None":
-        """Parse the metadata of a Delta commit; return None if Isthmus did not write it.
-
-        Raises:
-            ValueError: the metadata is damaged.
-        """
+        """Parse a Delta commit's metadata, or return None if Isthmus did not write it; raise ValueError if damaged."""
         if _CONTRACT not in metadata:
             return None
         text = {key: str(value) for key, value in metadata.items()}

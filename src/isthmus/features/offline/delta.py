@@ -1,7 +1,4 @@
-"""A Delta table in a folder or in object storage: opened, read and written, with its errors explained.
-
-All tables of a project go through `StoredTable`. A new table needs a schema and its `TableErrors`: see `log`.
-"""
+"""A Delta table in a folder or in object storage, through which all tables of a project are read and written."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -29,14 +26,7 @@ _SIGNS = ("Generic S3 error", "lacked the necessary privileges", "<Error><Code>"
 
 @dataclass(frozen=True, slots=True)
 class TableErrors:
-    """The texts in a table's error messages.
-
-    Attributes:
-        where: name of the table.
-        damaged: remedy if the table cannot be read.
-        conflict: problem and remedy if another process writes to the table at the same moment.
-        unwritten: remedy if the table cannot be written.
-    """
+    """The texts of a table's errors: its name, two remedies, and (problem, remedy) of a conflict between writers."""
 
     where: str
     damaged: str
@@ -45,10 +35,9 @@ class TableErrors:
 
 
 class StoredTable:
-    """The Delta table `name` under `root`, which is a folder or a URL. Creating this object reads and writes nothing.
+    """The Delta table `name` under `root`, a folder or a URL. `private` keeps other users out of a local folder.
 
-    deltalake gets `storage_options` for a URL; they are ignored for a folder. With `private`, a write to a local table
-    first creates its folder, or restricts an existing one, so that only its owner can enter it.
+    Methods raise DataError if the table cannot be read or written, and DependencyError if the storage does not answer.
     """
 
     def __init__(
@@ -62,10 +51,7 @@ class StoredTable:
     def open(self, version: int | None = None, *, check: bool = True) -> DeltaTable | None:
         """Return the table at `version`, by default the newest, or None if it does not exist.
 
-        Raises:
-            DataError: the table is damaged. With `check`, also if a data file of a local table is missing or has
-                another size than in the Delta log.
-            DependencyError: the storage refuses the request or does not answer.
+        Raise DataError if it is damaged; with `check`, also if a local data file is missing or has another size.
         """
         with self.reading():
             try:
@@ -80,14 +66,7 @@ class StoredTable:
         self, rows: pa.Table, *, transactions: list[Transaction] | None = None, retries: int | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        """Append rows to the newest version in one commit, or create the table. `options` are deltalake's.
-
-        If another process commits at the same moment, try again `retries` times; None is deltalake's default.
-
-        Raises:
-            DataError: the table cannot be written. It is unchanged.
-            DependencyError: the storage refuses the request or does not answer.
-        """
+        """Append rows in one commit, or create the table; after a conflicting commit, try again `retries` times."""
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=retries)
         with self.writing():
             write_deltalake(
@@ -98,15 +77,11 @@ class StoredTable:
         self, table: DeltaTable | None, rows: pa.Table | pa.RecordBatchReader, metadata: Mapping[str, str], *,
         transactions: list[Transaction] | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """Write rows as the next version of `table`, or as the first version if it is None.
+        """Write rows as the version after `table`, or the first if it is None; raise DataError if that version exists.
 
-        `metadata` is stored in the commit; all its names must start with "isthmus.". If object storage reports an
-        error but the next version has exactly this metadata, the commit counts as made, and no error is raised.
-        `options` are deltalake's: `mode`, and for a part of the table `predicate`.
-
-        Raises:
-            DataError: another process has written to the table since it was opened, or it cannot be written.
-            DependencyError: the storage refuses the request or does not answer.
+        `metadata`, whose names start with "isthmus.", is stored in the commit. If object storage reports an error but
+        the version has exactly this metadata, the commit counts as made. `options` are deltalake's, such as `mode` and
+        `predicate`.
         """
         # No retries: the metadata is only right if this is the next commit of the table.
         properties = CommitProperties(
@@ -141,14 +116,10 @@ class StoredTable:
 
     @contextmanager
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Convert errors of writing into a DataError, or into a DependencyError if the storage is not available.
+        """Make a private local folder, then convert errors of writing like `reading`.
 
-        First create or restrict the folder of a private local table. No error is raised if object storage made the
-        commit although it reported an error.
-
-        Args:
-            before: version that the commit must follow, -1 for a new table; None if it may follow any version.
-            metadata: metadata that identifies the commit; None if a commit cannot be recognized.
+        No error is raised if object storage has made the commit nevertheless: the version after `before` (-1 for a new
+        table, None for any version) has exactly this `metadata`.
         """
         try:
             if self._private and self.options is None:
@@ -169,11 +140,9 @@ class StoredTable:
             ) from error
 
     def _has(self, version: int, metadata: Mapping[str, str]) -> bool:
-        """Return whether a version of a table in object storage has exactly this metadata. False for a local table.
-
-        The storage may have made the commit although its reply was lost. deltalake's retry then collides with its own
-        first attempt, and reports another writer.
-        """
+        """Return True if a version in object storage has exactly this metadata; always False for a local table."""
+        # The storage may have made the commit although its reply was lost: deltalake's retry then collides with its own
+        # first attempt, and reports another writer.
         if self.options is None:
             return False
         with suppress(IsthmusError, DeltaError, OSError):
@@ -186,10 +155,7 @@ class StoredTable:
 
 
 def unavailable(where: str, place: str, error: BaseException) -> DependencyError | None:
-    """Return a DependencyError if the storage refused a request or did not answer, or None for other errors.
-
-    `place` is the table's path or URL; the result is None for a path.
-    """
+    """Return a DependencyError if object storage at the URL `place` refused a request or did not answer, else None."""
     if "://" not in place or not any(sign in str(error) for sign in _SIGNS):
         return None
     return DependencyError(
@@ -200,14 +166,11 @@ def unavailable(where: str, place: str, error: BaseException) -> DependencyError
 
 
 def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
-    """Return the file system of a table: Arrow's own, unless `place` is a URL.
-
-    With a Python file system, Arrow's threads release Python buffers and may outlive a scan. If the interpreter exits
-    at that moment, the process aborts (apache/arrow#36389).
-    """
+    """Return the file system of the table at `place`: Arrow's own for a local path, deltalake's for a URL."""
     import pyarrow.fs as fs
     from deltalake.fs import DeltaStorageHandler
 
+    # Arrow's threads may outlive a scan of a Python file system, and abort the process at exit (apache/arrow#36389).
     if "://" in place:
         return fs.PyFileSystem(DeltaStorageHandler.from_table(table._table, table._storage_options))
     return fs.SubTreeFileSystem(place, fs.LocalFileSystem())

@@ -25,10 +25,7 @@ class ViewHistory:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 that identifies the rows.
-
-        The version does not identify the rows: it restarts at 0 if the table is removed and built again.
-        """
+        """The SHA-256 of the rows. `version` does not identify them: it restarts at 0 if the table is built anew."""
         return self.commit.fingerprint
 
     def table(self, columns: list[str] | None = None) -> pa.Table:

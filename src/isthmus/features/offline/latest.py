@@ -15,16 +15,10 @@ Places = Ints
 
 @dataclass(frozen=True)
 class LatestRows:
-    """The latest row of each key at one time, including expired rows.
+    """The latest row of each of n keys at the time `at`, including expired rows; times are in microseconds.
 
-    Attributes:
-        at: the time, microseconds since 1970 UTC.
-        keys: join keys, n rows.
-        event: shape (n,) int64 microseconds.
-        known: shape (n,) int64 microseconds.
-        content: shape (n,) int64, content hashes.
-        place: shape (n,), row numbers in the history, ascending.
-        horizon: latest known time, up to `at`, of any row in the history, microseconds; -2**63 without such a row.
+    `place` holds the ascending row numbers in the history. `horizon` is the latest known time up to `at` of any row in
+    the history, -2**63 without such a row.
     """
 
     history: ViewHistory
@@ -57,10 +51,9 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Compare each row of `later` with a row of this state. Return a mask, shape (m,), True for equal rows.
+        """Return a mask of the rows of `later` that equal row `places[i]` here; -1 counts as different.
 
-        `places[i]` is the index in this state of the row to compare with row i of `later`, as `matches` returns it; -1
-        gives False. Without `times`, only the content is compared, not the event and known times.
+        Without `times`, compare only the content hashes, not the event and known times. `places` comes from `matches`.
         """
         same: Mask = places >= 0
         old = np.maximum(places, 0)
@@ -71,10 +64,7 @@ class LatestRows:
         return same
 
     def rows(self, selection: Places) -> Iterator[pa.Table]:
-        """Read selected rows from the history. Yield them in parts, with the columns of the offline table.
-
-        `selection` holds ascending indices into the arrays of this object, not row numbers of the history.
-        """
+        """Read rows from the history and yield them in parts; `selection` holds ascending indices into `place`."""
         schema, places, data = table_schema(self.history.view), self.place[selection], self.history.data
         if isinstance(data, pa.Table):
             yield data.select(schema.names).take(places).cast(schema)
@@ -92,7 +82,7 @@ class LatestRows:
 
 
 def horizon(history: ViewHistory, at: int) -> int:
-    """Read the known times of a history. Return the latest one up to `at`, in microseconds, or -2**63 without any."""
+    """Return the latest known time in a history up to `at`, in microseconds, or -2**63 without such a row."""
     return _until(micros(history.table(["known_at"])["known_at"]), at)
 
 

@@ -1,8 +1,4 @@
-"""The log of materializations: when each state of each view became readable online.
-
-A single Delta table for all views, with a row per run and view, written after Redis has confirmed the rows. The log and
-the versions of the offline tables determine what was served at any time.
-"""
+"""The log of materializations: a Delta table that records when each state of each view became readable in Redis."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -23,7 +19,6 @@ class Materialization:
     """A run that wrote a view to Redis. All times are microseconds since 1970 UTC.
 
     Attributes:
-        contract: hash of the view's contract.
         version: version of the offline table.
         fingerprint: hash of the rows of that version.
         at: time as of which the latest row of each key was selected.
@@ -57,30 +52,21 @@ _ERRORS = TableErrors(
 
 
 class MaterializationLog:
-    """The log in an offline store at `root`, with `storage_options` for a URL."""
+    """The log of materializations in the offline store at `root`, a folder or a URL with `storage_options`."""
 
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
         self._stored = StoredTable(root, FOLDER, storage_options, _ERRORS)
 
     def append(self, entry: Materialization) -> None:
-        """Append an entry, or create the log with it. Concurrent runs may append at the same time.
-
-        Raises:
-            DataError: the log cannot be written. It is unchanged.
-            DependencyError: the storage refuses the request or does not answer.
-        """
+        """Append an entry, also beside concurrent runs; raise DataError or DependencyError if that fails."""
         self._stored.append(pa.Table.from_pylist([asdict(entry)], _SCHEMA))
 
     def contracts(self) -> set[str]:
-        """Return the contract hashes of all materialized views. Raises a DataError if the log is damaged."""
+        """Return the contract hashes of all materialized views; raise DataError if the log is damaged."""
         return set(self._table().column("contract").to_pylist())
 
     def of(self, view: ViewContract) -> list[Materialization]:
-        """Return the entries of a view under its contract, in the order in which they became readable.
-
-        Raises:
-            DataError: the log is damaged.
-        """
+        """Return the entries of a view under its contract, by the time at which they became readable."""
         table = self._table()
         mine = pc.and_(pc.equal(table["view"], view.name), pc.equal(table["contract"], view.hash))
         # If the clock did not advance, later runs have later versions.

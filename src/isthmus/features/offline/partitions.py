@@ -35,15 +35,11 @@ def files_by_day(table: DeltaTable) -> dict[int, int]:
 
 
 def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) -> "ds.Dataset":
-    """Return a lazy Arrow dataset with the rows of a table, ordered by day, without the partition column.
-
-    `place` is the table's path or URL. `only` selects some days, counted from 1970-01-01.
-
-    deltalake's own dataset converts the statistics of all files to expressions, which takes longer than reading a year.
-    """
+    """Return a lazy dataset of the table at `place`, ordered by day; `only` selects days, counted from 1970-01-01."""
     # A late import: it loads pandas, which takes a third of a second.
     import pyarrow.dataset as ds
 
+    # deltalake's own dataset converts the statistics of all files to expressions: slower than reading a year.
     adds = pa.table(table.get_add_actions(flatten=True))
     part = f"partition.{DAY_COLUMN.name}"
     # Tables of early versions of Isthmus have no days.

@@ -1,7 +1,4 @@
-"""The log of pushes: a Delta table beside the table of a view, with every row of every push.
-
-The table of the view holds the pushed rows, too. A build replaces its days and merges the pushed rows from this log.
-"""
+"""The log of pushes: a Delta table with every pushed row, from which builds merge them into the table of the view."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,9 +36,9 @@ ACCEPTED, CONTRACT = (
 
 
 class PushLog:
-    """The log of pushes for a table, in an offline store at `root`, with `storage_options` for a URL.
+    """The log of pushes for `table`, in an offline store at `root`, with `storage_options` for a URL.
 
-    Methods raise a DataError if the log is damaged, and a DependencyError if object storage does not answer.
+    Methods raise DataError if the log is damaged, and DependencyError if object storage does not answer.
     """
 
     def __init__(self, root: str | Path, table: str, storage_options: Mapping[str, str] | None = None) -> None:
@@ -69,22 +66,17 @@ class PushLog:
             return None if table is None else table.version()
 
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
-        """Read the pushed rows of these days, by default all, and return them in the form that `formed` describes.
-
-        `version` is a version of the log, by default the newest. Without a log, the table is empty.
-        """
+        """Read the pushed rows of some days, by default all, in the form of `formed`; without a log, no rows."""
         with self._stored.reading():
             table = self._stored.open(version)
             rows = None if table is None else self._read(table, days)
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
 
     def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
-        """Return rows of the log as a transform of the view returns them, with the time of the push.
+        """Return rows of the log with the view's columns and the time of the push; raise DataError if a type differs.
 
-        Missing columns are null: the push was made for an earlier definition. Rows without the view's keys are dropped.
-
-        Raises:
-            DataError: a column does not fit the type that the view declares now.
+        Missing columns are null, and rows without the view's keys are dropped: they were pushed for an earlier
+        definition.
         """
         schema = declared_schema(view).append(ACCEPTED)
         for key in view.keys:
@@ -108,13 +100,10 @@ class PushLog:
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
         """Append rows in one commit, or create the log with them. Return the number of appended rows.
 
-        `rows` are in the form of `publishing.collect.stored`. `places`, shape (n,) int64, are their ascending places in
-        the stream. Rows at or before the last place of the log are skipped. If the stream is not `intact`, because
-        Redis was restored to an older state, places may have been reused. Such rows are then skipped only if the log
-        has an equal row. A day with `FILES` or more files is rewritten as one file.
-
-        Raises:
-            DataError: the table cannot be read or written, or another run has written to it meanwhile.
+        `places`, shape (n,), are the rows' ascending places in the stream; rows at or before the log's last place are
+        skipped. If the stream is not `intact`, because Redis was restored to an older state, such rows are skipped only
+        if the log has an equal row. A day with `FILES` or more files is rewritten as one. Raise DataError if another
+        run has written meanwhile.
         """
         with self._stored.reading():
             table = self._stored.open()

@@ -1,4 +1,4 @@
-"""Repeated reads of the row groups of a table that may hold matching rows, block by block, in a fixed order."""
+"""Read the row groups of a table that may hold matching rows, block by block, in a fixed order, as often as needed."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,16 +15,10 @@ _AHEAD = 4
 
 
 class Scan:
-    """The row groups of a table that may hold rows satisfying a condition, according to their statistics.
+    """The row groups of a table that may hold rows satisfying `condition`, according to their statistics.
 
-    Only whole row groups are skipped: rows of the remaining groups are not filtered. The place of a row is the number
-    of rows before it in the scan.
-
-    Args:
-        data: the table. A dataset that is not Parquet is read into memory, and no row of it is skipped.
-        texts: names of string and binary columns to read as dictionaries, which is several times as fast.
-        condition: condition that decides which row groups are skipped.
-        threads: number of CPU threads, at least 1.
+    Rows of these groups are not filtered. The place of a row is the number of rows before it in the scan. Columns in
+    `texts` are read as dictionaries, which is faster. A dataset that is not Parquet is read into memory as a whole.
     """
 
     def __init__(
@@ -58,7 +52,7 @@ class Scan:
             yield first, pa.Table.from_batches(waiting)
 
     def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
-        """Return columns of the rows at distinct, sorted places. Reads only the row groups that hold such rows."""
+        """Return columns of the rows at distinct, sorted places; read only the row groups that hold them."""
         group = np.searchsorted(self._ends, places, side="right")
         needed, inverse = np.unique(group, return_inverse=True)
         lengths = np.diff(self._ends, prepend=0)[needed]

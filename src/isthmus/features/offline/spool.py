@@ -18,10 +18,9 @@ GROUP = 1 << 18
 
 
 class DaySpool(AbstractContextManager["DaySpool"]):
-    """A buffer that accepts rows in any order and returns them by day.
+    """A buffer that accepts rows in any order and returns them by day; beyond `limit` bytes, it uses temporary files.
 
-    Use it in a `with` block, which frees the rows at its end. Whenever it holds `limit` bytes, it moves the rows from
-    memory to a temporary folder, which the end of the block deletes.
+    Use it in a `with` block: its end frees the rows and deletes the files.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -57,10 +56,7 @@ class DaySpool(AbstractContextManager["DaySpool"]):
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """Yield the rows ordered by day, as tables of complete days. Call it as often as needed.
-
-        A table has at most `GROUP` rows, unless a single day has more. With `within`, skip days outside of that range.
-        """
+        """Yield the rows in tables of complete days, ordered by day, within a range if given; may be repeated."""
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():

@@ -1,9 +1,4 @@
-"""The offline store: the full history of every view, as Delta tables in a folder or in object storage.
-
-A table is partitioned by the day of the event, in a column that readers do not see. Each write is a single Delta
-commit, so writes are atomic. A commit carries the contract hash of the view and a digest of the rows of each day, so
-unchanged days are not written again.
-"""
+"""The offline store: the full history of every view, as Delta tables partitioned by the day of the event."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,12 +48,10 @@ _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 
 @dataclass(frozen=True, slots=True)
 class TableWrite:
-    """The result of a write.
+    """The result of writing a table.
 
     Attributes:
-        rows: number of rows in the table after the write.
         added: rows after the write minus rows before it.
-        version: version of the Delta table.
         changed: False if the table already had these rows, so that nothing was written.
         pushed: number of rows in the built days that come from a push.
         replaced: number of pushed rows that lost to a built row with the same key and times.
@@ -74,17 +67,13 @@ class TableWrite:
 
 @dataclass(frozen=True)
 class Prepared(AbstractContextManager["Prepared"]):
-    """Checked rows for the history of a view, or for a range of its days. Use it in a `with` block.
+    """Checked rows for `OfflineStore.write`. Use it in a `with` block, whose end deletes temporary files.
 
     Attributes:
-        commit: commit of the table after the write.
-        before: commit of the current table, or None.
-        table: the current table, or None.
         rows: rows of the days that differ, as they will be stored.
         replaced: days that differ, including days that lose all rows; None to write the whole table.
         ahead: number of rows whose event or known time is in the future.
         pushes: the fields `pushed` and `replaced` of `TableWrite`.
-        spools: temporary files, deleted on exit.
     """
 
     view: ViewContract
@@ -116,10 +105,7 @@ class Prepared(AbstractContextManager["Prepared"]):
 
 
 class OfflineStore:
-    """The Delta tables of a project, one per view. `root` is a folder or an object-storage URL.
-
-    deltalake gets `storage_options` for a URL. Credentials come from the environment.
-    """
+    """The Delta tables of a project, one per view, in a folder or at a URL with deltalake's `storage_options`."""
 
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
         self.root = str(root).rstrip("/")
@@ -138,23 +124,15 @@ class OfflineStore:
         done: Sequence[Days] = (),
         now: int = 0,
     ) -> Prepared:
-        """Check rows that will become the history of a view, and merge them with its pushed rows.
+        """Check rows that will become the history of a view, and merge its pushed rows. Pass the result to `write`.
 
-        The table does not change until the result is passed to `write`. Rows that do not fit in memory go to temporary
-        files, so use the result in a `with` block.
+        `rows` has one row per key and times. `within` is the range of days to replace, None for the complete history.
+        `done` are ranges that were computed from the same sources before, with the same result. Rows later than `now`,
+        in microseconds, are counted as `ahead`. Rows that do not fit in memory go to temporary files: use the result in
+        a `with` block.
 
-        Args:
-            view: the view.
-            rows: keys, `event_timestamp`, `known_at` and features in the types of the view; one row per key and times.
-            within: days to replace; None if the rows are the complete history.
-            origin: sources of the rows.
-            done: ranges of days that were computed from the same sources before, with the same result.
-            now: current time in microseconds since 1970 UTC; rows with a later time are counted as `ahead`.
-
-        Raises:
-            ConfigurationError: a column of the table does not have the declared type.
-            ContractMismatch: `within` is set, but the table was built under another contract.
-            DataError: two rows have the same key and times, or the table is damaged or was not built by Isthmus.
+        Raise ConfigurationError if a stored column does not have the declared type, ContractMismatch if the table of a
+        range belongs to another contract, and DataError if rows repeat a key and times or the table is damaged.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -199,31 +177,23 @@ class OfflineStore:
             )
 
     def under(self, view: ViewContract) -> Prepared:
-        """Return a write that records the existing table under this contract, without writing a row.
-
-        The table must exist. Pass the result to `write`.
-        """
+        """Prepare a commit that records the existing table under this contract, without rows; pass it to `write`."""
         table = self._stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Return the last commit of a view's table if some of its days can be replaced, or None without a table.
-
-        Raises:
-            ContractMismatch: the table was built under another contract, or by an early version of Isthmus.
-            DataError: the table is damaged, or another tool has changed its rows.
-        """
+        """Return a table's last commit, or None without a table; raise ContractMismatch if no day can be replaced."""
         before = self.commit(view)
         _require_extendable(view, before)
         return before
 
     def write(self, prepared: Prepared) -> TableWrite:
-        """Write prepared rows in one commit, unless the table already has them.
+        """Write prepared rows in one commit, unless the table has them.
 
-        Raises:
-            DataError: another process has written to the table since, or writing failed. The table is unchanged.
+        Raise DataError, with the table unchanged, if another process has written to it since `prepare` or writing
+        fails.
         """
         view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
         if not prepared.changes and table is not None:
@@ -251,14 +221,11 @@ class OfflineStore:
         stored.commit(table, reader(view, rows), commit.metadata(), writer_properties=properties, **options)
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
-        """Add pushed rows, in the form a transform returns, to the table of a view. Return the number of added rows.
+        """Add pushed rows, as a transform returns them, to a view's table in one commit. Return how many were added.
 
-        Append the rows to the `PushLog` first, because builds read pushed rows from there. Afterwards the table equals
-        what a build that knew these rows would have written. If the table does not exist or has another contract, write
-        nothing: the next build will add the rows.
-
-        Raises:
-            DataError: another process has written to the table since, or writing failed. The table is unchanged.
+        First append the rows to the `PushLog`, from which builds read them. Without a table of this contract, write
+        nothing: the next build adds the rows. Raise DataError, with the table unchanged, if another process has written
+        meanwhile.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -289,22 +256,15 @@ class OfflineStore:
         return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
-        """Return the last commit of a view's table, under any contract, or None without a table.
+        """Return a table's last commit, or its commit at `version`, under any contract; None without a table.
 
-        With `version`, return the commit at that version of the Delta table.
-
-        Raises:
-            DataError: the table is damaged, or another tool has changed its rows.
+        Raise DataError if the table is damaged, or if another tool has changed its rows.
         """
         table = self._stored(view.table).open(version)
         return None if table is None else self._commit(view.table, table)
 
     def check(self, history: ViewHistory) -> None:
-        """Read all rows of a history and verify their content hashes.
-
-        Raises:
-            DataError: a row differs from what was written.
-        """
+        """Read all rows of a history and verify their content hashes; raise DataError if a row differs."""
         view = history.view
         with self.reading(view.table):
             rows = history.table()
@@ -314,15 +274,13 @@ class OfflineStore:
                 raise OSError(f"{len(altered)} of {len(rows)} rows differ from what was written")
 
     def base(self, view: ViewContract) -> str:
-        """Return the fingerprint of a view's last build without loading pandas. Raises the errors of `history`."""
+        """Return the fingerprint of a view's last build without loading pandas; raise the errors of `history`."""
         return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
         """Return the history of a view at a version of its table, by default the latest.
 
-        Raises:
-            ContractMismatch: the table was built under another contract of the view.
-            DataError: the table is missing or damaged.
+        Raise ContractMismatch if the table belongs to another contract, and DataError if it is missing or damaged.
         """
         table, commit = self._built(view, version)
         with self.reading(view.table):
@@ -343,10 +301,7 @@ class OfflineStore:
         return table, commit
 
     def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
-        """Return a problem for each column whose stored type differs from the declared type; empty without a table.
-
-        `table` is the open table of the view; None opens the newest version.
-        """
+        """Return a problem for each column whose stored type is not the declared one; None opens the newest table."""
         table = table or self._stored(view.table).open()
         if table is None:
             return []
