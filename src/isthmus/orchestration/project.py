@@ -61,11 +61,8 @@ _DECLARATIONS = (Entity, Source, FeatureView, RequestSource, RequestTransform, F
 class Definitions:
     """Declarations of a definitions module by name, in the order of the module.
 
-    Attributes:
-        spines: declared spines and the spines of distillations.
-        services: declared services and the services of distillations.
-        transforms: request transforms, and request sources with expectations.
-        contract: contract of all declarations except the distillations.
+    `spines` and `services` include those that distillations use, and `transforms` includes request sources with
+    expectations. `contract` covers all declarations except the distillations.
     """
 
     views: Mapping[str, FeatureView]

@@ -28,11 +28,8 @@ class Scaffold:
 def init(folder: Path, example: Example = "empty") -> Scaffold:
     """Copy an example to a new or empty folder and name the project after the folder.
 
-    Hidden files that are already there stay, and do not count as content.
-
-    Raises:
-        ConfigurationError: the folder is a file or not empty, or its name is not a valid project name. Nothing was
-            written then.
+    Hidden files that are already there stay. If the folder is a file or not empty, or its name is not a valid project
+    name, raises a ConfigurationError and writes nothing.
     """
     root = folder.resolve()
     problems = []

@@ -106,10 +106,8 @@ class _Table(BaseModel):
 class ProjectTable(_Table):
     """Table `[project]` of isthmus.toml: identity and clock of the project.
 
-    Attributes:
-        name: name of the project and prefix of its online keys; lower-case letters, digits, `_` and `-`.
-        definitions: Python module with the declarations, in the project's folder.
-        now: fixed time of the project's clock, to replay history; by default the wall clock.
+    `name` is also the prefix of its online keys. `definitions` is a Python module in the project's folder. `now` is a
+    fixed time for the project's clock, to replay history; by default the wall clock.
     """
 
     name: Annotated[str, _NAME]
@@ -122,13 +120,13 @@ class StoresTable(_Table):
 
     Attributes:
         offline: folder (relative to the project) or object-storage URL of the Delta tables.
-        storage_options: deltalake options for object storage, for `offline` and for sources: `AWS_ENDPOINT_URL`,
-            `AWS_REGION`, `AWS_ALLOW_HTTP` and so on. Credentials must be in the environment.
+        storage_options: deltalake options for object storage, for `offline` and for sources, such as `AWS_REGION`.
+        Credentials must be in the environment.
         online: "embedded", or the URL of a Redis server or Redis Cluster.
         keep_contracts_hours: hours to keep the online rows of a replaced contract; at least one minute, so that every
-            server can switch.
+        server can switch.
         history_seconds: seconds between two collections of pushed rows, and of recorded answers, by `isthmus dev`,
-            `isthmus pushes collect --follow` and `isthmus answers collect --follow`.
+        `isthmus pushes collect --follow` and `isthmus answers collect --follow`.
     """
 
     offline: str = ".isthmus/offline"
@@ -154,11 +152,9 @@ class ProfilesTable(_Table):
 
 
 class PricesTable(_Table):
-    """`[prices]`: prices of devices, for the boundary card and `isthmus infra plan`.
+    """Table `[prices]` of isthmus.toml: prices of devices, for the boundary card and `isthmus infra plan`.
 
-    Attributes:
-        currency: currency of all prices.
-        hour: price per hour by device: "cpu" and "cuda" for the boundary card, or a name from the device catalog.
+    `hour` has prices per hour by device: "cpu" and "cuda" for the boundary card, or a name from the device catalog.
     """
 
     currency: str = ""
@@ -166,12 +162,12 @@ class PricesTable(_Table):
 
 
 class PackagesTable(_Table):
-    """`[packages]`: runtimes and signatures of packages.
+    """Table `[packages]` of isthmus.toml: runtimes and signatures of packages.
 
     Attributes:
         runtimes: runtimes to export for, besides the runtimes of each distillation; their libraries must be installed.
         signing_key: PEM file (relative to the project) with the private key that `export` signs with. The password of
-            an encrypted key comes from the environment.
+        an encrypted key comes from the environment.
         public_key: PEM file with the public key that every deployed or served package must be signed with.
     """
 
@@ -181,20 +177,18 @@ class PackagesTable(_Table):
 
 
 class ServerTable(_Table):
-    """`[server]`: address and limits of the API. The default port is not Feast's 6566, which browsers block.
+    """Table `[server]` of isthmus.toml: address and limits of the API.
 
     Attributes:
-        host: address to listen on.
-        port: port to listen on; 0 for any free port.
+        port: port to listen on; 0 for any free port. The default is not Feast's 6566, which browsers block.
         workers: number of processes.
         require_keys: reject every request until an API key exists, even on loopback.
         hosts: host names besides `localhost` that may be used without keys, such as the name of a container.
         check_share: share of requests whose rows are checked against their stored hashes.
         missing: answer for rows that the online store has lost: "refuse" (status 503) or "null".
         latency_objective_ms: p99 latency of the API in milliseconds above which training yields; by default the
-            objective in `[profiles.serving]`, which also selects the exported precision.
+        objective in `[profiles.serving]`, which also selects the exported precision.
         freshness_objective_hours: maximum age of the newest row, in hours by view; not part of the contract.
-        limits: limits of one request and of all concurrent requests.
         record: recording of answers; off by default.
     """
 
@@ -212,11 +206,9 @@ class ServerTable(_Table):
 
 
 class MonitorTable(_Table):
-    """Table `[monitor]` of isthmus.toml: recorded answers that count.
+    """Table `[monitor]` of isthmus.toml: recorded answers that count for production quality and rollback.
 
-    Attributes:
-        callers: names of the API keys whose answers count for production quality and automatic rollback; by default
-            all answers count, with or without a key.
+    `callers` are names of API keys; by default all answers count, with or without a key.
     """
 
     callers: tuple[str, ...] | None = None
@@ -228,12 +220,10 @@ class DevTable(_Table):
 
 
 class PoolsTable(_Table):
-    """`[orchestration.pools]`: maximum number of concurrent steps, by kind.
+    """Table `[orchestration.pools]`: maximum number of concurrent steps, by kind.
 
-    Attributes:
-        engine: steps that compute with PySpark.
-        train: steps that train or measure models.
-        serve: steps that write to the online store, snapshots and deployments.
+    `engine` steps compute with PySpark, `train` steps train or measure models, and `serve` steps write to the online
+    store, snapshots and deployments.
     """
 
     engine: _Count = 1
@@ -242,13 +232,12 @@ class PoolsTable(_Table):
 
 
 class OrchestrationTable(_Table):
-    """`[orchestration]`: settings of Dagster.
+    """Table `[orchestration]` of isthmus.toml: settings of Dagster.
 
     Attributes:
         automation: update assets automatically when new data arrives.
         retrain: cron schedule (UTC) for training; by default models are trained after drift.
         days_from: first day of the daily build partitions; by default builds write complete tables.
-        pools: maximum number of concurrent steps.
     """
 
     automation: bool = True
@@ -258,10 +247,7 @@ class OrchestrationTable(_Table):
 
 
 class ProjectSettings(BaseSettings):
-    """All settings of a project. Use `load` to read them.
-
-    Environment variables such as `ISTHMUS_ENGINE` and `ISTHMUS_STORES__ONLINE` override isthmus.toml.
-    """
+    """Settings of a project (see `load`): isthmus.toml, overridden by variables such as `ISTHMUS_STORES__ONLINE`."""
 
     model_config = SettingsConfigDict(
         env_prefix=_ENVIRONMENT, env_nested_delimiter="__", extra="forbid", frozen=True, toml_file=FILE
@@ -280,10 +266,7 @@ class ProjectSettings(BaseSettings):
 
     @property
     def latency_objective_ms(self) -> float:
-        """p99 latency of the API in milliseconds above which training gives way to it.
-
-        The objective of `[server]`, or else of `[profiles.serving]`.
-        """
+        """p99 of the API in milliseconds above which training yields, from `[server]` or `[profiles.serving]`."""
         return self.server.latency_objective_ms or self.profiles.serving.latency_objective_ms
 
     @classmethod
@@ -301,9 +284,8 @@ class ProjectSettings(BaseSettings):
 def load(path: Path) -> ProjectSettings:
     """Load the settings from an isthmus.toml and the environment, whose variables take precedence.
 
-    Raises:
-        ConfigurationError: the file is missing or is not TOML, a value is wrong, or a variable that starts with
-            ISTHMUS_ is not a setting. All wrong values are listed.
+    Raises a ConfigurationError that lists all problems: no such file, wrong values, and ISTHMUS_ variables that are not
+    settings.
     """
     if not path.is_file():
         problem = Problem(FILE, "does not exist", "a file with a [project] table")
@@ -414,11 +396,7 @@ def _not_json() -> Iterator[Problem]:
 
 
 def find(start: Path) -> Path:
-    """Return the nearest folder with an isthmus.toml: `start` or one of its parents.
-
-    Raises:
-        ConfigurationError: no isthmus.toml was found.
-    """
+    """Return the nearest folder with an isthmus.toml, `start` or a parent; raise a ConfigurationError without one."""
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / FILE).is_file():
             return folder

@@ -36,11 +36,9 @@ RUNS = 5  # number of Dagster runs to report
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> ProjectStatus:
     """Return the state of a project. With `measure`, also read the tables to measure expectations and drift.
 
-    Nothing is measured if the definitions are not applied. A view that cannot be read has its error as `problem`.
-    Artifacts that are missing or cannot be read are left out.
-
-    Raises:
-        ConfigurationError: the definitions have errors.
+    Measures nothing if the definitions are not applied. A view that cannot be read has its error as `problem`.
+    Artifacts that are missing or cannot be read are left out. Raises a ConfigurationError if the definitions have
+    errors.
     """
     contract, before = project.definitions.contract, applied_contract(project)
     current = project.generations().current if before else None
@@ -83,9 +81,9 @@ def require_rows(status: ProjectStatus) -> None:
 
 
 def note(project: Project) -> None:
-    """Write the status of a project to its state folder, where the server reads it.
+    """Write the status of a project to its state folder, where the server reads it, without measuring anything.
 
-    Measures nothing. Measurements in the previous file stay if tables, training sets and definitions are the same.
+    Measurements in the previous file stay if tables, training sets and definitions are the same.
     """
     current, before = status(project, measure=False), None
     with suppress(DataError):

@@ -1,7 +1,6 @@
 """Run a command until stdin closes: `python -I -S supervisor.py command ...`, started in a new session.
 
-Stdin is a pipe from the parent, so the command stops when the parent exits, even if the parent is killed. Processes
-that the command started are in its process group and are stopped too.
+Stdin is a pipe from the parent: even if the parent is killed, the command and all processes of its group end.
 """
 
 import os

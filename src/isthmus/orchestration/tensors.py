@@ -21,20 +21,10 @@ class Tensors(IterableDataset[Item]):
 
     Floats and integers keep their width. Booleans are bool, times are int64 microseconds since 1970 UTC, and a status
     is its index in `clock.Status` as int8. Nulls are NaN in float columns and 0 or False elsewhere. Strings, bytes and
-    arrays are left out; encode them first.
+    arrays are left out; encode them first. A named column that is missing or not numeric raises a RequestError.
 
     Pass it to a `DataLoader` with `batch_size=None`. With n workers, each worker yields every n-th batch. Workers need
-    a training set on disk, because a forked process cannot read the offline tables.
-
-    Args:
-        schema: columns of the rows.
-        read: function that returns the rows from the beginning.
-        columns: numeric columns to read; all of them by default.
-        batch: rows per batch.
-        workers: the rows can be read in `DataLoader` workers.
-
-    Raises:
-        RequestError: a named column is missing or not numeric.
+    a training set on disk (`workers` is True), because a forked process cannot read the offline tables.
     """
 
     def __init__(
