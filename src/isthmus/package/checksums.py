@@ -38,13 +38,10 @@ def damaged(where: Path | str, problem: str, expected: str = "") -> PackageError
 
 @dataclass(frozen=True)
 class PackageFiles:
-    """The files of a package.
+    """The files of a package folder. `digest`, the SHA-256 of its checksum file, identifies the package.
 
-    Attributes:
-        folder: package folder.
-        digest: identity of the package: SHA-256 of its checksum file.
-        sums: SHA-256 of each file except the checksum file and the signature.
-        sizes: bytes of each file.
+    `sums` has the SHA-256 of every file except the checksum file and the signature. `sizes` has the bytes of every
+    file.
     """
 
     folder: Path
@@ -53,24 +50,17 @@ class PackageFiles:
     sizes: Mapping[str, int]
 
     def read(self, name: str) -> bytes:
-        """Read a file and compare it with its checksum again.
-
-        Raises:
-            PackageError: the file was replaced or changed since the package was opened.
-        """
+        """Read a file; raise PackageError if its bytes no longer match the checksum."""
         data = read_file(self.folder / name)
         _require_sum(self.folder / name, hashlib.sha256(data).hexdigest(), self.sums[name])
         return data
 
 
 def summed(path: Path) -> PackageFiles:
-    """Read every file of a package, check it against its checksum, and return the list of files.
+    """Hash every file of a package folder; raise PackageError if one is missing, changed, unlisted or too large.
 
-    The signature is not checked; see `signature.require_signature`. A file is opened only if it is a regular file in
-    the folder; there might be a link, a pipe or a huge file instead.
-
-    Raises:
-        PackageError: a file is missing, changed, not listed, too large, or outside the folder.
+    The signature is not checked; see `signature.require_signature`. Links, pipes and other irregular files are refused
+    without opening them.
     """
     sizes = _sizes(path)
     if SUMS not in sizes:
@@ -89,11 +79,7 @@ def summed(path: Path) -> PackageFiles:
 
 
 def read_file(file: Path) -> bytes:
-    """Read a regular file of a package, without comparing it with its checksum.
-
-    Raises:
-        PackageError: the file is not regular, too large, or cannot be read.
-    """
+    """Read a file without comparing its checksum; raise PackageError if it is irregular, too large or unreadable."""
     with _opened(file) as opened:
         return opened.read()
 
@@ -125,12 +111,9 @@ def _require_plain(file: Path, status: os.stat_result) -> None:
 
 
 def require_unique_keys(file: Path, data: bytes) -> None:
-    """Refuse JSON in which an object has a key twice, because readers differ in the value they use.
+    """Raise PackageError if an object in JSON text has a key twice, since readers differ in the value they use.
 
-    Raises:
-        PackageError: a key appears twice.
-        ValueError: the text is not JSON.
-        RecursionError: the JSON is nested too deeply.
+    Invalid JSON raises a ValueError, and JSON that is nested too deeply a RecursionError.
     """
 
     def check(pairs: list[tuple[str, object]]) -> None:
@@ -153,7 +136,6 @@ def _unreadable(path: Path) -> PackageError:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Return the size of each file in a folder that contains only regular files."""
     try:
         with os.scandir(path) as entries:
             statuses = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}

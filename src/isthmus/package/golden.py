@@ -27,13 +27,9 @@ _WORDS = ("NaN", "Infinity", "-Infinity")
 
 
 class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tensor in JSON, exact to the bit.
+    """A tensor in JSON, exact to the bit. `element` is a key of `_NUMPY`, or "string".
 
-    Attributes:
-        element: "bool", "uint8", "int32", "int64", "float", "double" or "string".
-        shape: sizes of the dimensions.
-        data: elements in row-major order, little-endian; Base64 in JSON.
-        texts: elements of a string tensor.
+    `data` has the elements in row-major order, little-endian; Base64 in JSON. A string tensor has `texts` instead.
     """
 
     element: str
@@ -51,11 +47,7 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def array(self) -> "np.ndarray[Any, Any]":
-        """The tensor as an array.
-
-        Raises:
-            ValueError: the elements do not fit the shape, or have an unknown type.
-        """
+        """The tensor as an array. Raises ValueError if the elements do not fit the shape or have an unknown type."""
         if min(self.shape, default=0) < 0:
             raise ValueError(f"a tensor of shape {list(self.shape)}")
         if self.element == "string":
@@ -71,7 +63,7 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return flat.reshape(self.shape)
 
     def misfit(self, tensor: TensorInfo) -> str:
-        """Describe how this tensor differs from the manifest's in type or shape; empty if it fits."""
+        """Describe how the element type or shape differs from the manifest's; return "" if both are the same."""
         if self.element != tensor.element:
             return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
         sizes = zip(self.shape, tensor.shape, strict=False)
@@ -84,18 +76,17 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the input tensors for a model file by name; for a file with only the numeric core, the core's."""
+        """Return the input tensors of a model file by name; for a file with only the numeric core, the core's."""
 
 
 class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A batch of inputs, and the outputs.
+    """A batch of recorded inputs, and the outputs of each model file for them.
 
     Attributes:
-        tensors: input tensors by name.
-        core: inputs of the numeric core by name, if the package has model files for it.
-        outputs: output tensors by name, for each model file.
-        rows: for a model of rows, the source of the tensors: `rows[i][j]` is input j of row i. Non-finite numbers are
+        outputs: output tensors, by model file and then by name.
+        rows: source of the tensors, for a model of rows: `rows[i][j]` is input j of row i. Non-finite numbers are
             "NaN", "Infinity" and "-Infinity".
+        core: inputs of the numeric core by name; empty if no model file is only the core.
     """
 
     tensors: dict[str, TensorBytes]
@@ -112,17 +103,13 @@ class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `golden.json`; `inputs` are the columns of a model of rows."""
+    """The content of `golden.json`. `inputs` names the columns of `GoldenCase.rows`."""
 
     inputs: tuple[str, ...]
     cases: tuple[GoldenCase, ...]
 
     def columns(self, case: GoldenCase, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """Return the rows of a case as columns for `feeds`.
-
-        Raises:
-            ValueError: a column is missing, or a value does not have its input's type.
-        """
+        """Return the rows of a case as columns for `feeds`; raise ValueError for a missing column or wrong type."""
         columns = {}
         for item in inputs:
             position = self.inputs.index(item.name)
@@ -147,11 +134,7 @@ def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
 
 
 def read_golden(package: Package) -> Golden:
-    """Read the golden cases of a package.
-
-    Raises:
-        PackageError: the file is damaged, or does not fit the manifest.
-    """
+    """Read the golden cases of a package; raise PackageError if the file is damaged or does not fit the manifest."""
     manifest, file, data = package.manifest, package.files.folder / GOLDEN, package.files.read(GOLDEN)
     try:
         golden = msgspec.json.decode(data, type=Golden)

@@ -1,7 +1,4 @@
-"""Input tensors of a model that takes rows of features.
-
-Training, export, verification and serving all build them with `feeds`, so values are cast in one place.
-"""
+"""Input tensors of a model of rows. Training, export, verification and serving all build them with `feeds`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ Truth = Literal["uint8", "bool"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A raw input of a model. String inputs are categories, all others numbers.
+    """A raw input of a model. Unless `row` is True, a String is a category and any other type a number.
 
     Attributes:
         row: True if a request transform in the graph reads the value, unchanged and in its own type.
@@ -42,19 +39,12 @@ class ModelInput:
 
 
 def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
-    """Build the tensors of a model from raw columns.
+    """Build a model's input tensors from columns of n raw values; columns that `inputs` does not name are ignored.
 
-    Args:
-        inputs: the model's inputs in order, at least one.
-        columns: a column of n values for every input; other columns are ignored.
-
-    Returns:
-        "numeric": float32 (n, numbers), NaN for null, microseconds for a UnixTimestamp; "categories": str (n,
-        categories) with dtype object, "" for null. Each is absent without columns. Inputs of request transforms are
-        rows of the tensors of `request.layout`.
-
-    Raises:
-        DataError: a column is missing, or an input has a type that models cannot read.
+    "numeric" is float32 (n, numbers), with NaN for null and microseconds for a UnixTimestamp. "categories" is an object
+    array (n, categories) of str, with "" for null. Each is absent without such inputs. Inputs of request transforms are
+    rows of the tensors of `request.layout`. Raises DataError if a column is missing or has a type that models cannot
+    read.
     """
     missing = [item.name for item in inputs if item.name not in columns]
     if missing:

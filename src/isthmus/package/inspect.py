@@ -1,8 +1,4 @@
-"""Check a package by itself: completeness, consistency, signature, and reproduced outputs.
-
-The checks run on a serving host. They cannot detect a package whose golden cases and manifest were changed with the
-model; a signature can.
-"""
+"""Check a package by itself. Only a signature reveals golden cases that were changed together with the model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,15 +27,10 @@ class Runtime(Protocol):
     tolerance: float
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Return the model files that it can run."""
+        """Return the model files that this runtime can run."""
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
-        """Run a model file on each batch of inputs, and return the outputs of each.
-
-        Raises:
-            PackageError: the graph differs from the manifest, or does not run.
-            DependencyError: the runtime is not installed.
-        """
+        """Run a model file on each batch. Raise PackageError if it fails, DependencyError without the runtime."""
 
 
 class OnnxRuntime:
@@ -67,13 +58,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The results of all checks of a package.
+    """The results of all checks of a package, in order. Checks that depend on a failed one did not run.
 
-    Attributes:
-        package: package folder.
-        digest: digest of the package; empty if its files do not match their checksums.
-        checks: results in order; checks that depend on a failed one did not run.
-        worst: largest difference from the recorded outputs, by model file that passed.
+    `digest` is empty if the files do not match their checksums. `worst` has the largest difference from the recorded
+    outputs for each model file that passed.
     """
 
     package: Path
@@ -100,18 +88,11 @@ class Inspection:
 
 
 def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
-    """Run every check of a package and return the results. A failed check is a result and raises no error.
+    """Run every check of a package folder, including its model files. A failed check is a result and raises no error.
 
-    This runs the model files, so it may take minutes. If the files do not match their checksums, or the signature is
-    not by `key`, no file is opened in a runtime.
-
-    Args:
-        path: package folder.
-        key: public key in PEM that must have signed the package, or None.
-        runtime: runtime for the model files; default: ONNX Runtime in this process.
-
-    Raises:
-        DependencyError: a check needs a library that is not installed.
+    This may take minutes. No model file runs if a file does not match its checksum, or if `key` is given, a public key
+    in PEM, and did not sign the package. `runtime` defaults to ONNX Runtime in this process. Raises DependencyError if
+    a check needs a library that is not installed.
     """
     runner = runtime or OnnxRuntime()
     checks: list[Check] = []

@@ -1,4 +1,4 @@
-"""Read a model package."""
+"""The manifest of a package, and functions that open a package."""
 
 import hashlib
 import math
@@ -60,7 +60,7 @@ class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A column that a graph of rows reads: `position` is its column in the tensor "numeric" or "categories".
 
-    For an input of a request transform, `position` is its row in a tensor of `request.layout`. Such inputs are in the
+    For an input of a request transform, `position` is its row in a tensor of `request.layout`. Such inputs have the
     order of their rows in "given_valid".
     """
 
@@ -71,7 +71,7 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    """Return the place of each input in the tensors of `feeds`."""
+    """Return the place of each input in the tensors that `feeds` builds."""
     positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
     for item in inputs:
@@ -106,12 +106,9 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class KeptView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A view whose rows a device keeps, as in a snapshot.
+    """A view whose rows a device keeps, as in a snapshot. `keys` and `fields` are pairs of name and type.
 
-    Attributes:
-        keys: name and type of each join key.
-        fields: name and type of each feature in the snapshot, in the order of a packed row.
-        ttl: microseconds after its event time for which a row is valid; None for no limit.
+    `fields` has the order of a packed row. `ttl` is in microseconds after the event time; None means no limit.
     """
 
     name: str
@@ -124,8 +121,6 @@ class DeviceManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """The data that a device keeps to feed a model: see docs/snapshots.md.
 
     Attributes:
-        project: project of the snapshots.
-        service: service of the snapshots.
         hash: hash of the service in the contract, as in a snapshot's header.
         age: maximum age of a snapshot, in microseconds.
         views: views in the order of a snapshot.
@@ -149,12 +144,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     Attributes:
         task: "tabular", or the class of the task.
-        metric: main metric of quality.
         inputs: columns from which `feeds` builds the tensors; empty if only the task can build them.
         tensors: inputs of the graph.
-        outputs: outputs of the graph.
-        variants: model files.
-        files: purpose of each other file.
+        files: purpose of each file that is not a model.
         device: data that a device keeps; None if requests contain everything the model reads.
         core: inputs of model files with only the numeric core; empty without such files.
         classes: class names in the order of the only output's last axis; empty for a model without classes.
@@ -203,21 +195,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 @dataclass(frozen=True)
 class Package:
-    """A package whose files matched their checksums when it was opened.
-
-    Read its files through `files`, which refuses a file that was replaced since.
-    """
+    """A package whose files matched their checksums when it was opened; `files.read` refuses a file replaced since."""
 
     files: PackageFiles
     manifest: Manifest
 
 
 def open_package(path: Path) -> Package:
-    """Open the package in a folder after checking every file against its SHA-256. The signature is not checked.
-
-    Raises:
-        PackageError: a file is missing, changed, not listed, outside the folder, or invalid.
-    """
+    """Open a package after checking each file's SHA-256, but not the signature; raise PackageError if it is invalid."""
     files = summed(path)
     for name in (MANIFEST, CONTRACT, GOLDEN):
         if name not in files.sums:
@@ -232,16 +217,12 @@ def open_package(path: Path) -> Package:
 
 
 def read_package(path: Path) -> Manifest:
-    """Return the manifest of the package in a folder. Errors: see `open_package`."""
+    """Check a package like `open_package`, and return only its manifest."""
     return open_package(path).manifest
 
 
 def read_contract(package: Package) -> Contract:
-    """Read the contract of a package.
-
-    Raises:
-        PackageError: the contract cannot be read, differs from the manifest's, or lacks the package's service.
-    """
+    """Read a package's contract; raise PackageError if it is unreadable or does not match the manifest."""
     manifest, file = package.manifest, package.files.folder / CONTRACT
     try:
         contract = Contract.loads(package.files.read(CONTRACT), str(file))
@@ -255,11 +236,7 @@ def read_contract(package: Package) -> Contract:
 
 
 def package_digest(path: Path) -> str:
-    """Return the identity of the package in a folder: the SHA-256 of its checksum file. No file is checked.
-
-    Raises:
-        PackageError: the checksum file cannot be read.
-    """
+    """Return the identity of a package, the SHA-256 of its checksum file; raise PackageError if that cannot be read."""
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:
@@ -287,7 +264,7 @@ def _read_manifest(files: PackageFiles) -> Manifest:
 
 
 def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield contradictions in a manifest, each with what was expected."""
+    """Yield each contradiction in a manifest with the expected value."""
     # Messages show these names, and control characters could manipulate a terminal.
     for name in chain(
         (manifest.name, manifest.contract, manifest.service, manifest.model, manifest.training_set),

@@ -42,11 +42,10 @@ def read_prompts(package: Package) -> list[GoldenPrompt]:
 
 
 def open_tokenizer(package: Package) -> Tokenizer:
-    """Open the tokenizer of a package, and check it with the golden prompts.
+    """Open a package's tokenizer, and check it with the golden prompts.
 
-    Raises:
-        DependencyError: the extra `generate` is not installed.
-        PackageError: it is damaged, returns other tokens, or has more tokens than the model.
+    Raises PackageError if it is damaged, returns other tokens, or has more tokens than the model, and DependencyError
+    without the extra `generate`.
     """
     generation = generation_of(package.manifest)
     where = f"package {package.manifest.name}: {generation.tokenizer}"
@@ -76,11 +75,7 @@ def decoder_of(manifest: Manifest, variant: Variant) -> Decoder:
 def require_generated(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> int:
-    """Run a model file on the golden prompts and return the number of reproduced tokens.
-
-    Raises:
-        PackageError: a token differs, or all prompts together take more than SECONDS.
-    """
+    """Return how many golden tokens a model file reproduces; raise PackageError if one differs or SECONDS pass."""
     decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
     end, count = time.monotonic() + SECONDS, 0
 

@@ -1,7 +1,4 @@
-"""Check that a model file matches its package: its graph, its input tensors, and its golden cases.
-
-A server checks the file that it is about to serve; `isthmus package verify` checks every file, in any runtime.
-"""
+"""Check that a model file matches its package: its graph, its input tensors, and its golden cases."""
 
 import os
 import time
@@ -36,14 +33,10 @@ Answers = Mapping[str, Array]
 
 
 class Deviation(NamedTuple):
-    """The output value farthest from the expected one.
+    """The output value farthest from its expected value, as texts for a message.
 
-    Attributes:
-        place: row and output, as in a message.
-        found: value, or the type and shape of an output that has the wrong ones.
-        expected: expected value, or type and shape.
-        by: absolute difference; infinite if it is not a number.
-        limit: largest accepted difference.
+    `by` is the absolute difference, infinite for NaN or another type or shape; `limit` is the largest accepted
+    difference.
     """
 
     place: str
@@ -58,7 +51,7 @@ class Deviation(NamedTuple):
         return self.by / self.limit if self.by and self.limit else self.by and np.inf
 
     def says(self, reference: str) -> str:
-        """Return the sentence that every parity check prints. `reference` names the source of the expected number."""
+        """Return the sentence that every parity check prints. `reference` names the source of the expected value."""
         return f"answers {self.found} where {reference} answers {self.expected}, {self.by:.3g} apart"
 
 
@@ -66,11 +59,11 @@ def deviation(
     name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
     row_name: Callable[[int], str] = "row {}".format,
 ) -> Deviation:  # fmt: skip
-    """Return the number of an output that is farthest from its expected value, relative to its limit.
+    """Return the value of an output that is farthest from its expected value, relative to its limit.
 
-    It may be within the limit: compare `by` with `limit`. A NaN on either side has an infinite difference, and so have
-    other shapes or element types, and unequal integers if the limit is below 1. With `widths`, floating-point numbers
-    of different widths are compared, and the limit of each number is at least its `rounding`. `row_name` names a row.
+    It may be within the limit: compare `by` with `limit`. NaN on either side, another shape or element type, and
+    unequal integers with a limit below 1 have an infinite difference. With `widths`, floats of different widths are
+    compared, and each limit is at least the `rounding` of the expected value. `row_name` names a row in the result.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
@@ -94,19 +87,19 @@ def deviation(
 
 
 def rounding(numbers: Array) -> Array:
-    """Return two float32 steps at each number; 0 where it is not finite."""
+    """Return two float32 steps at each number, as float64; 0 where the number is not finite."""
     with np.errstate(over="ignore"):
         return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
 
 
 def shares(distance: Array, limits: Array) -> Array:
-    """Return differences divided by their limits: 0 for no difference, infinity for a difference with a limit of 0."""
+    """Divide differences by their limits: 0 for no difference, infinity for a difference with a limit of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(distance > 0, distance / limits, 0.0)
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":
-    """Return the session options used both for measuring latency at export and for serving."""
+    """Return the ONNX Runtime options for serving, and for measuring latency at export."""
     import onnxruntime  # readers of a package do not need it
 
     options = onnxruntime.SessionOptions()
@@ -116,13 +109,7 @@ def session_options(threads: int) -> "onnxruntime.SessionOptions":
 
 
 def open_session(package: Package, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
-    """Open a model file in ONNX Runtime, and check that its graph matches the manifest.
-
-    External weights are read from the package as well, and passed in memory.
-
-    Raises:
-        PackageError: the file was changed since the package was opened, the runtime refuses it, or its graph differs.
-    """
+    """Open a model file and its external weights in ONNX Runtime; raise PackageError unless it fits the manifest."""
     import onnxruntime  # readers of a package do not need it
 
     manifest, options = package.manifest, session_options(threads)
@@ -150,11 +137,7 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
 def answers(
     session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """Run a session on each batch of input tensors, and return the outputs of each.
-
-    Raises:
-        PackageError: the runtime fails, or takes more than SECONDS for all batches.
-    """
+    """Run a session on each batch; raise PackageError if it fails or takes more than SECONDS for all batches."""
     import onnxruntime  # readers of a package do not need it
 
     names, options = [output.name for output in manifest.outputs], onnxruntime.RunOptions()
@@ -176,14 +159,7 @@ def refused(manifest: Manifest, variant: Variant, runtime: str, error: object) -
 
 
 def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
-    """Check that the rows of the golden cases become the recorded tensors, bit for bit.
-
-    Returns:
-        Number of rows compared; 0 unless the model reads rows.
-
-    Raises:
-        PackageError: a tensor differs; names the case and the tensor.
-    """
+    """Raise PackageError unless the golden rows become the recorded tensors bit for bit; return the rows compared."""
     inputs, rows = manifest.model_inputs, 0
     for number, case in enumerate(golden.cases if inputs else ()):
         try:
@@ -201,14 +177,7 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
 
 
 def require_core(package: Package, golden: Golden) -> int:
-    """Check that `head.json` turns the golden rows into the recorded inputs of the numeric core, bit for bit.
-
-    Returns:
-        Number of rows compared.
-
-    Raises:
-        PackageError: the file is invalid, a tensor differs, or the rows take more than SECONDS.
-    """
+    """Raise PackageError unless `head.json` turns the golden rows into the recorded core inputs; return the rows."""
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"
     head = Head.loads(package.files.read(HEAD), where)
@@ -243,13 +212,10 @@ def require_reproduced(
     outputs: Sequence[Answers],
     tolerance: float = GOLDEN_TOLERANCE,
 ) -> float:
-    """Check a model file's outputs, one mapping per golden case; return the largest difference from the golden outputs.
+    """Compare a model file's outputs, one mapping per golden case, with the golden ones; return the largest difference.
 
-    `tolerance` is the largest accepted difference for a manifest with the default `rounding`; it scales with the
-    manifest's `rounding`.
-
-    Raises:
-        PackageError: a difference exceeds the tolerance. NaN in place of a number never passes.
+    Raises PackageError if a difference exceeds `tolerance` or is NaN. The tolerance is for the default `ROUNDING`, and
+    scales with the manifest's `rounding`.
     """
     tolerance *= manifest.rounding / ROUNDING
     worst = 0.0

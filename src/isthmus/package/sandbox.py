@@ -7,29 +7,19 @@ from pathlib import Path
 
 
 def fork_and_wait() -> int | None:
-    """Fork, and wait for the child in the parent. Call it before starting threads.
-
-    Returns:
-        None in the child. In the parent, the child's exit code, or the negative number of the signal that ended it.
-    """
+    """Fork, before threads start. Return None in the child; in the parent, wait and return its exit code or -signal."""
     child = os.fork()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 
 
 def limit(seconds: int) -> None:
-    """Limit this process to `seconds` of CPU time, counted from its start.
-
-    Beyond the limit, the system sends SIGXCPU, and SIGKILL a second later.
-    """
+    """Limit this process to `seconds` of CPU time since its start; it then gets SIGXCPU, and SIGKILL a second later."""
     # The hard limit sends SIGKILL, which gives no reason.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 def confine(more: int) -> None:
-    """Limit this process and its children to its current memory plus `more` bytes.
-
-    Counts private writable memory (RLIMIT_DATA), not libraries and mapped files. Does nothing except on Linux.
-    """
+    """On Linux, limit this process and its children to their current private writable memory plus `more` bytes each."""
     if not sys.platform.startswith("linux"):
         return
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

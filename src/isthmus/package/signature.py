@@ -1,9 +1,4 @@
-"""Sign packages with OpenSSF Model Signing and an elliptic key pair.
-
-A signature proves who exported a package; its checksums only prove that it is complete. It is stored as `model.sig`, a
-Sigstore bundle over the SHA-256 of every other file. ECDSA uses a random number, so two signatures of a package differ;
-they are not part of its checksums and digest.
-"""
+"""Sign packages with an elliptic key: `model.sig` is a Sigstore bundle (OpenSSF Model Signing) over all other files."""
 
 import hashlib
 import tempfile
@@ -59,15 +54,9 @@ class _Statement(msgspec.Struct):
 
 
 class Signer:
-    """A signer of packages, with an elliptic private key.
+    """A signer of packages with the elliptic private key in a PEM file. Messages never show the password.
 
-    Args:
-        key: file of the key, in PEM.
-        password: password of the key, or None. Never shown in messages.
-
-    Raises:
-        ConfigurationError: the file cannot be read, is not an elliptic key, or has a different password.
-        DependencyError: the extra `signing` is not installed.
+    Raises ConfigurationError if the key or its password is unusable, and DependencyError without the extra `signing`.
     """
 
     def __init__(self, key: Path, password: str | None = None) -> None:
@@ -81,10 +70,7 @@ class Signer:
         self._config = Config().use_elliptic_key_signer(private_key=key, password=secret)
 
     def sign(self, package: Path) -> None:
-        """Sign the current files of a package, and write the signature into its folder, replacing any existing one.
-
-        The signature is first written to a temporary folder next to the package. The package's digest stays the same.
-        """
+        """Sign a package's current files, and replace the signature in its folder. The package keeps its digest."""
         # Write it outside the package first: a server must not read a partial signature.
         with scratch_folder(package.parent, f".{package.name}-signature") as scratch:
             file = scratch / SIGNATURE
@@ -94,12 +80,7 @@ class Signer:
 
 
 def read_private_key(file: Path, password: str | None = None) -> "EllipticCurvePrivateKey":
-    """Read a private key from a file.
-
-    Raises:
-        ConfigurationError: the file cannot be read, is not an elliptic key, or has a different password.
-        DependencyError: the extra `signing` is not installed.
-    """
+    """Read an elliptic private key in PEM; raise ConfigurationError if the file or the password is unusable."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -123,12 +104,7 @@ def read_private_key(file: Path, password: str | None = None) -> "EllipticCurveP
 
 
 def read_public_key(file: Path) -> str:
-    """Read a public key from a file, check it, and return it as PEM.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or is not a public elliptic key.
-        DependencyError: the extra `signing` is not installed.
-    """
+    """Read an elliptic public key, and return it as PEM; raise ConfigurationError if the file is unusable."""
     try:
         text = file.read_text(encoding="ascii")
         _public_key(text)
@@ -140,22 +116,12 @@ def read_public_key(file: Path) -> str:
 
 
 def key_name(key: str) -> str:
-    """Return the name of a public key (PEM) for messages: the first digits of its SHA-256.
-
-    Raises:
-        ValueError: the text is not a public elliptic key.
-        DependencyError: the extra `signing` is not installed.
-    """
+    """Return the first digits of a public key's SHA-256, for messages; raise ValueError if it is not elliptic PEM."""
     return _name(_hint(_public_key(key)))
 
 
 def require_signature(files: PackageFiles, key: str) -> None:
-    """Check that the owner of a public key (PEM) signed the current files of a package. This reads all files again.
-
-    Raises:
-        PackageError: the package is not signed, signed by another key, or changed since.
-        DependencyError: the extra `signing` is not installed.
-    """
+    """Read all files again; raise PackageError unless the owner of a public key (PEM) signed exactly these files."""
     try:
         public = _public_key(key)
     except ValueError as error:

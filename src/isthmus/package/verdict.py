@@ -27,14 +27,7 @@ PAIRS = 200
 
 @dataclass(frozen=True, slots=True)
 class ValueDifference:
-    """A value that differs.
-
-    Attributes:
-        key: key, or another name of the row.
-        offline: value in training; a time is text, in UTC.
-        online: value from serving, a graph or a model.
-        event_timestamp: event time of the offline row in UTC, if any.
-    """
+    """A value that differs between training (`offline`) and serving, a graph or a model (`online`). Times are UTC."""
 
     key: str
     offline: Any
@@ -51,7 +44,6 @@ class FeatureVerdict:
         differing: number of values that are neither equal bit for bit nor within the tolerance.
         worst: largest absolute difference of two numbers that are not equal bit for bit (times in microseconds);
             infinity if one side is not a number.
-        examples: first few differences.
         tolerance: largest absolute difference of two numbers that is ignored.
         pairs: both sides of a sample of the differing numbers, for a plot; not saved in the file.
     """
@@ -74,12 +66,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeVerdict:
-    """The results of a runtime.
+    """The results of a runtime. `files` are its keys in `Verdict.files`; `rows` is per file and includes golden cases.
 
-    Attributes:
-        files: names of its comparisons in `Verdict.files`.
-        rows: rows run through each file, including golden cases.
-        milliseconds: time for all files, including starting the runtime and opening the files.
+    `milliseconds` is the time for all files, including starting the runtime and opening the files.
     """
 
     files: Sequence[str]
@@ -94,24 +83,23 @@ class Verdict:
     Attributes:
         contract: hash of the contract of both sides.
         at: time of the comparison, microseconds since 1970 UTC.
-        views: comparisons by view and feature. `status` is the status of the view's rows, and `event_timestamp` their
-            event times. Request transforms appear as views: the engine's results against their graphs.
+        views: comparisons by view and feature, with `status` and `event_timestamp` of the rows. Request transforms
+            appear as views: the engine's results against their graphs.
         tables: fingerprint of the last build of each view's offline table.
-        ahead: number of keys per view that are left out, because their served rows were pushed after everything in the
-            table became known; they can be compared once the table has caught up.
+        ahead: number of keys per view that are left out until the table catches up, because their rows were pushed
+            later.
         package: digest of the package whose output was compared, or None.
         model: comparison of the package's output with the student's, all files together, or None.
-        files: part of `model` for each model file. A server's predictions are `/predict`, and results in
-            onnxruntime-web are `FILE in onnxruntime-web`.
+        files: part of `model` for each model file, for a server (`/predict`), and for a browser (`FILE in
+            onnxruntime-web`).
         inputs: comparison of offline and served values for each input of the package's graph.
         skipped: reason for each comparison that was not possible; `deploy` refuses if a model needs it.
-        singly: comparisons of rows requested or computed one by one, by name, since no row may depend on others. These
-            rows are also part of the other comparisons.
+        singly: comparisons by name of rows requested or computed one by one, which also belong to the other
+            comparisons.
         device: comparison of each input's offline value at the time of the snapshot with the value that the reference
             client reads from the snapshot file.
         runtimes: results of each runtime that can run here; others are in `skipped`.
-        samples: comparisons limited to a sample, in words: keys of views, or rows in runtimes or requested from the
-            API.
+        samples: comparisons limited to a sample: keys of views, or rows in runtimes or requested from the API.
     """
 
     contract: str
@@ -188,11 +176,7 @@ class Verdict:
 
     @classmethod
     def loads(cls, text: bytes, where: str = "verdict.json") -> "Verdict":
-        """Parse a verdict file.
-
-        Raises:
-            GateFailed: the text is not a verdict, or was changed.
-        """
+        """Parse a verdict file; raise GateFailed if it is not a verdict, or its totals do not match its comparisons."""
         try:
             data = json.loads(text)
             for feature in _comparisons(data):
@@ -236,21 +220,11 @@ def compare(
     tolerance: float | np.ndarray[Any, Any] = 0.0,
     times: Sequence[int | None] = (),
 ) -> FeatureVerdict:
-    """Compare two columns value by value. Two nulls, two NaNs, or two values with the same bits are equal.
+    """Compare two columns, shape (n,), value by value. Two nulls, two NaNs, or two values with the same bits are equal.
 
-    Arrays are equal if their lengths and elements are. The payload of a NaN is ignored, because engines do not preserve
-    it.
-
-    Args:
-        keys: name of each row in an example.
-        offline: values in training, shape (n,).
-        online: values from serving, shape (n,).
-        dtype: type of both columns.
-        tolerance: largest ignored absolute difference of floating-point numbers, or one per row.
-        times: event time of each row in microseconds, or empty.
-
-    Raises:
-        ValueError: the columns and `keys` differ in length.
+    Arrays are equal if their lengths and elements are. `keys` names the rows of examples, and `times` has their event
+    times in microseconds, or is empty. `tolerance` is the largest ignored absolute difference of floats, or one per
+    row. Raises ValueError if the columns and `keys` differ in length.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -279,20 +253,17 @@ def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[A
 
 
 def in_runtime(file: str, runtime: str) -> str:
-    """Name the results of a model file in a runtime; in ONNX Runtime they have the file's name."""
+    """Name the results of a model file in a runtime. In ONNX Runtime they have the file's own name."""
     return file if runtime in ("", ONNX_RUNTIME) or file.endswith(runtime) else f"{file} in {runtime}"
 
 
 def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, FeatureVerdict]:
-    """Flatten groups of comparisons to `group.name`."""
+    """Flatten groups of comparisons to the keys `group.name`."""
     return {f"{group}.{name}": part for group, parts in groups.items() for name, part in parts.items()}
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
-    """Combine several comparisons into one. `pairs` are dropped.
-
-    Counts are added up. `worst` and `tolerance` are the largest ones, and `examples` the first ones.
-    """
+    """Combine comparisons: the sum of counts, the largest `worst` and `tolerance`, the first examples, no `pairs`."""
     return FeatureVerdict(
         sum(part.compared for part in parts),
         sum(part.differing for part in parts),
@@ -303,7 +274,6 @@ def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
 
 
 def _moment(at: int | None) -> str | None:
-    """Format a time as text; in microseconds if outside the range of dates."""
     if at is None:
         return None
     try:
@@ -313,7 +283,6 @@ def _moment(at: int | None) -> str | None:
 
 
 def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: DataType) -> list[tuple[float, float]]:
-    """Sample the differing rows and return the finite numbers of both sides."""
     if dtype.numpy is None or dtype.name == "Bool":
         return []
     both = differing[(left.valid & right.valid)[differing]]
@@ -343,7 +312,6 @@ def _worst(left: Values, right: Values, dtype: DataType) -> float:
 
 
 def _gap(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
-    """Return the largest absolute difference; infinity if either side is not a number."""
     if left.dtype.kind in "iu":
         return float(max(abs(a - b) for a, b in zip(left.tolist(), right.tolist(), strict=True)))
     with np.errstate(invalid="ignore", over="ignore"):

@@ -54,12 +54,10 @@ Role = Literal["number", "text", "value", "valid"]
 
 
 class RawInput(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A slot that is filled with a raw value.
+    """A slot that is filled with a raw value. `dtype` is Feast's name of the value's type.
 
-    Attributes:
-        dtype: Feast's name of the value's type.
-        role: "number" for a float, with NaN for null; "text" with "" for null; "value" for the value in its own type,
-            with zero, false or "" for null; "valid" for true if the value is not null.
+    `role` is "number" for a float, with NaN for null; "text" with "" for null; "value" for the value in its own type,
+    with zero, false or "" for null; "valid" for true if the value is not null.
     """
 
     name: str
@@ -79,13 +77,12 @@ class Constants(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class StepGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Steps of one operator on operands of one element type. Each step fills the next slot.
+    """Steps of one operator on operands of one element type. `slots` has the operands of each step, step after step.
 
-    Attributes:
-        slots: operands of each step, one step after the other.
-        attribute: depends on the operator. "Cast": element type of the result. "LabelEncoder": keys, values, and the
-            value for unknown keys. "Gather": values. "StringNormalizer": "LOWER" or "UPPER". "RegexFullMatch": "ascii",
-            or parts of a text with any text between them, each a list of pieces with any one character between them.
+    Each step fills the next slot. `attribute` depends on the operator. "Cast": element type of the result.
+    "LabelEncoder": keys, values, and the value for unknown keys. "Gather": values. "StringNormalizer": "LOWER" or
+    "UPPER". "RegexFullMatch": "ascii", or parts of a text with any text between them, each a list of pieces with any
+    one character between them.
     """
 
     operator: str
@@ -120,10 +117,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class HeadForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the file. Slots are numbered through inputs, constants and steps, in this order.
+    """The content of `head.json`. Slots are numbered through inputs, constants and steps, in this order.
 
-    Attributes:
-        refused: slot that is true if the row is refused; None if no row ever is.
+    A row is refused if the slot `refused` is true; None if no row ever is.
     """
 
     version: int
@@ -146,7 +142,7 @@ def text_of(value: Any, element: str) -> str:
 
 
 def value_of(text: str, element: str) -> Any:
-    """Decode a text of `text_of`; raise a ValueError if it is invalid."""
+    """Decode a text written by `text_of`; raise a ValueError if it is invalid."""
     if element == "string":
         return text
     if element in REALS:
@@ -161,11 +157,7 @@ def value_of(text: str, element: str) -> Any:
 
 
 def read_form(data: bytes, where: str = HEAD) -> HeadForm:
-    """Read and validate a file.
-
-    Raises:
-        PackageError: the file has another version, is too large, or is invalid.
-    """
+    """Read and validate `head.json`; raise PackageError if it is invalid, too large, or of another version."""
     if len(data) > LARGEST:
         raise PackageError(where, f"{len(data):,} bytes", expected=f"at most {LARGEST:,}")
     try:
@@ -228,7 +220,6 @@ def _are_values(texts: Any, element: str) -> bool:
 
 
 def _fits(group: StepGroup) -> bool:
-    """Return True if a group has a valid attribute for its operator."""
     attribute = group.attribute
     match group.operator:
         case "Cast":

@@ -85,7 +85,6 @@ class Head:
 
 
 def _function(group: StepGroup) -> Applied | None:
-    """Return the function of an operator; None for "Where"."""
     attribute = group.attribute
     match group.operator:
         case "Where":
@@ -123,10 +122,7 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a function that tells if a text consists of the parts with any text between them.
-
-    Its second argument is ignored. It places each part as far to the left as possible.
-    """
+    """Return a check that a text has the parts in order, with any text between them. Its second argument is ignored."""
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None
 
@@ -147,7 +143,6 @@ def matcher(parts: Parts) -> Callable[[str, Any], bool]:
 
 
 def _column(values: Values, item: RawInput) -> list[Any]:
-    """Return the value of a slot for every row."""
     if item.role == "valid":
         return list(values.valid.tolist())
     dtype = TYPES[item.dtype]

@@ -26,18 +26,12 @@ class GraphInput(NamedTuple):
 def traced(
     graph: bytes, sources: Sequence[GraphInput], outputs: Mapping[str, str], refused: str | None, session: Session
 ) -> bytes:
-    """Trace a graph and return the content of `head.json`.
+    """Trace an ONNX graph from its input tensors to its outputs, and return the content of `head.json`.
 
-    Args:
-        graph: ONNX model.
-        sources: input tensors.
-        outputs: element type of each output tensor.
-        refused: tensor with the mask of refused rows, or None.
-        session: creates a session of a runtime from a model; see `ProgramBuilder`.
-
-    Raises:
-        UnreadableGraph: an operator is unknown or does not give the same bits in every language, or the result is
-            larger than `form.LARGEST`.
+    `outputs` has the element type of each output tensor. `refused` names the tensor with the mask of refused rows, or
+    is None. `session` creates a session of a runtime from a model; see `ProgramBuilder`. Raises UnreadableGraph if an
+    operator is unknown or does not give the same bits in every language, or if the result is larger than
+    `form.LARGEST`.
     """
     steps = ProgramBuilder(session)
     form = _Form(steps)
@@ -59,7 +53,7 @@ _Place = tuple[str, Any]
 
 
 class _Form:
-    """A form that grows step by step."""
+    """A `HeadForm` under construction."""
 
     def __init__(self, steps: ProgramBuilder) -> None:
         self.inputs: dict[int, RawInput] = {}
@@ -146,7 +140,7 @@ def _operands(operation: Operation) -> tuple[str, ...]:
 
 
 def _attribute(operation: Operation) -> Any:
-    """Return the attribute in the format of the form."""
+    """Convert the attributes of an ONNX node to `StepGroup.attribute`."""
     attributes, element = operation.attributes, operation.element
     match operation.name:
         case "Cast":
@@ -165,11 +159,7 @@ def _attribute(operation: Operation) -> Any:
 
 
 def parts_of(pattern: str) -> list[list[str]]:
-    """Split a pattern into parts with any text between them, each a list of pieces with any one character between them.
-
-    Raises:
-        UnreadableGraph: the pattern has other special characters.
-    """
+    """Split a pattern at `.*` into parts, and those at `.` into pieces; raise UnreadableGraph for other patterns."""
     parts, place = [[""]], len("(?s)")
     while place < len(pattern):
         if (piece := _PIECES.match(pattern, place)) is None:

@@ -27,14 +27,9 @@ class Read:
 
 
 class Cache:
-    """The attention keys and values of a text's tokens so far, for one model file.
+    """The attention keys and values of a text so far, for the model file with SHA-256 `owner`. `shape` is per token.
 
     Memory for `most` tokens is allocated when the cache is created, so that a step appends without copying.
-
-    Attributes:
-        owner: SHA-256 of the model file.
-        shape: shape of the values per token.
-        length: number of tokens.
     """
 
     def __init__(self, owner: str, shape: Sequence[int], most: int) -> None:
@@ -58,14 +53,10 @@ class Cache:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model that continues texts.
+    """A model that continues texts. `where` names it in messages, and `owner` is the SHA-256 of its file.
 
-    Attributes:
-        where: name of the model in messages.
-        generation: generation settings of its package.
-        owner: SHA-256 of the model file.
-        shape: shape of the cache per token: (2 * layers, heads, width).
-        part: tokens read at once.
+    `shape` is the shape of the cache per token: (2 * layers, heads, width). `part` is the number of tokens read at
+    once.
     """
 
     where: str
@@ -75,15 +66,11 @@ class Decoder:
     part: int = PART
 
     def cache(self, most: int | None = None) -> Cache:
-        """Create an empty cache for `most` tokens; default: the whole context."""
+        """Create an empty cache for `most` tokens, or for the whole context if that is less or `most` is None."""
         return Cache(self.owner, self.shape, min(most or self.generation.context, self.generation.context))
 
     def require_prompt(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens may follow a prompt: those that fit into the context, at most the package's limit.
-
-        Raises:
-            RequestError: the prompt is empty or leaves no room.
-        """
+        """Return how many tokens may follow a prompt; raise RequestError if it is empty or fills the context."""
         context = self.generation.context
         if not tokens:
             raise RequestError("prompt", "has no tokens", expected="a text")
@@ -94,9 +81,7 @@ class Decoder:
     def feeds(self, tokens: Sequence[int], cache: Cache) -> dict[str, Array]:
         """Return the graph's inputs for tokens after those in a cache.
 
-        Raises:
-            PackageError: the cache belongs to another model.
-            RequestError: the tokens do not fit.
+        Raises RequestError if the tokens do not fit into the cache, and PackageError if it belongs to another model.
         """
         if (cache.owner, cache.shape) != (self.owner, self.shape):
             raise PackageError(
@@ -108,11 +93,7 @@ class Decoder:
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
     def take(self, outputs: Mapping[str, Array], cache: Cache) -> Read:
-        """Convert outputs of the graph to a `Read`, and append the keys and values of the new tokens to the cache.
-
-        Raises:
-            PackageError: the logits are not finite.
-        """
+        """Append new keys and values to the cache, and return the output; raise PackageError if it is not finite."""
         (logits,) = outputs[LOGITS]
         # Infinite logits have no lead: infinity minus itself is NaN.
         if not np.isfinite(logits).all():
@@ -127,10 +108,9 @@ class Decoder:
         return Read(logits, token, lead)
 
     def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> Read:
-        """Run the model on tokens, part by part; append them to the cache and return the output after the last token.
+        """Run the model on tokens (at least one) in parts, append them to the cache, and return the last output.
 
-        `tokens` must not be empty. Raises a RequestError if they do not fit into the cache, and a PackageError if the
-        cache belongs to another model or the logits are not finite.
+        Raises the errors of `feeds` and `take`.
         """
         for part in self.parts(tokens):
             output = self.take(run(self.feeds(part, cache)), cache)
@@ -141,10 +121,10 @@ class Decoder:
             yield tokens[begin : begin + self.part]
 
     def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[Read]:
-        """Generate text after a prompt: yield the output for each new token, always taking the most likely one.
+        """Yield the output for each new token after a prompt, always taking the most likely token.
 
-        This stops after a token that ends the text, which is yielded too, or after `most` tokens. The package's limits
-        apply in any case. Raises the errors of `require_prompt` and `read`.
+        This ends with a token that ends the text, or after `most` tokens; the package's limits always apply. Raises the
+        errors of `require_prompt` and `read`.
         """
         room = self.require_prompt(prompt)
         room = room if most is None else min(most, room)

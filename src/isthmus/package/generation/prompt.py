@@ -20,7 +20,7 @@ _FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token that controls a model; text of a user is never turned into it."""
+    """A special token of a tokenizer, and its text. The text of a user never becomes this token."""
 
     text: str
     token: int
@@ -34,12 +34,10 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         most: maximum tokens of a continuation.
         end: tokens that end a text.
         begin: tokens before every prompt.
-        control: special tokens of the tokenizer.
         template: text around the user's prompt: `{prompt}` is the prompt, `{view__feature}` a feature of the service.
             Control tokens in the template control the model.
         missing: text for a feature that is null.
         tokenizer: file of the tokenizer, in the format of the library tokenizers.
-        prompts: file of the golden prompts.
     """
 
     context: int
@@ -54,22 +52,18 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     @property
     def features(self) -> list[str]:
-        """Features in the template, in order, without duplicates."""
         return template_features(self.template)
 
     def too_long(self, tokens: str) -> RequestError:
-        """Return the error for a prompt that is too long. `tokens` is its length as text, such as "5,000 tokens"."""
+        """Create the error for a prompt that is too long. `tokens` is its length as text, such as "5,000 tokens"."""
         return RequestError("prompt", f"has {tokens}, and the context of the model {self.context:,}",
                             expected=f"{self.context - 1:,} tokens at most", remedy="shorten it")  # fmt: skip
 
     def parts(self, prompt: str, features: Mapping[str, str] | None = None) -> list[str | int]:
-        """Split a prompt into texts and control tokens, in order.
+        """Fill the template, and split it into texts and control tokens; raise RequestError if a feature is missing.
 
-        Text from a user or the online store is never read as a control token. It is joined to the text around it, so
-        that the tokens are those of the whole text. `features` has the text of each feature in the template.
-
-        Raises:
-            RequestError: a feature of the template is missing.
+        `features` has the text of each feature in the template. Text from a user or the online store is never read as a
+        control token. It is joined to the text around it, so that the tokens are those of the whole text.
         """
         values = {**(features or {}), PROMPT: prompt}
         if absent := [name for name in _FIELD.findall(self.template) if name not in values]:
@@ -97,16 +91,15 @@ def unknown_features(template: str, contract: Contract, service: str) -> list[Pr
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
-    """Return the features that a template may use, each with its view or request transform and its name there."""
+    """Return the names that a template may use, each with the view or request transform and the feature in it."""
     declared = contract.service(service)
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 
 
 def shown(value: Any, dtype: DataType) -> str:
-    """Format a feature as text of a prompt: strings unchanged, other values as JSON.
+    """Format a feature that is not null as text of a prompt: strings unchanged, other values as JSON.
 
-    A 32-bit number has only the digits needed to identify it: 0.1, not 0.10000000149011612. For a null, use
-    `Generation.missing` instead.
+    A 32-bit number has only the digits that identify it: 0.1, not 0.10000000149011612.
     """
     if isinstance(value, str):
         return value
@@ -116,14 +109,9 @@ def shown(value: Any, dtype: DataType) -> str:
 
 
 class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt and the expected continuation.
+    """A prompt with its tokens, and the greedy tokens after it (`answers`) by name of the model file.
 
-    Attributes:
-        text: text of the user.
-        features: features in the template.
-        tokens: tokens of the whole prompt.
-        answers: greedy tokens by name of the model file. They end before the first token that another processor might
-            choose differently, because its lead is small.
+    Answers end before the first token whose lead is so small that another processor might choose differently.
     """
 
     text: str

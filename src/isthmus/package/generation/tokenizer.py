@@ -28,11 +28,7 @@ LONG = 1 << 12
 
 
 def opened(data: bytes) -> "Own":
-    """Open a tokenizer that does not truncate or pad, and treats control tokens in text as plain text.
-
-    Raises:
-        DependencyError: the extra `generate` is not installed.
-    """
+    """Open a tokenizer that neither truncates nor pads, and reads control tokens in a text as plain text."""
     with extra("generate"):
         from tokenizers import Tokenizer as Own
     tokenizer = Own.from_buffer(data)
@@ -43,16 +39,10 @@ def opened(data: bytes) -> "Own":
 
 
 class Tokenizer:
-    """The tokenizer of a package.
+    """The tokenizer of a package, from the content of `tokenizer.json`. `where` names the file in messages.
 
-    Args:
-        data: content of `tokenizer.json`.
-        generation: generation settings of the package.
-        where: name of the file in messages.
-
-    Raises:
-        DependencyError: the extra `generate` is not installed.
-        PackageError: the file is not a tokenizer, or its control tokens differ from the package's.
+    Raises PackageError if the file is not a tokenizer or its control tokens differ from the package's, and
+    DependencyError without the extra `generate`.
     """
 
     def __init__(self, data: bytes, generation: Generation, where: str = "tokenizer.json") -> None:
@@ -72,17 +62,15 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Largest token plus one."""
+        """The largest token plus one."""
         return max(self._own.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, parts: Sequence[str | int], most: int | None = None) -> list[int]:
         """Tokenize texts and control tokens, in order, after the tokens that begin every prompt.
 
-        Tokenizing takes a microsecond and 150 bytes per character, so long texts that certainly have more than `most`
-        tokens are refused before. The result may still have more than `most` tokens: check its length.
-
-        Raises:
-            RequestError: a text has characters without tokens, becomes a control token, or is refused for its length.
+        A long text that certainly has more than `most` tokens is refused before the work, but the result may still have
+        more: check its length. Raises RequestError if a text is refused, has characters without tokens, or becomes a
+        control token.
         """
         texts = [part for part in parts if isinstance(part, str)]
         if most is not None and sum(map(len, texts)) > LONG and (least := sum(map(self.least, texts))) > most:
@@ -118,16 +106,13 @@ class Tokenizer:
         return tokens
 
     def least(self, text: str) -> int:
-        """Return a lower bound for the number of tokens of a text, without tokenizing it.
-
-        A token of n bytes contributes at most 1/n for each of its bytes, so at most 1 in total.
-        """
+        """Return a lower bound for the number of tokens of a text, without tokenizing it: the sum of `_shares`."""
         data = np.frombuffer(self._normal(text).encode(errors="replace"), np.uint8)
         return int(np.bincount(data, minlength=256) @ self._shares)
 
     @cached_property
     def _shares(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """For each byte value, one over the length of the longest token that contains it; 0 if none does."""
+        """For each byte value, 1 / the longest token with it, or 0: the shares of a token's bytes sum to at most 1."""
         pieces = {self.bytes_of(token) for token in self._own.get_vocab(with_added_tokens=True).values()}
         # Text may contain an added token's characters in composed form.
         pieces |= {self._normal(piece.decode(errors="replace")).encode() for piece in pieces if not piece.isascii()}
@@ -150,11 +135,7 @@ class Tokenizer:
 
 
 class GrowingText:
-    """A decoder for a text that arrives token by token.
-
-    `add` returns the new characters. A character made of several tokens appears once it is complete. At the end of the
-    text, `end` returns a replacement character if the last character is incomplete, else an empty text.
-    """
+    """A decoder of text, token by token. `add` returns whole characters, `end` a replacement for an incomplete one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

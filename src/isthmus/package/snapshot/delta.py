@@ -48,7 +48,7 @@ class _Step:
 
 
 def difference(base: Pieces, target: Pieces) -> bytes:
-    """Return the delta from `base` to `target`. It copies the pieces that both have, and holds all other pieces."""
+    """Return the delta from `base` to `target`: it copies the pieces that both have, and contains all other pieces."""
     places: dict[bytes, int] = {}
     place = 0
     for part in base.parts:
@@ -72,11 +72,7 @@ def _encoded(step: _Step) -> bytes:
 
 
 def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Apply a delta to the old file and return the new file, after checking the SHA-256 of both.
-
-    Raises:
-        DataError: the delta is for another file, truncated, or damaged.
-    """
+    """Apply a delta to the old file; raise DataError if the delta is damaged or the SHA-256 of either file differs."""
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
     magic, version, begin, end, size = _START.unpack_from(delta)
@@ -102,7 +98,6 @@ def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
 
 
 def _part(data: bytes, begin: int, count: int) -> bytes:
-    """Return `count` bytes from a place on; raise a ValueError if there are fewer."""
     if begin + count > len(data):
         raise ValueError
     return data[begin : begin + count]

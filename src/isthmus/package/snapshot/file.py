@@ -52,8 +52,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         made: time of the snapshot's state, microseconds since 1970 UTC.
         number: greater than in every earlier snapshot of the service.
         views: name and number of rows of each view.
-        owner: join key with only one value in the rows, and that value as text (`owners`); None, and omitted, if every
-            device gets the same file.
+        owner: join key with only one value in the rows, and that value as text (`owners`); None if all devices get the
+            same file.
     """
 
     project: str
@@ -74,12 +74,7 @@ def head(header: Header) -> bytes:
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """A snapshot, signed or not.
-
-    Attributes:
-        rows: rows by view name.
-        signature: zeros before signing.
-    """
+    """A snapshot, with rows by view name. The signature is zeros before signing."""
 
     header: Header
     rows: Mapping[str, Rows]
@@ -121,11 +116,7 @@ def unpacked(row: bytes, event: int, known: int) -> bytes:
 
 
 def read_header(data: bytes, where: str) -> tuple[Header, int]:
-    """Read the header of a file, and return it with the place where the rows begin.
-
-    Raises:
-        DataError: the data is not a snapshot.
-    """
+    """Return the header of a file and the place where the rows begin; raise DataError if the data is not a snapshot."""
     if len(data) < _START.size + SIGNATURE_SIZE:
         raise DataError(where, f"has {len(data)} bytes", expected="a snapshot")
     magic, version, size = _START.unpack_from(data)
@@ -141,11 +132,7 @@ def read_header(data: bytes, where: str) -> tuple[Header, int]:
 
 
 def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snapshot") -> SnapshotFile:
-    """Read a snapshot of these views. The signature is not checked; see `signature.require_sealed`.
-
-    Raises:
-        DataError: the file is truncated, damaged, or has other views.
-    """
+    """Read a snapshot without checking its signature; raise DataError if it is damaged or `views` are not its views."""
     header, place = read_header(data, where)
     if [name for name, _ in header.views] != [view.name for view in views]:
         named = ", ".join(name for name, _ in header.views)
@@ -162,11 +149,7 @@ def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snap
 def read_rows(
     view: ViewContract, count: int, data: bytes, place: int = 0, where: str = "snapshot"
 ) -> tuple[dict[bytes, bytes], int]:
-    """Read `count` rows of a view from byte `place` on. Return the rows by key, and the place after them.
-
-    Raises:
-        DataError: the data ends too early, or the keys do not ascend.
-    """
+    """Read `count` rows of a view from `place` on; return them by key, and their end. Raise DataError if damaged."""
     result: dict[bytes, bytes] = {}
     fixed = _TIMES.size + RowCodec(view).width - ROW_HEADER.size
     variable = any(column.dtype.numpy is None for column in view.fields)

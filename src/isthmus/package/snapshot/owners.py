@@ -5,8 +5,7 @@
       rows        of each view with the owner's join key, the rows, each with its key, as MessagePack
       signature   of the owner's snapshot, which includes the shared rows
 
-A million owners need one file, in which the shared rows are stored once. Each owner's snapshot is hashed and signed as
-a whole, since its header, which differs, comes first.
+Each owner's snapshot is hashed and signed as a whole, since its header, which differs, comes first.
 """
 
 import errno
@@ -48,7 +47,7 @@ _LINES = msgspec.msgpack.Decoder(tuple[tuple[bytes, ...], ...])
 
 
 def text_of(value: KeyValue) -> str:
-    """Encode a join key value as in headers and paths: as in JSON without quotes, bytes in Base64."""
+    """Encode a join key value for headers and paths: as in JSON without quotes, bytes in Base64."""
     match value:
         case str():
             return value
@@ -60,11 +59,7 @@ def text_of(value: KeyValue) -> str:
 
 
 def value_of(text: str, dtype: DataType) -> KeyValue:
-    """Decode a text of `text_of`.
-
-    Raises:
-        ValueError: the text is not a value of this type, or cannot be used in a path.
-    """
+    """Decode a text written by `text_of`; raise ValueError if it does not fit the type or is not usable in a path."""
     if text in _UNNAMED:
         raise ValueError(text)
     value: KeyValue
@@ -98,12 +93,10 @@ def key_of(value: KeyValue, owner: Column) -> bytes:
 
 
 class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of the snapshots that all owners share.
+    """The part of the snapshots that all owners share. `owner` is the name and type of the join key.
 
-    Attributes:
-        header: header without an owner, with the numbers of rows of all owners.
-        owner: name and type of the join key.
-        shared: rows of each view in the header's order; None for a view with rows per owner.
+    `header` has no owner, and the numbers of rows of all owners. `shared` has the rows of each view in the header's
+    order; None for a view with rows per owner.
     """
 
     header: Header
@@ -162,10 +155,10 @@ def generation_of(
 def write_owners(
     file: Path, generation: SharedSnapshot, own: Iterable[tuple[bytes, Sequence[Lines]]], sign: Callable[[bytes], bytes]
 ) -> Iterator[tuple[bytes, OwnFile]]:
-    """Write a new file of owners, whose keys must ascend. Sign and yield the snapshot of each owner.
+    """Write a new file of owners, whose keys must ascend; sign and yield the snapshot of each owner.
 
-    Nothing is written before the iterator is read, and the file is complete only when the iterator ends. A killed
-    process leaves a partial file. Raises an OSError if the file has content or cannot be written.
+    Nothing is written before the iterator is read, and the file is complete only when it ends. A killed process leaves
+    a partial file. Raises an OSError if the file has content or cannot be written.
     """
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as db:
@@ -201,11 +194,7 @@ class Owners:
             return int(count)
 
     def file(self, key: bytes) -> OwnFile | None:
-        """Return the signed snapshot of the owner with this encoded key; None if the file does not have this owner.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Return the signed snapshot of the owner with this encoded key, or None; raise DataError if it is damaged."""
         with self._reading():
             record = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
             if record is None:
@@ -241,12 +230,7 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open a finished file of owners, read-only, for the duration of a `with` block.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        DataError: the file is damaged; may also be raised while reading.
-    """
+    """Open a file of owners, read-only, in a `with` block; raise FileNotFoundError, or DataError if it is damaged."""
     try:
         db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error as error:

@@ -28,10 +28,9 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
 
 
 def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
-    """Return a mask, shape (n,), of rows whose keys `device` selects; the rows must have the view's join keys.
+    """Return a mask (n,) of rows whose keys `device` selects; a join key that it does not restrict selects every value.
 
-    A join key that `device` does not restrict selects every value. If each device keeps only its owner's rows, the rows
-    of all owners count.
+    The owner's join key restricts nothing: the rows of all owners count.
     """
     mask = np.ones(len(rows), bool)
     for key in view.keys:
@@ -42,7 +41,7 @@ def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
 
 
 def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
-    """Describe the values a snapshot exposes: each feature, and the keys it has rows of."""
+    """Describe the values that a snapshot exposes: each feature, and the keys it has rows of."""
     exposed = []
     for view in views:
         keys = " and ".join(_values_of(key.name, device) for key in view.keys)
@@ -51,7 +50,6 @@ def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...
 
 
 def _values_of(key: str, device: Snapshot) -> str:
-    """Describe the values of a join key that a snapshot has rows of."""
     if key == device.owner:
         return f"their own {key} alone"
     return f"{key} {', '.join(map(str, device.keys[key]))}" if key in device.keys else f"every {key}"

@@ -26,9 +26,8 @@ class Sealer:
     def of(cls, file: Path, password: str | None = None) -> "Sealer":
         """Load the private key in a file.
 
-        Raises:
-            ConfigurationError: the key cannot be read, or has another curve.
-            DependencyError: the extra `devices` is not installed.
+        Raises ConfigurationError if it cannot be read or has another curve, and DependencyError without the extra
+        `devices`.
         """
         with extra("devices"):
             import cryptography  # noqa: F401 - so that a missing `cryptography` names this extra, not `signing`
@@ -42,7 +41,7 @@ class Sealer:
         return snapshot.signed(self.sign(snapshot.body))
 
     def sign(self, body: bytes) -> bytes:
-        """Return the signature, 64 bytes, of the bytes of a file before its signature."""
+        """Return the 64-byte signature of the bytes of a file before its signature."""
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -57,12 +56,9 @@ class Sealer:
 
 
 def create_key(file: Path) -> None:
-    """Write a new private key, without a password, to a file that only its owner can read.
+    """Write a new private key without a password, readable by its owner alone, unless the file exists.
 
-    An existing file stays as it is. A missing parent folder is created.
-
-    Raises:
-        DependencyError: the extra `devices` is not installed.
+    A missing parent folder is created. Raises DependencyError without the extra `devices`.
     """
     with extra("devices"):
         from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -78,23 +74,15 @@ def create_key(file: Path) -> None:
 
 
 def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapshot") -> None:
-    """Check that the owner of a public key (PEM) signed a snapshot.
-
-    Raises:
-        DataError: the signature is missing, is from another key, or does not match the content.
-    """
+    """Raise DataError unless the owner of a public key (PEM) signed this content of a snapshot."""
     if not signed_by(public_key, where)(snapshot.data):
         raise DataError(where, "is not signed by the key of the project, or was changed after it was signed")
 
 
 def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
-    """Return a function that takes the bytes of a snapshot or owner's file, and returns True if they are signed.
+    """Return a function that tells if the owner of a public key signed the bytes of a snapshot or owner's file.
 
-    The signature must be by the owner of this public key (PEM).
-
-    Raises:
-        DataError: the key is not an elliptic key.
-        ValueError: the text is not a public key in PEM.
+    Raises DataError if the key is not elliptic, and ValueError if it is not PEM.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey

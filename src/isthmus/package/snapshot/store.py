@@ -28,12 +28,10 @@ LATEST = "latest"
 
 
 class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Description of the newest snapshot.
+    """Description of the newest snapshot, with `number` and `made` from its header.
 
     Attributes:
         snapshot: SHA-256 of the snapshot, or of the file of all owners.
-        number: number in its header.
-        made: `made` of its header.
         earlier: SHA-256 of earlier snapshots with a delta to it, newest first; with owners, of all earlier files.
         discloses: features it exposes, as view:feature, and of which keys.
         tables: fingerprint of the table behind each view.
@@ -57,22 +55,14 @@ class Shelf:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder, so that only one process at a time adds or removes snapshots.
-
-        This creates the folder, and waits as long as another process holds the lock. `add`, `add_owners` and `clear` do
-        not take the lock themselves.
-        """
+        """Create the folder and hold its lock during the block; wait for other processes. `add` and `clear` need it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def latest(self) -> Latest | None:
-        """Return the newest snapshot's description, or None without snapshots.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Return the description of the newest snapshot, None without snapshots; raise DataError if it is damaged."""
         file = self.folder / LATEST
         try:
             return msgspec.json.decode(file.read_bytes(), type=Latest)
@@ -82,7 +72,7 @@ class Shelf:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus features snapshot`") from error
 
     def before(self) -> Latest | None:
-        """Return the description of the newest snapshot, or None if it is missing or damaged. Raise no error."""
+        """Return the description of the newest snapshot like `latest`, but None if the file is damaged."""
         try:
             return self.latest()
         except DataError:
@@ -92,12 +82,7 @@ class Shelf:
         return self.folder / f"{digest}.snapshot"
 
     def snapshot(self, digest: str) -> bytes:
-        """Read the snapshot with this SHA-256.
-
-        Raises:
-            FileNotFoundError: the folder does not have it.
-            DataError: the SHA-256 of the file differs from its name.
-        """
+        """Read the snapshot with this SHA-256; raise FileNotFoundError if it is missing, DataError if it is damaged."""
         path = self.path(digest)
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -116,8 +101,8 @@ class Shelf:
     def own(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
         """Return the SHA-256 and bytes of an owner's newest snapshot; None if the owner has no rows.
 
-        `since` is the SHA-256 of the snapshot that the device has. If an earlier file has that snapshot, the bytes are
-        the delta from it. If it is the newest, they are empty. Raises the errors of `open_owners` for the newest file.
+        If the device already has the snapshot `since` (SHA-256), the bytes are the delta from it, if an earlier file
+        has it, or empty if it is the newest. Raises the errors of `open_owners` for the newest file.
         """
         with open_owners(self.owners(latest.snapshot)) as owners:
             newest = owners.file(key)
@@ -142,10 +127,10 @@ class Shelf:
         discloses: Sequence[str] = (),
         tables: Mapping[str, str] | None = None,
     ) -> Latest:
-        """Write a signed snapshot of these views as the newest, and deltas to it from up to `keep` earlier ones.
+        """Write a signed snapshot as the newest, with deltas from up to `keep` earlier ones; delete all other files.
 
-        Return the new description. Snapshots and deltas before these are deleted, so a reader with an older `latest`
-        may find a file missing, and must read `latest` again. Hold the lock, see `locked`.
+        A reader with an older `latest` may then find a file missing, and must read `latest` again. The caller holds the
+        lock.
         """
         before = self.before()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
@@ -173,10 +158,10 @@ class Shelf:
         tables: Mapping[str, str] | None = None,
         signed: Callable[[bytes, OwnFile], None] = lambda _key, _file: None,
     ) -> Latest:
-        """Write a file with a snapshot for each owner as the newest, and keep up to `keep` earlier files, like `add`.
+        """Write a file with a snapshot for each owner as the newest, keep up to `keep` earlier files, delete others.
 
         `own` has the rows of each owner by its encoded key, ascending. `sign` signs the bytes of a snapshot. `signed`
-        is called with each owner's key and signed snapshot, before the file is in place.
+        gets each owner's key and signed snapshot before the file is in place. The caller holds the lock.
         """
         before = self.before()
         earlier = [] if before is None or before.owner != generation.owner else [before.snapshot, *before.earlier]
@@ -207,13 +192,12 @@ class Shelf:
         return latest
 
     def clear(self) -> None:
-        """Remove all snapshots. The caller holds the lock; its file stays for processes that wait for it."""
+        """Remove all snapshots, but not the lock file: other processes may wait for it. The caller holds the lock."""
         (self.folder / LATEST).unlink(missing_ok=True)
         for file in self._files():
             file.unlink(missing_ok=True)
 
     def _files(self) -> set[Path]:
-        """List snapshots, deltas, owners' files, and partial files of killed processes."""
         return {file for form in ("*.snapshot", "*.diff", "*.owners", ".*.partial") for file in self.folder.glob(form)}
 
 
