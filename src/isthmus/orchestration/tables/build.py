@@ -97,10 +97,9 @@ def _same_rows(
 
 
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
-    """Return the views (default: of all) whose last complete build used other sources or definitions than the current.
+    """Return the views (default: of all) whose last complete build is missing, or used other sources or definitions.
 
-    Views without such a build are outdated. Views of remote files, and of queries without `version_sql`, are always
-    outdated, because the content of their sources is unknown.
+    Views of remote files, and of queries without `version_sql`, are always outdated: their sources' content is unknown.
     """
     contract, store = project.applied(), project.offline_store()
     outdated = []
@@ -114,11 +113,9 @@ def outdated_views(project: Project, views: Sequence[str] | None = None) -> list
 
 
 class _BuildRecord(msgspec.Struct, frozen=True):
-    """Last complete build of a view: contract hash, fingerprint of the rows, and hash of the sources.
+    """Last complete build of a view: contract hash, fingerprint of the rows, and hash of the sources."""
 
-    Stored in the project and not in the table, because changed sources with the same rows write no new table version.
-    """
-
+    # In the project and not in the table: changed sources with the same rows write no new table version.
     contract: str
     fingerprint: str
     content: str
@@ -145,19 +142,11 @@ def build_range(
 ) -> dict[str, TableWrite]:
     """Compute views for a range of days and replace exactly those days in their offline tables.
 
-    Days that were built from the same definition and sources are skipped, so the next run continues a killed run. Days
-    without rows become empty. `step` is the number of days per commit. Only expectations on single rows are checked.
-
-    Without `within`, build from the end of each table, minus the view's `lateness`, through today. Views without a
-    table or rows are then built completely.
-
-    Raises:
-        ContractMismatch: the definitions have not been applied, or a table was built under another contract, which its
-            other days would keep.
-        DataError: a source cannot be read, a source column changed its type since the table was built, or a view reads
-            further back than its lookback. Earlier commits of the run stay.
-        GateFailed: rows break an expectation of their view. Earlier commits of the run stay.
-        RequestError: a view is unknown.
+    Skips days that were built from the same definition and sources, so the next run continues a killed run. Days
+    without rows become empty. Without `within`, builds from the end of each table, minus the view's `lateness`, through
+    today, and builds views without rows completely. `step` is the number of days per commit. Checks only expectations
+    on single rows. Raises a DataError if a source column changed its type or a view reads further back than its
+    lookback; earlier commits of the run stay.
     """
     contract = project.applied()
     names = view_names(project, views)
@@ -355,11 +344,7 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """Return the days of the command line: from `first` to before `end` (default: through today); None without `first`.
-
-    Raises:
-        RequestError: the options contradict each other, or the range is empty or invalid.
-    """
+    """Return the days of the command line, up to before `end` (default: through today); None without `first`."""
     if catch_up and (first or end):
         raise RequestError("--catch-up", "cannot be used with --from or --to")
     if end and not first:

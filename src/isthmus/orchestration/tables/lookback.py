@@ -1,7 +1,4 @@
-"""Check of declared lookbacks: how far before and after a row's event time its view reads the sources.
-
-If a lookback is too short, a build of a range reads too few source rows, and its features are wrong.
-"""
+"""Check that declared lookbacks are long enough. If one is too short, a build of a range computes wrong features."""
 
 from typing import Any, TypeAlias
 
@@ -28,10 +25,10 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
 def widest(reach: int) -> int:
-    """Return how far before and after a range of days its build reads the sources, in microseconds.
+    """Return how far before and after a range of days its build reads the sources. All values are microseconds.
 
-    `reach` is the lookback of the view in microseconds. The result includes the check by `require_enough`, which reads
-    twice as far, or a day farther if the lookback is shorter than a day.
+    `reach` is the lookback of the view. The result includes the check by `require_enough`, which reads twice as far, or
+    a day farther if the lookback is shorter than a day.
     """
     return reach + max(reach, DAY)
 
@@ -43,19 +40,14 @@ def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frame
 
 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
-    """Check a view's lookback: compute one day again with twice the lookback, at least one day more, and compare.
+    """Compute one day again with twice the lookback, or a day more; raise a DataError if its rows differ.
 
-    The day is the first one with rows in the range, because it has the fewest earlier source rows. Windows that fill up
-    only on later days, or that reach further than twice the lookback, are not detected. Does nothing if the view has no
-    lookback or the range no rows.
-
-    `frames` are the complete sources, `rows` the rows of the range, computed with the declared lookback.
-
-    Raises:
-        DataError: the rows differ by more than the rounding of sums.
+    Does not detect windows that fill up only on later days, or that reach further than twice the lookback. Does nothing
+    without a lookback or rows. `frames` are the complete sources; `rows` were computed with the declared lookback.
     """
     if contract.lookback is None or not (days := rows.days()):
         return
+    # The first day, because it has the fewest earlier source rows.
     day = Days(days[0], days[0] + 1)
     wider = narrowed(view, frames, day, widest(contract.lookback))
     declared = _sorted(contract, list(rows.groups(day)))

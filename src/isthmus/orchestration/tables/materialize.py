@@ -1,8 +1,4 @@
-"""`isthmus materialize`: write the latest row of every key to Redis.
-
-This process finds the changed rows by keys, times and hashes. With Sail this process also writes them to Redis; with
-Apache Spark and Spark Connect the executors write them.
-"""
+"""`isthmus materialize`: write the latest row of every key to Redis."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

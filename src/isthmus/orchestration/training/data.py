@@ -52,13 +52,8 @@ JOINS = ("embedded", "engine")
 class TrainingOrigin:
     """Everything that determines the rows of a training set, except the rows of its spine.
 
-    Attributes:
-        contract: hash of the contract.
-        spine: name of the spine in the record.
-        histories: the views, each at its version.
-        features: features to join, by view.
-        status: whether to add a status column per view.
-        computed: columns of request transforms.
+    `contract` is a hash, and `spine` a name. `histories` are the views at their versions. `status` adds a column per
+    view.
     """
 
     contract: str
@@ -71,7 +66,7 @@ class TrainingOrigin:
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
         """Return everything that determines the content of the training set. The record has it, and the id hashes it.
 
-        `spine_sha256` is the hash of the spine's rows. `served` is None without a join as served: see `TrainingSet`.
+        `served` is None without a join as served: see `TrainingSet`.
         """
         # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
@@ -92,9 +87,7 @@ class TrainingOrigin:
 class TrainingData:
     """A spine and the table versions to join to it. Rows are joined when they are read, again on each read.
 
-    A spine that is SQL or a stream can be read only once.
-
-    `schema` has the columns. In the folder `records`, `write` notes the folder of each training set under its id.
+    A spine that is SQL or a stream can be read only once. `schema` has the columns.
     """
 
     def __init__(
@@ -114,8 +107,7 @@ class TrainingData:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, in batches and bounded memory.
 
-        Raises:
-            DataError: the spine or a table cannot be read, or a row has no time or an invalid key.
+        Raises a DataError if the spine or a table cannot be read, or a row has no time or an invalid key.
         """
         return self._joined(self._spine.batches())
 
@@ -128,10 +120,7 @@ class TrainingData:
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def pandas(self) -> "pd.DataFrame":
-        """Join all rows, again on each call, and return a DataFrame.
-
-        Integers and booleans keep their type even in columns with nulls.
-        """
+        """Join all rows, again on each call. Return a DataFrame whose integers and booleans stay such beside nulls."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
@@ -141,15 +130,11 @@ class TrainingData:
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
     def write(self, path: Path | str, *, like: TrainingSet | None = None) -> TrainingSet:
-        """Write the rows atomically, with a record that reproduces them.
+        """Write the rows atomically with a record that reproduces them. Also note the folder under the record's id.
 
-        Args:
-            path: new folder for `data.parquet` and `_record.json`, and for the spine's rows if they do not come from a
-                file. A training set in that folder is replaced.
-            like: training set that the result must equal; its statistics are copied.
-
-        Raises:
-            DataError: the rows cannot be read (see `batches`), or the path exists and is not a training set.
+        The folder `path` gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. A
+        training set in it is replaced; other content raises a DataError. If `like` is set, copies its statistics, and
+        raises a DataError if the result does not equal it.
         """
         target = require_local("training set", path).absolute()
         if target.exists() and not (target / RECORD).is_file():
@@ -214,12 +199,7 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """Prepare a join of features to a spine; rows are joined when they are read. See `notebook.training_data`.
-
-    Raises:
-        RequestError: a feature is not in the contract, the SQL is not a single SELECT, or options cannot be combined.
-        DataError: a table is missing, or the spine cannot be read, lacks a column or has a column of the wrong type.
-    """
+    """Prepare a join of features to a spine, as described in `notebook.training_data`. Rows are joined when read."""
     contract = project.applied()
     offline = project.offline_store()
     selection = select_features(contract, features)
@@ -240,12 +220,9 @@ def data_of(
 ) -> TrainingData:
     """Prepare the join of the views in `origin` to a spine. Nothing is joined until the rows are read.
 
-    If `served` is False, join the values that could be known. If it is True, join the values that were readable online,
-    by the complete log of materializations. A mapping replays the log only as far as an earlier training set did: pass
-    its `TrainingSet.served`.
-
-    Raises:
-        RequestError: `join` is unknown, or the engine cannot do this join.
+    If `served` is False, join the values that could be known; if True, the values that were readable online, by the log
+    of materializations. A mapping (`TrainingSet.served`) replays the log only as far as that training set did. Raises a
+    RequestError if `join` is unknown, or the engine cannot do this join.
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
@@ -291,10 +268,7 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
     """Return the features of a service, or those that a list or a comma-separated text names, in the order given.
 
     A view or transform without a feature selects all its features. Stored features that a selected request transform
-    reads are added.
-
-    Raises:
-        RequestError: a name is not in the contract or is repeated, or the list is empty.
+    reads are added. Raises a RequestError if a name is unknown or repeated, or the list is empty.
     """
     if isinstance(features, str) and features in contract.services:
         service = contract.service(features)

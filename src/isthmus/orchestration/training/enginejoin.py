@@ -1,8 +1,4 @@
-"""The join of a training set in the project's engine, for histories too large for this process.
-
-Executors read keys and moments of the spine, and write each view's answers as Parquet. This process combines them with
-the spine's rows. It collects nothing in memory, and the result equals `Join` batch for batch.
-"""
+"""The join of a training set in the project's engine, for histories too large for this process."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,12 +22,10 @@ _PART = PASS
 
 
 class EngineJoin:
-    """Point-in-time join by an engine, with the interface and the result of `Join`.
+    """Point-in-time join by the engine `name` (see `engine.session`), with the interface and the result of `Join`.
 
-    `name` is the engine, as in `engine.session`, and `threads` the number of cores for a local Apache Spark.
-
-    Raises:
-        RequestError: the offline store is not a folder; executors read and write there.
+    Executors write answers as Parquet, and this process combines them with the spine in bounded memory. Raises a
+    RequestError if the offline store is not a folder. `threads` is the number of cores for a local Apache Spark.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -55,13 +49,10 @@ class EngineJoin:
         self._status, self._threads, self._name = status, threads, name
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the same batches as `Join.batches`. The first batch comes when the engine has joined all rows.
+        """Yield the same batches as `Join.batches`, the first one when the engine has joined all rows.
 
         Reads the whole spine first, opens a session of the engine for the join, and uses a temporary folder in the
-        offline store.
-
-        Raises:
-            DataError: the engine fails.
+        offline store. Raises a DataError if the engine fails.
         """
         # In the offline store, which executors can access even as another user.
         with scratch_folder(Path(self._offline.root), "_join") as folder:

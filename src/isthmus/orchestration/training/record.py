@@ -24,12 +24,9 @@ from isthmus.orchestration.training.requestcolumns import RequestColumns, reques
 def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
     """Write a training set again from the same table versions: the bytes are the same, even if tables changed.
 
-    `record` is the folder of the training set, its record file or its id. Replaces the files in the folder of the
-    training set, unless `out` names another folder. `join` is as in `training_data`.
-
-    Raises:
-        RequestError: the training set does not exist, or it was joined as served and `join` is "engine".
-        DataError: a table version, the spine or a request transform is gone or has changed; nothing was written.
+    `record` is the folder of the training set, its record file or its id. Replaces the files in its folder, unless
+    `out` names another one. Raises a RequestError if the training set does not exist, and a DataError if a table
+    version, the spine or a request transform is gone or has changed; nothing is written then.
     """
     past = _find(project, record)
     where = f"training set {past.id}"
@@ -91,11 +88,7 @@ def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) ->
 
 
 def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
-    """Return the history of the view `name` at the table version that the training set `past` was joined from.
-
-    Raises:
-        DataError: the version is gone, or the table was removed and rebuilt, so that the version has other rows.
-    """
+    """Return a view's history at the version that `past` was joined from; DataError if it is gone or was rebuilt."""
     view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
     where, remedy = f"training set {past.id}", "make a new training set: this one cannot be reproduced"
     try:

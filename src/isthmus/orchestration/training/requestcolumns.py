@@ -31,20 +31,14 @@ class RequestColumns:
                 for _, part in self.transforms}  # fmt: skip
 
     def schema(self, joined: pa.Schema) -> pa.Schema:
-        """Return the schema with the computed columns added.
-
-        Raises:
-            DataError: an input is missing, or two columns have the same name.
-        """
+        """Return the schema with the computed columns. Raise a DataError if an input is missing or a name repeats."""
         return compute.schema_with(joined, [contract for _, contract in self.transforms])
 
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order with the computed columns added.
 
-        Reads the first batch of `joined`, then keeps a session of the project's engine open until the last one.
-
-        Raises:
-            DataError: the engine or a graph refuses a row.
+        Reads the first batch of `joined`, then keeps a session of the project's engine open until the last one. Raises
+        a DataError if the engine or a graph refuses a row.
         """
         rows = iter(joined)
         # Read one batch first: then a join by the engine is done, and Spark allows only one session at a time.

@@ -33,14 +33,10 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """Write the training set that the command line options ask for.
+    """Write the training set that the command line options ask for, or raise a RequestError.
 
     With `like`, write an earlier training set again (see `repeat`). With `spine`, `features` and `out`, join features
-    to any spine and write the result to `out`. Otherwise, write the training set of the distillation `name` (see
-    `training_set`).
-
-    Raises:
-        RequestError: the options cannot be combined.
+    to any spine. Otherwise, write the training set of the distillation `name` (see `training_set`).
     """
     kinds = {"a distillation": name, "--spine": spine, "--like": like}
     if len([kind for kind, value in kinds.items() if value is not None]) > 1:
@@ -67,15 +63,10 @@ def training_set(
 ) -> TrainingSet:
     """Join the views of a distillation to its spine point in time, and make the result its latest training set.
 
-    Computes the spine with the project's engine. If the same training set exists, nothing is joined, and the existing
-    one becomes the latest. Also writes the statistics of the training set if it has none. With `as_served`, the result
-    has the values that were readable online at each row's time, by the log of materializations. The rows do not depend
-    on `join`.
-
-    Raises:
-        ContractMismatch: the definitions have not been applied, or a table was built under another contract.
-        DataError: a source, a table or the spine cannot be read.
-        RequestError: the distillation is unknown, or `join` is unknown or "engine" with `as_served`.
+    Computes the spine with the project's engine. If the same training set exists, only makes it the latest. Writes
+    statistics if they are missing. With `as_served`, the values are those readable online at each row's time, by the
+    log of materializations. The rows do not depend on `join`. Raises ContractMismatch if the definitions have not been
+    applied.
     """
     contract = project.applied()
     require_join(join, as_served=as_served)

@@ -24,14 +24,10 @@ def is_sql(text: str) -> bool:
 
 
 def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
-    """Run a single SELECT over the tables, and return its rows, which can be read only once.
+    """Run a single SELECT over the tables, and return its rows, which can be read only once. Times are in UTC.
 
-    The query can only read `tables`: it cannot access files, the network or variables of this process. Times are in
-    UTC. An error of the query may also be raised while the rows are read.
-
-    Raises:
-        RequestError: the query is not a single SELECT.
-        DataError: the query fails.
+    The query cannot access files, the network or variables of this process. Raises a RequestError if it is not a single
+    SELECT, and a DataError if it fails, perhaps only while the rows are read.
     """
     database = duckdb.connect(config={
         "threads": threads, "python_enable_replacements": False,

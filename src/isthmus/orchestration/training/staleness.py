@@ -23,11 +23,9 @@ _FOLDER, _FILE = "device", "rows.parquet"
 def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str:
     """Return the path of a Parquet file with a training set's rows as devices see them. Writes it if missing.
 
-    Each row gets the student's inputs from a snapshot of random age, which `device` limits. Random ages are the same in
-    each call. The student must declare a `device`. Inputs that only the teacher reads are left out.
-
-    Raises:
-        DataError: a table no longer has what the training set was joined from.
+    Each row gets the student's inputs from a snapshot of random age, which the student's `device` limits. The ages are
+    the same in each call. Inputs that only the teacher reads are left out. Raises a DataError if a table version is
+    gone.
     """
     device = _device(declared)
     return rows_file(examples, device, lambda: aged(project, declared, examples, examples.table(), drawn(device)))
@@ -36,8 +34,7 @@ def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
     """Return the path of a Parquet file in the folder of a training set. If missing, call `rows` and write its result.
 
-    The file is found again by the settings of `device` and by `identity`, which must have everything else that
-    determines the rows.
+    The file is found by `device` and `identity`, which must have everything else that determines the rows.
     """
     folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity(), **identity})[:12]}"
     if not (folder / _FILE).exists():
@@ -56,12 +53,9 @@ def aged(
 ) -> pa.Table:
     """Return `rows` of the training set `examples` with the student's inputs replaced by values from older snapshots.
 
-    `ages` returns the age of the snapshot for each row. Inputs that only the teacher reads are left out. Without
-    `computed`, inputs from request transforms are left out as well; with it, the project's engine computes them, which
-    takes seconds even for a few rows.
-
-    Raises:
-        DataError: a table no longer has what the training set was joined from.
+    `ages` returns the age of the snapshot for each row. Inputs that only the teacher reads are left out. With
+    `computed`, the project's engine adds inputs from request transforms, which takes seconds even for a few rows.
+    Raises a DataError if a table no longer has what the training set was joined from.
     """
     contract, service, offline = (
         project.applied(),
