@@ -42,10 +42,7 @@ TypedValues = tuple[DataType, Values]
 
 
 class Client:
-    """Client of a private server under one contract. The first request waits up to 20 seconds until it is ready.
-
-    If the server has ended, errors include the last problem in its log.
-    """
+    """Client of a private server, which may need 20 seconds to start. Errors include the last problem in its log."""
 
     def __init__(self, contract: Contract, server: "subprocess.Popen[bytes]", log: Path) -> None:
         self._contract, self._server, self._log = contract, server, log
@@ -68,13 +65,9 @@ class Client:
     ) -> pa.Table:
         """Return a lookup's answer as Arrow: columns by full name, and status and event time per view.
 
-        `features` are pairs (view, feature) and (request transform, field). `keys` has the values of each join key, one
-        per row, and `request` the values of request fields.
-
-        Raises:
-            DependencyError: the server does not run, or Redis does not answer it.
-            ContractMismatch: the server uses another contract, or rows are stored under another one.
-            DataError: the answer has other columns or rows than the request.
+        `features` are pairs (view, feature) and (request transform, field). `keys` and `request` have one value per
+        row. Raises DependencyError if the server or Redis does not answer, ContractMismatch if the server or stored
+        rows have another contract, and DataError if the answer has other columns or rows than the request.
         """
         entities = {**keys, **{name: _as_json(dtype, values) for name, (dtype, values) in request.items()}}
         schema = self._schema(features, list(keys))
@@ -138,7 +131,7 @@ class Client:
     def _bodies(
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int
     ) -> Iterator[bytes]:
-        """Yield request bodies of at most `LOT` rows, and within the server's limit for a body."""
+        """Yield request bodies of at most `LOT` rows (one row for `singly`) within the server's limit for a body."""
         for start in range(0, rows, self._lot):
             yield from self._split(fixed, columns, start, min(start + self._lot, rows))
 
@@ -247,10 +240,9 @@ def private_api(
 ) -> Iterator[Client]:
     """Run a server of the project on a free local port until the block ends; its clock is frozen at `at`.
 
-    `url` is the Redis of the server, and `at` a time in microseconds since 1970 UTC. The server starts in the
-    background: the first request waits until it is ready. It always uses `contract`, and serves the project's
-    deployment unless `deployment` is the file of another one. It writes a log to the project's state folder, which is
-    deleted at the end of the block, but kept after an error.
+    `url` is the Redis of the server, and `at` a time in microseconds since 1970 UTC. The first request waits until the
+    server is ready. It uses `contract`, and the project's deployment unless `deployment` is the file of another one. It
+    writes a log to the project's state folder, which is deleted at the end of the block, but kept after an error.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

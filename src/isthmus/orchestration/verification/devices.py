@@ -54,10 +54,9 @@ _ALTERED = "was altered since it was written"
 
 @dataclass(frozen=True)
 class ComparedSnapshot:
-    """Comparison of a snapshot with the tables.
+    """Comparison of a snapshot with the tables, by view and feature.
 
     Attributes:
-        views: comparisons by view, then by feature.
         skipped: reason why no snapshot was compared; empty if one was compared, or if the student has no `device`.
         file: the snapshot, with the rows of all owners if each owner has a file; None if its rows were not compared.
         owners: path of the combined owners' files; None if all devices share one file.
@@ -73,14 +72,10 @@ class ComparedSnapshot:
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
-    """Questions to a device, and the package's inputs for them.
+    """Questions to a device, their names in a verdict, and the package's inputs for them.
 
-    Attributes:
-        questions: join keys and request fields, with the snapshot.
-        rows: names and times of the questions in a verdict.
-        of: number of questions without sampling.
-        offline: package inputs by name, from the tables as of the time of the snapshot.
-        stored: package inputs by name, as in `offline`, but with the stored features in the snapshot.
+    `of` is the number of questions without sampling. `offline` has the package inputs from the tables as of the time of
+    the snapshot, and `stored` the same inputs but with the stored features in the snapshot.
     """
 
     questions: DeviceQuestions
@@ -93,12 +88,12 @@ class DeviceRows:
 def compare_snapshot(
     project: Project, contract: Contract, declared: Distillation, histories: Sequence[ViewHistory], at: int
 ) -> ComparedSnapshot:
-    """Compare each row of the newest snapshot with the tables as of the time of the snapshot.
+    """Compare each row of the newest snapshot of the student's service with the tables as of its time.
 
-    The snapshot belongs to the service of the student. It is skipped if the tables or the declaration have changed
-    since it was written, or if it is too old for devices at the time `at` (microseconds since 1970 UTC). A snapshot
-    that devices would reject, because it was altered or its signature is invalid, counts as a difference, and the
-    example has the reason. If each owner has a file, every file is checked. Without a signing key, creates one.
+    Skips a snapshot that is older than the tables or the declaration, or too old for devices at the time `at`
+    (microseconds since 1970 UTC). A snapshot that devices would reject, because it was altered or its signature is
+    invalid, counts as a difference. If each owner has a file, every file is checked. Without a signing key, creates
+    one.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -185,8 +180,8 @@ def device_rows(
 ) -> DeviceRows | None:  # fmt: skip
     """Turn rows of the package's training set into questions to a device: at most `ROWS`, and at most `count` if set.
 
-    Rows whose keys the device does not keep are skipped. If each owner has a file, only rows of at most ten owners are
-    asked. Return None if no row is left, no snapshot was compared, or the package is not for devices.
+    Skips rows whose keys the device does not keep. If each owner has a file, only rows of at most ten owners are asked.
+    Returns None if no row is left, no snapshot was compared, or the package is not for devices.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file
     if device is None or file is None or manifest.device is None:
@@ -243,8 +238,7 @@ def _rows_of_owners(
 ) -> tuple[SnapshotFile, FeatureVerdict]:
     """Return the rows of all owners' files as one snapshot, and a verdict on the files that no device accepts.
 
-    Raises:
-        DataError: the combined file, or the rows that all owners share, cannot be read.
+    Raises a DataError if the combined file, or the rows that all owners share, cannot be read.
     """
     generation, signed = owners.generation, signed_by(public_key)
     rows: dict[str, dict[bytes, bytes]] = {view.name: {} for view in views}
@@ -279,11 +273,7 @@ def _rows_of_owners(
 
 
 def _files_of(file: Path, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Return files by key for an even sample of the owners in `keys`.
-
-    Raises:
-        FileNotFoundError: a newer snapshot has replaced the file.
-    """
+    """Return files by key for an even sample of the owners in `keys`; FileNotFoundError if they were just replaced."""
     with open_owners(file) as owners:
         found = {key: own.data for key in sorted({*keys}) if (own := owners.file(key)) is not None}
     present = [*found]

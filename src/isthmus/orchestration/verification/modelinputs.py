@@ -46,9 +46,9 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
 ) -> None:  # fmt: skip
     """Compare each input of a package, and its predictions through the API, and add the results to `verdict`.
 
-    Keys and request fields come from `count` rows of the package's training set, stored features from the time of
-    `online`. Rows with keys that were pushed after all rows of a table are skipped. The server of `online` must serve
-    the package; if it rejects the package, every prediction counts as different.
+    Keys and request fields come from `count` rows of the package's training set. Rows with keys that were pushed after
+    all rows of a table are skipped. If the server of `online` rejects the package, every prediction counts as
+    different.
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
@@ -96,10 +96,7 @@ def _compare_predictions(
     api: Client,
     tolerance: float,
 ) -> tuple[FeatureVerdict, FeatureVerdict]:
-    """Compare the API's predictions with the model file's, in batches and one row at a time.
-
-    `requests` are the join keys and request fields.
-    """
+    """Compare the API's predictions with the model file's, in batches and one row at a time."""
     # If a request transform is not defined for a row, the model has no answer and the API refuses the row.
     answered = np.flatnonzero(np.isfinite(expected).all(axis=tuple(range(1, expected.ndim))))
     refusal = api.refused()
@@ -123,10 +120,7 @@ def _compare_predictions(
 
 
 def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return for each row the pair of numbers that differs most: an array of shape (n,) per side.
-
-    If the shapes of the sides differ, all answers count as NaN.
-    """
+    """Return for each row the pair of numbers that differs most, shape (n,) per side. Other shapes count as NaN."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]
@@ -141,7 +135,7 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
     """Return the type and values of each model input, by name, read from the tensors that are fed to the graph.
 
-    An input that a request transform in the graph reads keeps its own type. Other inputs are Float32 or String.
+    An input of a request transform keeps its own type. Other inputs are Float32 or String.
     """
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}

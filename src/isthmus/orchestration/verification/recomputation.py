@@ -1,9 +1,4 @@
-"""Verification of request transforms: compare the engine's results in a training set with the results of the graphs.
-
-The graphs run twice: here on the engine's inputs, and in a server that gets the training set's requests. Both also
-compute some rows one at a time. Such rows must have the same bits as in a batch; tolerances apply only to comparisons
-with the engine.
-"""
+"""Verification of request transforms: compare the engine's results in a training set with the results of the graphs."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -38,9 +33,9 @@ def recompute(
 ) -> None:  # fmt: skip
     """Compare request transforms over all rows of the latest training set with `all_keys`, else over a sample.
 
-    Adds to `verdict`: comparisons by transform and field, with the server's answers under `API NAME`; such comparisons
-    of rows computed one at a time; the reason for each skipped transform; and the size of the sample. A transform is
-    skipped if the training set lacks its values, or has values of an older definition.
+    The graphs run here and in a server (`API NAME` in `verdict`, which gets the results). Both also compute some rows
+    one at a time, which must have the same bits as in a batch: tolerances apply only to comparisons with the engine. A
+    transform is skipped, with a reason, if the training set has no values of it, or values of an older definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -102,8 +97,8 @@ class _Engine:
     def compare_answers(self, api: Client) -> tuple[Comparison, Comparison]:
         """Compare a server's answers with the expected values, and single-row answers with the graph in small batches.
 
-        A server looks up today's stored features. If one differs from the engine's input, the expected value comes from
-        the graph instead. Rows that the graph refuses are skipped.
+        A server looks up today's stored features. If one differs from the engine's input, the graph's value is
+        expected. Rows that the graph refuses are skipped.
         """
         transform, table = self._transform, self._table
         key_columns = {

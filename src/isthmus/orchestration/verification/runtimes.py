@@ -44,10 +44,7 @@ class ClientRun(NamedTuple):
 
 
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
-    """Run the reference client in a Node process, and wait up to two minutes for it.
-
-    A NodeFailed or DependencyError is returned as the answers, not raised. Does not install onnxruntime-web.
-    """
+    """Run the reference client for up to two minutes. An error, also of a missing onnxruntime-web, is returned."""
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
     try:
@@ -68,11 +65,9 @@ def compare_runtimes(
 ) -> None:
     """Run each file of the package in every runtime available here, and compare the answers with the student's.
 
-    Adds the results to `verdict`, with the reason for each runtime that is not installed under `skipped`.
-
-    ONNX Runtime gets all rows of a full verdict. Each other runtime runs in its own process, and gets a sample unless
-    `all_keys` is set. If `device` is set, its rows, with stored features from a snapshot, are run too. onnxruntime-web
-    then gets only these rows through the reference client, and `client` waits for its answers.
+    Adds the results to `verdict`, and the reason for each missing runtime to `skipped`. ONNX Runtime gets all rows of a
+    full verdict, and other runtimes a sample unless `all_keys` is set. The rows of `device`, with stored features from
+    a snapshot, are run too. onnxruntime-web then gets only these, through the client whose answers `client` waits for.
     """
     all_rows = parity.sample(parity.rows)
     few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)

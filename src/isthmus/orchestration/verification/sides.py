@@ -33,12 +33,7 @@ CHECKED_ROWS = 2000
 
 @dataclass(frozen=True)
 class ComparedRows:
-    """Names of n compared rows.
-
-    Attributes:
-        keys: name of each row in the examples of a verdict, shape (n,).
-        times: event time of each row in microseconds since 1970 UTC, or None, shape (n,).
-    """
+    """Names of n rows in the examples of a verdict, and their event times in microseconds since 1970 UTC or None."""
 
     keys: np.ndarray[Any, Any]
     times: np.ndarray[Any, Any]
@@ -61,13 +56,9 @@ class ComparedRows:
 
 @dataclass(frozen=True)
 class OnlineSide:
-    """Online side of a verdict: the rows in Redis, and a private server that answers from them.
+    """Online side of a verdict: the rows in Redis at `url`, and a private server that answers from them.
 
-    Attributes:
-        store: rows in Redis.
-        url: address of Redis.
-        api: client of the server.
-        at: time of all questions, microseconds since 1970 UTC.
+    `at` is the time of all questions, in microseconds since 1970 UTC.
     """
 
     store: OnlineStore

@@ -180,11 +180,7 @@ class _Verification:
 
 
 def require_passed(verdict: Verdict) -> Verdict:
-    """Return the verdict if it passed.
-
-    Raises:
-        GateFailed: the verdict failed; the message names the first differing features.
-    """
+    """Return the verdict if it passed, or raise a GateFailed that names the first differing features."""
     if verdict.passed:
         return verdict
     parts = verdict.named().items()

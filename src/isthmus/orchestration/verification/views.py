@@ -34,10 +34,9 @@ def compare_view(
 ) -> None:
     """Compare the offline rows of a view with the answers of a server, key by key, and add the result to `verdict`.
 
-    Compares features, status, event time, known time and content hash for a sample of keys. Some keys are also looked
-    up one at a time, without known time and content hash. Keys whose row was pushed after all rows of the table are
-    skipped and counted in `verdict.ahead`. With `all_keys`, compares every key that either side has, and first checks
-    the table's rows against their content hashes.
+    Compares features, status, event time, known time and content hash for a sample of keys, and looks some keys up one
+    at a time. Keys whose row was pushed after all rows of the table are skipped and counted in `verdict.ahead`. With
+    `all_keys`, compares every key that either side has, and first checks the table's rows against their content hashes.
     """
     view = history.view
     served_keys = online.keys(view) if all_keys else None
