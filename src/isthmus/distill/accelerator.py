@@ -37,7 +37,7 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """Return the device of a profile; raise a DependencyError if it requests CUDA or bf16 and the machine has none."""
+    """Return the device of a profile; raise a DependencyError if CUDA or bf16 is requested but not available."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",

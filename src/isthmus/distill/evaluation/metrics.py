@@ -277,7 +277,6 @@ def interleaved(
 
 
 def _spent(call: Callable[[], object], calls: int, seconds: float) -> Array:
-    """Return nanoseconds per call; stops early after `seconds`."""
     spent = np.empty(calls)
     until = time.perf_counter_ns() + seconds * 1e9
     for number in range(calls):

@@ -44,7 +44,7 @@ class Ladder:
 
     @property
     def broken(self) -> Rung | None:
-        """The first rung that differs too much, or None."""
+        """The first rung that differs too much from the student, or None."""
         return next((rung for rung in self.rungs if rung.holds is False), None)
 
     def require(self) -> None:

@@ -123,7 +123,6 @@ def readme(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, file
 
 
 def _example(manifest: Manifest, contract: Mapping[str, Any], golden: Golden, views: Collection[str]) -> _Example:
-    """Return the join keys and request fields of the first golden row, as source code of each language."""
     row = dict(zip(golden.inputs, golden.cases[0].rows[0], strict=True)) if manifest.inputs else {}
     types = {name: kind for view in sorted(views) for name, kind in contract["views"].get(view, {}).get("keys", ())}
     types |= {name: kind for view in (manifest.device.views if manifest.device else ()) for name, kind in view.keys}

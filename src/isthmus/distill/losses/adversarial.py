@@ -29,7 +29,7 @@ class PatchDiscriminator(nn.Sequential):
     """A discriminator that scores overlapping patches of images (PatchGAN, Isola et al., 2017, arXiv:1611.07004).
 
     Maps (batch, channels, height, width) to unbounded scores (batch, 1, rows, columns). 4x4 convolutions halve height
-    and width and double the channels; the last one scores. Spectral norm (Miyato et al., 2018, arXiv:1802.05957)
+    and width and double the channels, and one more scores. Spectral norm (Miyato et al., 2018, arXiv:1802.05957)
     replaces the paper's batch norm, so the score of an image does not depend on other images.
 
     Args:
