@@ -38,16 +38,10 @@ class TrainingSet:
         id: hash of every input that determines the content.
         spine: name of the declared spine, path of a file, "SQL", or "rows" for a spine in memory.
         spine_file: file or folder with the spine's rows; None if they are stored with the training set.
-        spine_sha256: hash of the spine's rows.
-        views: contracts by view.
-        features: names of the joined features by view.
-        tables: table version by view.
-        tables_sha256: hash of the table's rows at that version, by view.
-        rows_in: number of rows of the spine.
-        rows_out: number of rows that were written.
+        tables: version of each view's table; `tables_sha256` has the hash of its rows at that version.
         options: other inputs of the id; `status` adds a status column for each view.
-        served: for a join as served: time (microseconds) up to which a view's log was replayed, and under
-            `VIEW|pushed` the version of its log of pushed rows.
+        served: for a join as served: time (microseconds) up to which a view's log was replayed, and under `VIEW|pushed`
+            the version of its log of pushed rows.
         lag: for a join as served: difference from the ideal join, by view and feature.
         computed: hash and computed fields by request transform.
     """
@@ -79,20 +73,11 @@ class TrainingSet:
 
     @classmethod
     def read(cls, folder: Path) -> "TrainingSet":
-        """Read the training set in a folder. The path in the record is ignored, because projects can be moved.
-
-        Raises:
-            FileNotFoundError: the folder has no record.
-            ValueError, TypeError: the record is damaged.
-        """
+        """Read a training set. Raise FileNotFoundError without a record, ValueError or TypeError if it is damaged."""
         return cls(**{**json.loads((folder / RECORD).read_text()), "path": folder})
 
     def table(self) -> pa.Table:
-        """Read the rows, in the order of the spine.
-
-        Raises:
-            DataError: the file is missing or damaged.
-        """
+        """Read the rows, in the order of the spine; raise DataError if the file is missing or damaged."""
         import pyarrow.parquet as pq
 
         try:
@@ -105,15 +90,9 @@ class TrainingSet:
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """Return the rows as a torch `IterableDataset`, see `Tensors`.
+        """Return the rows as a torch `IterableDataset` with batches of `batch` rows, see `Tensors`.
 
-        Args:
-            columns: numeric columns to read; all of them by default.
-            batch: rows per batch.
-
-        Raises:
-            DataError: the file is missing or damaged.
-            RequestError: a named column is missing or not numeric.
+        `columns` are the columns to read, by default all. Raise RequestError if one is missing or not numeric.
         """
         import pyarrow.dataset as ds
 
@@ -141,10 +120,7 @@ def described(features: Mapping[str, Sequence[str]]) -> str:
 
 
 def to_pandas(table: pa.Table) -> "pd.DataFrame":
-    """Convert a table to a DataFrame with pandas's nullable types, such as Int64 and boolean.
-
-    With pandas's default types, an integer column with nulls would become float, which is exact only up to 2**53.
-    """
+    """Convert a table to a DataFrame with nullable pandas types, so that integers with nulls do not become floats."""
     import pandas as pd
 
     whole = [f"{sign}Int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)]
@@ -161,14 +137,10 @@ def records_folder(project: Project) -> Path:
 
 
 class Artifacts:
-    """Files of a distillation in the state folder. Every DataError names the step to run first.
+    """Files of a distillation in the state folder. If one is missing or damaged, a DataError names the step to run.
 
-    Attributes:
-        training_sets: folder of the training sets; subfolders are named by id.
-        models: folder of the students; subfolders are named by id.
-        outputs: cache of teacher and reference outputs.
-        searches: folder of the searches.
-        package_pointer: file with the name of the last package's folder, which is next to the file.
+    Training sets and students are in subfolders named by id, of `training_sets` and `models`. `outputs` is the cache of
+    teacher and reference outputs. The file `package_pointer` has the name of the last package's folder beside it.
     """
 
     def __init__(self, project: Project, declared: Distillation) -> None:
@@ -181,36 +153,19 @@ class Artifacts:
 
     @classmethod
     def of(cls, project: Project, name: str | None = None) -> "Artifacts":
-        """Return the files of the named distillation, or of the only one.
-
-        Raises:
-            RequestError: the name is unknown, or it is omitted and the project does not have exactly one distillation.
-        """
+        """Return the files of the named distillation, or of the only one; raise RequestError if there is none."""
         return cls(project, project.distillation(name))
 
     def training_set(self, identity: str) -> TrainingSet:
-        """Return the training set with this id, even if its contract is outdated.
-
-        Raises:
-            DataError: the training set is missing or damaged.
-        """
+        """Return the training set with this id, even if its contract is outdated."""
         return self._training_set(self.training_sets / identity)
 
     def latest_training_set(self) -> TrainingSet | None:
-        """Return the last training set, even if its contract is outdated; None if no training set was written.
-
-        Raises:
-            DataError: the training set is damaged.
-        """
+        """Return the last training set, even if its contract is outdated; None if no training set was written."""
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """Return the last training set.
-
-        Raises:
-            DataError: it is missing, damaged, or was written under another contract than the applied one.
-            ContractMismatch: the current definitions are not applied.
-        """
+        """Return the last training set, which must be from the applied contract. The definitions must be applied."""
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
             found = f"was written under contract {training_set.contract[:12]}"
@@ -249,12 +204,7 @@ class Artifacts:
         return read_report(student, package)
 
     def exported(self, contract: Contract) -> Path | None:
-        """Return the folder of the last package, or None if nothing was exported or it cannot run under the contract.
-
-        Raises:
-            DataError: the pointer to the package is damaged.
-            PackageError: the package is damaged.
-        """
+        """Return the last package's folder, or None if nothing was exported or it cannot run under the contract."""
         package = self.last_package() if self.package_pointer.exists() else None
         return package if package and not outdated(package, contract) else None
 
@@ -285,10 +235,7 @@ REPORT = "report.json"
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
     """Read the report in a student's folder, and add the measured serving cost of `package` as its entry `serving`.
 
-    The entry is None if `package` is None or was not measured.
-
-    Raises:
-        DataError: a file is missing or damaged.
+    The entry is None if `package` is None or was not measured. Raise DataError if a file is missing or damaged.
     """
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
@@ -297,11 +244,7 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
 
 
 def read_json(file: Path, verb: str) -> dict[str, Any]:
-    """Read a JSON object that the command `isthmus VERB` has written.
-
-    Raises:
-        DataError: the file cannot be read; the remedy is to run the command again.
-    """
+    """Read a JSON object that `isthmus VERB` wrote; raise a DataError that says to run it again if it is unreadable."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -309,11 +252,7 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """Return the serving profile for a package. Precision "fastest" becomes the fastest one that `export` measured.
-
-    Raises:
-        DataError: the measurement is missing.
-    """
+    """Return the serving profile for a package; "fastest" becomes the precision that `export` measured as fastest."""
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
         return profile
@@ -326,11 +265,7 @@ def serving_file(package: Path) -> Path:
 
 
 def outdated(package: Path, contract: Contract) -> list[str]:
-    """Return the changes that prevent a package from running under a contract; empty if it can run.
-
-    Raises:
-        PackageError: the package is damaged.
-    """
+    """Return the changes that prevent a package from running under a contract; raise PackageError if it is damaged."""
     opened = open_package(package)
     return service_differences(read_contract(opened), contract, opened.manifest.service)
 
@@ -342,10 +277,8 @@ def verdict_file(project: Project, declared: Distillation | None) -> Path:
 def page_file(project: Project, name: str | None = None) -> Path:
     """Return the path of the page of the last verdict, for the named distillation or for the only one.
 
-    In a project without distillations, the verdict is about features alone. The file may not exist.
-
-    Raises:
-        RequestError: the name is unknown, or it is omitted and the project has several distillations.
+    Without distillations, the verdict is about features alone. The file may not exist. Raise RequestError if the name
+    is unknown, or missing although the project has several distillations.
     """
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

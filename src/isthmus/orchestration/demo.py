@@ -32,12 +32,8 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
     """Run every step in this process, send two rows to the API, and return the reports and answers.
 
     Builds the tables, publishes them to Redis, trains a student, and exports and deploys it. Starts the embedded Redis,
-    unless another one is configured, and for the two requests a server on a free port. The run is added to the
-    project's Dagster instance. The project must have exactly one distillation.
-
-    Raises:
-        GateFailed: a blocking check failed.
-        IsthmusError: a step failed.
+    unless another one is configured, and a server on a free port. The run is added to the project's Dagster instance.
+    The project must have exactly one distillation. Raise GateFailed if a blocking check fails.
     """
     started = time.perf_counter()
     name, steps = project.distillation().name, _Here(project, progress)
@@ -66,12 +62,7 @@ def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Here:
-    """Runs steps in this process, so that heavy libraries are loaded once and errors arrive unchanged.
-
-    Attributes:
-        reports: report by step and name of the node.
-        seconds: duration of each step.
-    """
+    """Runs steps in this process, so that heavy libraries are loaded once and errors arrive unchanged."""
 
     project: Project
     progress: Progress

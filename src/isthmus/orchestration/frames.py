@@ -14,11 +14,7 @@ from isthmus.transforms.views.compute import Frames
 
 
 def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
-    """Return the names in `views`, or the names of all views of the project if it is None or empty.
-
-    Raises:
-        RequestError: a view is not declared.
-    """
+    """Return the names in `views`, by default those of all views; raise RequestError if a view is not declared."""
     known = list(project.definitions.views)
     unknown = [name for name in views or () if name not in known]
     if unknown:
@@ -31,11 +27,9 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 def landed_sources(
     project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[Mapping[str, Landed]]:
-    """Copy sources that an engine cannot read itself to local files, and yield the copies by source name.
+    """Copy sources that an engine cannot read itself to local files for the block, and yield the copies by source name.
 
-    Tables and queries are copied, and files at URLs unless the engine is a Spark cluster. The result lacks all other
-    sources. The copies are deleted after the block. `within` has the first and last time (microseconds) to read, by
-    source; sources that it lacks are copied in full.
+    `within` has the first and last time (microseconds) to read, by source; other sources are copied in full.
     """
     cluster = project.settings.engine.startswith("sc://")
     tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
@@ -53,10 +47,9 @@ def landed_sources(
 def source_frames(
     project: Project, declarations: Sequence[FeatureView | Spine], landed: Mapping[str, Landed] | None = None
 ) -> Iterator[Frames]:
-    """Start a session of the engine, and yield a DataFrame for each source of the declarations, by name.
+    """Start a session of the engine for the block, and yield a DataFrame for each source of the declarations, by name.
 
-    The session ends with the block. `landed` is the result of `landed_sources`; by default it is called here. CSV files
-    are converted to files in the state folder, which stay there.
+    `landed` is the result of `landed_sources`, called by default. Converted CSV files stay in the state folder.
     """
     settings = project.settings
     with ExitStack() as stack:

@@ -93,7 +93,7 @@ def apply(project: Project) -> Applied:
 
 
 def _withdraw(project: Project, contract: Contract) -> None:
-    """Remove device snapshots that disclose features the contract forbids; servers would still offer them."""
+    """Delete device snapshots with features that the contract no longer discloses; servers still offer them."""
     for folder in project.snapshots.glob("*/"):
         service, shelf = project.definitions.services.get(folder.name), Shelf(folder)
         device = None if service is None else service.device

@@ -21,10 +21,7 @@ _FILE = "contract.json"
 
 @dataclass(frozen=True)
 class LocatedContract:
-    """A contract, and its path or the description of the definitions it comes from.
-
-    For a package, `learned` describes the fitted preparation of each input of its model; otherwise it is empty.
-    """
+    """A contract, its origin and, for a package, the fitted preparation of each input of its model (`learned`)."""
 
     place: str
     contract: Contract
@@ -41,10 +38,7 @@ class LocatedContract:
 
 @dataclass(frozen=True)
 class ContractDifference:
-    """Changes between two contracts, and their consequences for the models of each service.
-
-    `learned` names the inputs whose fitted preparation differs; it is empty unless both contracts come from packages.
-    """
+    """Changes between two contracts; `learned` has inputs of two packages whose fitted preparation differs."""
 
     before: LocatedContract
     after: LocatedContract
@@ -66,10 +60,9 @@ class ContractDifference:
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
     """Read the contract at a path, or the one that is called "applied" or "definitions" in `project`.
 
-    A path is that of a contract.json, of a package folder, or of a project folder, which gives its applied contract;
-    `project` is not called for a path. Raise RequestError if the file cannot be read, ContractMismatch if it is not a
-    contract or nothing has been applied, ConfigurationError if the definitions or settings have errors, and
-    PackageError if the preparation in a package folder cannot be read.
+    A path is that of a contract.json, of a package folder, or of a project folder, which gives its applied contract.
+    Raise RequestError if the file cannot be read, ContractMismatch if it is not a contract or nothing has been applied,
+    and ConfigurationError or PackageError if the definitions or the package are invalid.
     """
     if name == DEFINITIONS:
         opened = project()

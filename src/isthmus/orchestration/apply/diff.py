@@ -64,9 +64,8 @@ class ApplyDiff:
 def apply_diff(project: Project) -> ApplyDiff:
     """Compare the current definitions with the applied contract and everything built under it; apply nothing.
 
-    As in `apply`, functions are checked in a Sail session, and converted copies of local sources are written to the
-    state folder. Raise ConfigurationError if `apply` would refuse the definitions; a changed feature type instead gives
-    its table the action "refuse".
+    Functions are checked in a Sail session, and converted copies of local sources are written to the state folder.
+    Raise ConfigurationError if `apply` would; but a changed feature type gives its table the action "refuse".
     """
     contract = project.definitions.contract
     project.require_objectives_of(contract.views)

@@ -27,10 +27,7 @@ from isthmus.serving.rollout.releases import in_force
 
 
 def register(project: Project, contract: Contract) -> list[str]:
-    """Write Feast's registry and configuration for a contract, and return the names of the registered objects.
-
-    If nothing has changed since the last call, nothing is written. Raise DependencyError if Feast cannot be used.
-    """
+    """Write Feast's registry and configuration, unless nothing has changed; return the names of Feast's objects."""
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
     settings, digest = address(project), _registration(project, contract)
     server = settings

@@ -49,13 +49,7 @@ LARGEST = 10
 
 
 def day_range(first: str | None, end: str | None) -> Days | None:
-    """Parse the options --from and --to as a range of days; the day `end` is not part of it.
-
-    Return None if neither is set.
-
-    Raises:
-        RequestError: only one of them is set, one is not a day, or the range is empty.
-    """
+    """Parse the options --from and --to (exclusive). Return None without both; raise RequestError if one is wrong."""
     if (first is None) != (end is None):
         raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
                            expected="both --from and --to, or neither")  # fmt: skip
@@ -63,10 +57,7 @@ def day_range(first: str | None, end: str | None) -> Days | None:
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Raise a RequestError if any of the options is set, because none can be combined with the option `beside`.
-
-    `options` has values by option name; None and an empty list mean that an option is not set.
-    """
+    """Raise RequestError if any option is set (not None or []), because none can be combined with `beside`."""
     if named := [name for name, value in options.items() if value not in (None, [])]:
         raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
 
@@ -92,14 +83,10 @@ def attribute(  # noqa: PLR0913 - the options of the command
     With `recorded`, the rows are the recorded predictions in `days` (default: all) of the package that answered last,
     and the recorded answers are used. It cannot be combined with `fed`, `precision` or `runtime`.
 
-    Writes a page and a table of all rows to `attribution/<name>` in the state folder, readable by their owner only.
-    A broken bound is part of the result and raises nothing; see `require_bounds`.
-
-    Raises:
-        RequestError: scores are not numbers, no row is in the range, the file or runtime does not exist, or options
-            cannot be combined.
-        DataError: nothing was exported, or a student, a table or the file is gone or invalid.
-        ContractMismatch: the package cannot run under the current contract.
+    Writes a page and a table of all rows to `attribution/<name>` in the state folder, readable by their owner only. A
+    broken bound raises nothing; see `require_bounds`. Raise RequestError if scores are not numbers, no row is left, or
+    an option is invalid; DataError if a package, student, table or file is missing or invalid; and ContractMismatch if
+    the package cannot run under the current contract.
     """
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")
@@ -141,10 +128,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
 
 
 def write(result: Attribution) -> None:
-    """Write the HTML page and the Parquet table of all rows to `result.folder`, readable by their owner only.
-
-    Files of an earlier attribution are replaced.
-    """
+    """Write the HTML page and the Parquet table of all rows to `result.folder`, readable by their owner only."""
     buffer = io.BytesIO()
     pq.write_table(result.table, buffer)
     write_atomically(rows_file(result.folder), buffer.getvalue(), mode=0o600)
@@ -208,10 +192,10 @@ def _features(
 
 
 def measures_of(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
-    """Return measures by name, as functions of the scores of n rows, shape (n,).
+    """Return measures by name, as functions of the scores of n rows. `labels` has shape (n,), NaN if unknown.
 
-    `labels` has shape (n,), NaN if unknown. The mean score covers all rows. Label-based measures cover the rows with a
-    known label; they are missing if no label is known, and `auc` is missing if all labels are equal.
+    The mean score covers all rows. Label-based measures cover the rows with a known label; they are missing if no label
+    is known, and `auc` is missing if all labels are equal.
     """
     known = np.flatnonzero(np.isfinite(labels))
     labels = labels[known]

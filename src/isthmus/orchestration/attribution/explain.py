@@ -41,14 +41,7 @@ _FORMS = ("ideal", "served", "fed")
 
 
 class ExplainedRow(msgspec.Struct, frozen=True):
-    """A row of a prediction.
-
-    Attributes:
-        keys: join keys that were sent.
-        score: ideal and actual score, and the parts of their difference.
-        features: ideal, served and fed value of each model input.
-        label: label of the row, or None if it is not known.
-    """
+    """A row of a prediction; `features` has three values of each input: ideal, served and fed."""
 
     keys: dict[str, Any]
     score: Measure
@@ -63,15 +56,7 @@ class ExplainedRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explanation of a recorded prediction.
-
-    Attributes:
-        at: moment of the answer, ISO 8601.
-        name: name of the distillation.
-        package: digest of the package that answered in `precision`.
-        left_out: number of skipped rows by reason.
-        unknown: stages without a part, with the reason.
-    """
+    """Explanation of a recorded prediction at the ISO 8601 time `at`; `unknown` has the stages without a part."""
 
     id: str
     at: str
@@ -95,13 +80,9 @@ def explain(project: Project, identity: str, *, progress: Progress = silent) -> 
     """Attribute the gap between a recorded prediction and the ideal one to the stages in between, and write a page.
 
     `identity` is the id of the recorded answer. The ideal prediction is the teacher's, from the features that the
-    history has now for the moment of the answer. The page is an HTML file in `attribution/<name>/answers` of the state
-    folder, readable by its owner only.
-
-    Raises:
-        RequestError: the table lacks the answer, it is not a prediction, or its score is not a number.
-        DataError: its package, its student or a history is gone, or no row can be recomputed.
-        ContractMismatch: its package cannot run under the current contract.
+    history has now for the moment of the answer. The page is in `attribution/<name>/answers` of the state folder,
+    readable by its owner only. Raise RequestError if no prediction with a numeric score has this id, DataError if it
+    cannot be recomputed, and ContractMismatch if its package cannot run under the current contract.
     """
     progress("reading the recorded answer", 0.0)
     answers = prediction(ServedAnswers(project), identity)
@@ -153,7 +134,6 @@ def page(result: Explanation) -> str:
 
 
 def explanation_blocks(result: Explanation) -> Iterator[Block]:
-    """Yield the blocks to show on the terminal; only the first `SHOWN` rows are included."""
     yield Paragraph(_origin(result))
     for number, row in enumerate(result.rows[:SHOWN]):
         yield from _row(number, row, result)

@@ -41,11 +41,7 @@ class TrainingRows(NamedTuple):
 
 
 def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
-    """Return the rows of a training set whose event times are in a range of days.
-
-    Raises:
-        RequestError: no row is in the range.
-    """
+    """Return the rows of a training set whose event times are in `days`; raise RequestError if no row is."""
     table = examples.table()
     times = micros(table[TIME])
     places = np.flatnonzero((times >= days.first * DAY) & (times < days.end * DAY))
@@ -63,9 +59,6 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
 
     The time is in microseconds since 1970 UTC. If a view was never materialized under the applied contract, return None
     and the name of that view. If the student reads no view, return the smallest int64 and an empty name.
-
-    Raises:
-        DataError: the log is damaged.
     """
     contract, log = project.applied(), MaterializationLog(project.offline, project.storage_options)
     began = [(-(1 << 63), "")]
@@ -80,10 +73,8 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
 def served_features(project: Project, declared: Distillation, rows: TrainingRows) -> pa.Table:
     """Return the rows with the student's stored features as they were served, named as in the training set.
 
-    For a student on a device, features come from the oldest snapshot that it may use.
-
-    Raises:
-        DataError: a table no longer has what was served, or what the training set was joined from.
+    For a student on a device, features come from the oldest snapshot that it may use. Raise DataError if a table no
+    longer has what was served, or what the training set was joined from.
     """
     contract, service = project.applied(), declared.student.name
     offline = project.offline_store()
@@ -106,11 +97,8 @@ def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[s
     """Read model inputs from a Parquet or Arrow file, and match them with `rows` by join keys and event time.
 
     Return the indices in `rows` of the m rows that the file has, shape (m,), and a table of their inputs, m rows. The
-    file may lack inputs and rows. Rows of the file that share keys and time with another of its rows are ignored.
-
-    Raises:
-        DataError: the file cannot be read, lacks a key or all inputs, has a column that is not an input, or matches no
-            row.
+    file may lack inputs and rows; rows of it that share keys and time are ignored. Raise DataError if the file cannot
+    be read, lacks a key or all inputs, has a column that is not an input, or matches no row.
     """
     table, source, key_columns = _read(file), f"inputs {file}", [*keys, TIME]
     allowed = dict.fromkeys([*key_columns, *inputs])
@@ -142,7 +130,7 @@ def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[s
 
 
 def _unique(names: pa.Table) -> Index:
-    """Return the rows whose keys are unique."""
+    """Return the indices of the rows whose keys are unique."""
     distinct = names.group_by(names.column_names).aggregate([])
     groups = matches(distinct, names)
     counts = np.bincount(groups[groups >= 0], minlength=len(distinct))
@@ -161,7 +149,7 @@ def _read(file: Path) -> pa.Table:
 
 
 def labels(table: pa.Table, label: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the column `label` as float64, shape (n,); null, a label that is not known yet, becomes NaN."""
+    """Return the column `label` as float64, shape (n,); a label that is not known yet (null) becomes NaN."""
     values: np.ndarray[Any, np.dtype[np.float64]] = pc.cast(table[label], pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

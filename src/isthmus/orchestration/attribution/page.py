@@ -60,7 +60,6 @@ def _origin(result: Attribution) -> Text:
 
 
 def screen(result: Attribution) -> Iterator[Block]:
-    """Yield the blocks to show on the terminal."""
     for name, measure in result.measures.items():
         yield Heading(_title(name, measure))
         yield parts_table(measure)
@@ -77,10 +76,7 @@ def images(result: Attribution) -> dict[str, str]:
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
-    """Draw a bar per part, from the ideal value to the answer's. `names` label the first and the last bar.
-
-    If parts interact, a line shows the range of a part over all orders.
-    """
+    """Draw a bar per part from the ideal value to the actual one (`names`), with its range if parts interact."""
     at, rows = measure.ideal, [ChartRow(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
         gain = part.value * _BETTER.get(name, 0)
@@ -93,7 +89,7 @@ def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "a
 
 
 def _change(value: float, measure: Measure) -> str:
-    """Format a signed number. A rounding error is shown as about zero."""
+    """Format a signed number, and a rounding error as "~0"."""
     scale = max(abs(measure.ideal), abs(measure.answer))
     return "~0" if 0 < abs(value) < _NONE * scale else decimal(value, sign="+") if value else "0"
 
@@ -108,10 +104,7 @@ def _title(name: str, measure: Measure) -> str:
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
-    """Build a table with a row per part: its effect and its share of the difference.
-
-    If parts interact, a row also has the smallest and largest effect of the part in any order.
-    """
+    """Build a table with the effect of each part, its share of the difference and, if parts interact, its range."""
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED
@@ -136,7 +129,6 @@ def _largest(result: Attribution) -> TableBlock:
 
 
 def _near(value: float) -> str:
-    """Format a score, or a part of a score."""
     return "~0" if 0 < abs(value) < _NONE else cell(value)
 
 

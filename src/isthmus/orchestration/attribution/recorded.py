@@ -1,7 +1,6 @@
-"""Recorded predictions as the rows of an attribution: what could be known, what Redis returned, what the model was fed.
+"""Recorded predictions as the rows of an attribution, each joined from the current history at its own moment.
 
-Each row is joined from the current history at its moment. The row that Redis returned is the history's row with the
-recorded times and hash. Together with the fields of the request it is what the model was fed; its digest confirms that.
+The row that Redis returned is the history's row with the recorded times and hash; a digest confirms what was fed.
 """
 
 from collections import Counter
@@ -41,16 +40,14 @@ ID = "isthmus_answer"
 
 @dataclass(frozen=True)
 class RecordedRows:
-    """Recorded predictions in the columns of a training set.
+    """Recorded predictions in the columns of a training set; n rows.
 
     Attributes:
         rows: rows with the ideal features, and the label of the matching training row, null without one.
         served: student inputs: the stored features that Redis returned, and the ideal request fields.
         fed: student inputs: the stored features that Redis returned, and the request fields that were sent.
-        scores: recorded scores, shape (n,).
         matched: mask of rows that have a matching training row, shape (n,).
         keys: join keys that were sent.
-        fields: request fields that the model reads.
         left_out: number of skipped rows by reason.
     """
 
@@ -64,7 +61,7 @@ class RecordedRows:
     left_out: dict[str, int]
 
     def keep(self, mask: Mask, why: str) -> "RecordedRows":
-        """Return a copy with the rows in the mask; the skipped rows are counted in its `left_out` under `why`."""
+        """Return a copy with the rows in the mask, which counts the skipped rows in `left_out` under `why`."""
         if mask.all():
             return self
         places, left_out = np.flatnonzero(mask), dict(self.left_out)
@@ -87,13 +84,9 @@ class PackagePredictions(NamedTuple):
 
 
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
-    """Return the recorded predictions of the package and precision that answered last, for a distillation.
+    """Return a distillation's recorded predictions in `days` (None: all) of the package that answered last.
 
-    `days` limits the time of the answers; None means all. Rows that another package or precision answered, or whose
-    package is gone, are counted in `left_out`.
-
-    Raises:
-        RequestError: the table has no prediction of this distillation in that time.
+    Other packages, and other precisions, are counted in `left_out`. Raise RequestError if there is no prediction.
     """
     first, end = (None, None) if days is None else (clock.moment(day * DAY) for day in (days.first, days.end))
     answers = served.read(route=PREDICT, first=first, end=end)
@@ -126,12 +119,7 @@ def predictions(served: ServedAnswers, declared: Distillation, days: Days | None
 
 
 def prediction(served: ServedAnswers, identity: str) -> PackagePredictions:
-    """Return the recorded prediction with an id, with the package and precision that answered.
-
-    Raises:
-        RequestError: the table lacks the answer, or it is not a prediction.
-        DataError: its package is gone.
-    """
+    """Return the recorded prediction with this id; raise RequestError without one, DataError without its package."""
     part = served.answer(identity)
     route, package, variant = (part[name][0].as_py() for name in ("route", "package", "variant"))
     if route != PREDICT:
@@ -150,13 +138,7 @@ def _count(answers: pa.Table) -> int:
 
 
 def recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
-    """Return recorded predictions with three versions of their features: ideal, returned by Redis, and fed to a model.
-
-    Rows that cannot be used are skipped, and counted by reason in `left_out`.
-
-    Raises:
-        DataError: no row is left.
-    """
+    """Return recorded predictions with ideal, served and fed features; raise DataError if none can be used."""
     examples = artifacts.latest_training_set() or artifacts.training_set(models.material.training_set)
     found = recorded_rows(artifacts.declared, answers, examples)
     found = _with_teacher(artifacts.declared, answers.served, found, models)
@@ -177,10 +159,7 @@ def recorded_rows(declared: Distillation, answers: PackagePredictions, examples:
     A training row matches if it has the same join keys and is nearest in time, and if no other prediction is nearer to
     it. `Distillation.monitor` sets the tolerance and may name other columns to match by. A matching row has the label
     and the ideal request fields. Inputs that only the teacher reads are not included. Predictions whose features cannot
-    be recomputed exactly are skipped, and counted by reason in `left_out`.
-
-    Raises:
-        DataError: no row is left.
+    be recomputed exactly are counted by reason in `left_out`. Raise DataError if no row is left.
     """
     contract = answers.served.project.applied()
     keys = {column.name: column for column in _keys(contract, declared)}
@@ -226,10 +205,10 @@ def recorded_rows(declared: Distillation, answers: PackagePredictions, examples:
 
 
 def _tables(group: Group, columns: Mapping[str, Column]) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Return the ideal rows of a group with their ids, join keys and times, the fed inputs, and marks.
+    """Return three tables of a group: ideal rows with ids, keys and times; fed inputs; and marks of each row.
 
-    The marks of a row are its recorded score, whether its Redis row is in the history, and whether the recorded digest
-    is the digest of the fed inputs.
+    `known` marks rows whose Redis row the history has, and `alike` rows whose recorded digest is that of the fed
+    inputs.
     """
     inputs = [Column(item.name, item.dtype) for item in group.predictor.model.inputs]
     served, known = group.served()
@@ -263,11 +242,7 @@ def _arrow(values: Values, column: Column) -> pa.Array:
 def _with_teacher(
     declared: Distillation, served: ServedAnswers, found: RecordedRows, models: PackageModels
 ) -> RecordedRows:
-    """Add the teacher's ideal inputs, and skip rows whose inputs are not known.
-
-    Raises:
-        DataError: no row is left.
-    """
+    """Add the teacher's ideal inputs, and skip rows whose inputs are not known; raise DataError if none is left."""
     contract, table = served.project.applied(), found.rows.table
     inputs, request = models.material.teacher_inputs, models.requests
     at, lacking = micros(table[TIME]), np.zeros(len(table), bool)
@@ -322,7 +297,7 @@ def _keys(contract: Contract, declared: Distillation) -> list[Column]:
 
 
 def _training_places(table: pa.Table, examples: pa.Table, by: Sequence[str], tolerance: int) -> Ints:
-    """Return the index of the matching training row, or -1."""
+    """Return the index of the matching training row of each row, or -1."""
     if not {*by} <= {*table.column_names}:
         return np.full(len(table), -1)
     keys = examples.select(by)
@@ -330,7 +305,6 @@ def _training_places(table: pa.Table, examples: pa.Table, by: Sequence[str], tol
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the table with a column added or replaced."""
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), name, values)
     return table.append_column(name, values)

@@ -25,10 +25,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(shares: Shares, players: Sequence[str], known: Sequence[str]) -> dict[str, Part]:
-    """Return the parts of the players in `known`, by name.
-
-    `shares` has one number per player, in the order of `players`.
-    """
+    """Return the parts of the players in `known`, by name; `shares` has a number per player of `players`, in order."""
     return {name: Part(*(float(share[players.index(name)]) for share in shares)) for name in known}
 
 
@@ -50,16 +47,11 @@ class Attribution:
 
     Attributes:
         package: digest of the package that answers.
-        precision: precision of its model file.
-        runtime: runtime of its model file.
-        rows: number of compared rows.
         matched: number of recorded rows that the training set has as well; None for rows of a training set.
         left_out: number of skipped rows by reason.
         unknown: stages without a part, with the reason.
-        measures: mean score and label-based measures, by name.
         each: mean absolute effect on a row's score, by stage.
         largest: rows whose answer is farthest from the ideal.
-        bounds: results of the distillation's bounds.
         table: one line per row: keys, time, ideal, answer and the part of each stage.
     """
 
@@ -113,5 +105,4 @@ def rows_file(folder: Path) -> Path:
 
 
 def skipped(rows: int, why: str) -> str:
-    """Return a text that says how many rows were skipped, and why."""
     return f"{rows:,} {'row was' if rows == 1 else 'rows were'} skipped: {why}"

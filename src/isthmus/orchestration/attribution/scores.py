@@ -47,13 +47,10 @@ BATCH = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class ChosenRows:
-    """The rows to compare.
+    """The rows to compare; `left_out` and `unknown` are those of `Attribution`.
 
     Attributes:
         rows: rows with the teacher's ideal inputs.
-        features: student inputs in four forms.
-        left_out: number of skipped rows by reason.
-        unknown: stages without a part, with the reason.
         outputs: cached teacher outputs of the whole training set; None if the teacher must run.
         recorded: recorded scores, shape (n,); None if the runtime must run.
         matched: number of recorded rows that have a matching training row; None if the rows are not recorded answers.
@@ -83,14 +80,10 @@ class ScoredRows:
 def opened(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
-    """Open the teacher, the student and the files of a package during the block.
+    """Open the teacher, the student and the files of a package in a precision and runtime during the block.
 
-    `precision` and `product` select the model file whose answers are explained.
-
-    Raises:
-        RequestError: scores are not numbers, or the package has no file in this precision or for this runtime.
-        DataError: the student or its training set is gone.
-        ContractMismatch: the package cannot run under the current contract.
+    Raise RequestError if scores are not numbers or the package lacks a file, DataError if the student or its training
+    set is gone, and ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
     if changes := outdated(folder, contract):
@@ -107,13 +100,7 @@ def opened(
 
 
 def _files(package: Package, precision: str, suffix: Format) -> dict[int, Variant]:
-    """Return the files, by model, that separate the effect of the precision from the effect of the runtime.
-
-    In fp32, IN_RUNTIME is the only file.
-
-    Raises:
-        RequestError: the package has no such file.
-    """
+    """Return the files, by model, that separate the effects of precision and runtime; in fp32, IN_RUNTIME only."""
     kinds: dict[int, tuple[str, Format]] = {IN_RUNTIME: (FLOATS, suffix)}
     if precision != FLOATS:
         kinds |= {IN_PRECISION: (precision, "onnx"), AS_ANSWERED: (precision, suffix)}
@@ -132,15 +119,9 @@ def _files(package: Package, precision: str, suffix: Format) -> dict[int, Varian
 
 @dataclass(frozen=True, eq=False)
 class PackageModels:
-    """The teacher, the student and the files of a package.
+    """The teacher, the student, and the files of a package with the runtime `product` of its answers.
 
-    Attributes:
-        scores: teacher and student.
-        material: training set and inputs of both.
-        files: files of the package by model: IN_RUNTIME, and for other precisions than fp32 also IN_PRECISION and
-            AS_ANSWERED.
-        product: runtime of the answers.
-        requests: request transforms of the teacher.
+    `files` has IN_RUNTIME, and for other precisions than fp32 also IN_PRECISION and AS_ANSWERED.
     """
 
     scores: Scores
@@ -151,12 +132,9 @@ class PackageModels:
     requests: RequestInputs
 
     def score(self, chosen: ChosenRows, progress: Progress) -> ScoredRows:
-        """Score the rows with all models.
+        """Score the rows with all models, and leave out the rows that a request transform refuses.
 
-        Rows that a request transform refuses are left out, and counted in `chosen.left_out`, which is changed in place.
-
-        Raises:
-            DataError: a request transform refuses every row.
+        Refused rows are counted in `chosen.left_out`, which is changed. Raise DataError if every row is refused.
         """
         teacher = partial(self._teacher, chosen)
         cells = score_cells(chosen.features, teacher, self._students, lambda model: progress(f"running {model}", 0.4))
@@ -189,7 +167,7 @@ class PackageModels:
         return answers
 
     def _students(self, features: Sequence[Columns]) -> list[dict[int, Numbers]]:
-        """Return scores of the student and of each file; each file is opened once for all tables."""
+        """Return, for each table, scores of the student and the files by model; each file is opened once."""
         batches = [[self._student_case(batch) for batch in _batches(table)] for table in features]
         cases = [case for table in batches for _, case in table]
         students = [np.concatenate([answer for answer, _ in table]) for table in batches]
@@ -222,7 +200,7 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
 
 
 def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Replace, in `cells`, the scores of the runtime that answered with the recorded scores. Changes `cells` in place.
+    """Replace, in place, the scores of the runtime that answered with the recorded scores.
 
     The runtime's scores for other features move by the same distance. A deviation of the recorded scores from this
     machine's runtime therefore counts as the runtime's part. With `probabilities`, moved scores are clipped to 0 to 1.

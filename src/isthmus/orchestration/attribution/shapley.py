@@ -1,7 +1,7 @@
-"""Exact Shapley values over all coalitions of a few players, some of which depend on others (Faigle and Kern, 1992).
+"""Exact Shapley values of a few players, some of which need others (Faigle and Kern, 1992, doi:10.1007/BF01258278).
 
-A precision needs a student: if all orders counted, the student would get half of the precision's effect. Only orders
-count in which no player comes before one that it needs (doi:10.1007/BF01258278).
+A player comes after the players that it needs; other orders do not count. Otherwise the student would get half of the
+effect of its precision.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,9 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Shares(NamedTuple):
-    """Share of each player, shape (players, ...), and the smallest and largest effect it has in any order.
+    """Shapley value of each player, shape (players, ...), and the smallest and largest effect it has in any order.
 
-    Shares sum to the value of all players minus the value of none. The smallest and largest effect differ if players
-    interact.
+    The values sum to the value of all players minus the value of none.
     """
 
     value: Numbers
@@ -28,8 +27,8 @@ def shapley(values: Numbers, needs: Mapping[int, int] | None = None) -> Shares:
     """Compute the shares of n players from the values of their coalitions, float64 (2**n, ...).
 
     Bit i of a coalition's number means that player i is in it. `needs` maps a player to the coalition that must come
-    before it. Each effect of player i on a coalition is weighted by the fraction of orders in which exactly that
-    coalition comes before i.
+    before it. An effect on a coalition is weighted by the fraction of orders in which exactly that coalition comes
+    first.
     """
     needs, everyone = needs or {}, len(values) - 1
     players = range(everyone.bit_length())

@@ -1,7 +1,6 @@
 """The stages between an ideal and an actual answer, and scores of rows with any set of stages swapped.
 
-A coalition is the set of stages that are actual; all other stages are ideal. Four forms of the features and five models
-cover all coalitions. Only rows whose features differ are scored again.
+A coalition is the set of stages that are actual. Four forms of the features and five models cover all coalitions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +37,9 @@ NEEDS: Mapping[int, int] = dict.fromkeys(map(STAGES.index, (PRECISION, RUNTIME))
 
 
 class Cell(NamedTuple):
-    """The features and the model that compute the value of a coalition.
+    """The features and the model that compute the value of a coalition; `model` is TEACHER, STUDENT or a later number.
 
-    Attributes:
-        features: form of the features: 1 if only staleness is actual, 2 if only skew is, 3 for both, 0 for neither.
-        model: TEACHER, STUDENT, IN_PRECISION, IN_RUNTIME or AS_ANSWERED.
+    `features` is the form: 1 if only staleness is actual, 2 if only skew is, 3 for both, 0 for neither.
     """
 
     features: int
@@ -65,8 +62,7 @@ CELLS = tuple(map(cell, range(1 << len(STAGES))))
 class Features(NamedTuple):
     """Model inputs of n rows in four forms, and masks of rows that differ from the ideal form.
 
-    Forms in the order of `Cell.features`: ideal; served; ideal with the skew applied, that is with fed values where
-    these differ from the served ones; fed.
+    Forms by `Cell.features`: ideal; served; ideal, but fed values where these differ from the served ones; fed.
     """
 
     forms: tuple[Columns, Columns, Columns, Columns]
@@ -74,7 +70,6 @@ class Features(NamedTuple):
 
     @classmethod
     def of(cls, ideal: Columns, served: Columns, fed: Columns) -> "Features":
-        """Build the four forms from three tables with the same columns."""
         skewed = {}
         for name, values in ideal.items():
             other = ~same(served[name], fed[name])
@@ -125,8 +120,7 @@ def score_cells(
 ) -> Numbers:
     """Score n rows in every cell. Return float64 (4, 5, n), by form of the features, then by model.
 
-    Scores of rows whose features equal the ideal ones are copied. `note` is called with a text before the teacher runs
-    and before the student runs.
+    Rows with ideal features are scored once. `note` is called with a text before the teacher and the student run.
     """
     count = len(features.differing[0])
     scores = np.empty((4, 5, count))

@@ -50,8 +50,7 @@ def fleet(project: Project, out: Path) -> list[str]:
 def files(project: Project) -> dict[str, bytes]:
     """Render the Kubernetes and Docker files of a project. Return contents by file name; nothing is written.
 
-    YAML loses the comments and layout of its template, and empty files are left out. Raise ConfigurationError and
-    DependencyError as `fleet` does.
+    YAML loses the comments and layout of its template. Raise ConfigurationError or DependencyError as `fleet` does.
     """
     with extra("orchestration"):
         import jinja2
@@ -152,10 +151,7 @@ def _values(project: Project) -> Mapping[str, Any]:
 
 @cache
 def constraints() -> str:
-    """Return the versions of all installed packages except Isthmus, as a file for `pip install --constraint`.
-
-    The fleet then runs the versions that were verified here. Local version parts such as "+cpu" are left out.
-    """
+    """Return the versions of all installed packages except Isthmus as a file for `pip install --constraint`."""
     versions = {
         package.name.lower().replace("_", "-"): package.version.partition("+")[0]
         for package in metadata.distributions()

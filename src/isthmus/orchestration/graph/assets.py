@@ -28,10 +28,7 @@ _VERSION = "dagster/data_version"
 
 
 class AssetGraph:
-    """Nodes of a project in dependency order, and the asset spec of each; both by node id.
-
-    Raise DagsterInvalidDefinitionError if two nodes have the same asset key, or nodes depend on each other in a cycle.
-    """
+    """Nodes of a project after their dependencies, and their asset specs. Equal keys and cycles raise an error."""
 
     def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
         self.outline = outline

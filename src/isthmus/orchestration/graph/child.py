@@ -1,7 +1,6 @@
 """Run one step in a process started by Dagster Pipes: `python -m isthmus.orchestration.graph.child`.
 
-It exits with the process that started it. Otherwise a killed run could free its slot in the pool and leave a process
-that overlaps with the next run.
+It exits with the process that started it, so that it never overlaps with the next run after a run was killed.
 """
 
 import os

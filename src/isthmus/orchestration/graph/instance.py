@@ -45,9 +45,9 @@ _CLOCKS = 2.0  # seconds by which the clocks of processes and events may disagre
 def dagster_home(project: Project) -> Path:
     """Prepare the project's Dagster instance and return its folder.
 
-    Writes the instance's settings and the limits of its pools, marks runs whose process is gone as failed, and records
-    the current version of each source. Raise ConfigurationError if the path of the project contains a question mark,
-    and IsthmusError if the definitions cannot be compiled.
+    Writes the instance's settings and pool limits, marks runs whose process is gone as failed, and records the version
+    of each source. Raise ConfigurationError for a project path with a question mark, IsthmusError for invalid
+    definitions.
     """
     home = project.state / "dagster"
     if "?" in str(home):

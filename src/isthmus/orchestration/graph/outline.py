@@ -36,11 +36,10 @@ FILE = "outline.json"
 
 
 def outline(root: Path) -> Outline:
-    """Return the outline of the project in the absolute folder `root`.
+    """Return the outline of the project in the absolute folder `root`; raise IsthmusError if it cannot be compiled.
 
     If isthmus.toml, a Python file or a setting in the environment has changed since the last call, the outline is
-    compiled in another process, and cached in `.isthmus/outline.json`. Raise IsthmusError if the definitions cannot be
-    compiled.
+    compiled in another process, and cached in `.isthmus/outline.json`.
     """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:

@@ -30,10 +30,7 @@ RETRIES, WAIT = 3, 10  # retries of a temporary failure, and seconds before the 
 
 
 class StepRunner(Protocol):
-    """Runs the part of a step that a Dagster context selects, and yields its results.
-
-    `nodes` are node ids by asset key.
-    """
+    """Runs the part of a step that a Dagster context selects; `nodes` are node ids by asset key."""
 
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results: ...
 

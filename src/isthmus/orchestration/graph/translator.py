@@ -82,9 +82,8 @@ def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
 def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
     """Return the condition under which Dagster materializes a node automatically, or None if it never does.
 
-    Most nodes follow their dependencies, but only after they were materialized once. Recorded answers are collected
-    every hour. A training set is rebuilt on the project's schedule or after drift, and the other assets of its model
-    follow it.
+    Most nodes follow their dependencies, once they were materialized. Recorded answers are collected every hour. A
+    training set is rebuilt on the project's schedule or after drift, and its model follows.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()

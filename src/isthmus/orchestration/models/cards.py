@@ -35,9 +35,8 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
     """Write the report page, model card and boundary card of a student to its folder `model`, replacing older ones.
 
-    The serving cost comes from the measurements of `package`; without it, the documents have none. Raise DataError if
-    the student's report or a measurement is missing or damaged, and ConfigurationError if a gate names a metric that
-    the report lacks.
+    The serving cost was measured for `package`; it is missing without one. Raise DataError if the report or a
+    measurement is missing or damaged, and ConfigurationError if a gate names a metric that the report lacks.
     """
     from isthmus.distill.reports.boundarycard import boundary_card
     from isthmus.distill.reports.modelcard import model_card

@@ -49,10 +49,10 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     history. Then waits up to 5 seconds for the project's server to load the deployment, and reports the outcome in
     `server`; a server that does not switch raises no error.
 
-    Raise GateFailed if the package has no passing verdict under this contract, its cost was not measured, a gate fails,
-    or a candidate has no deployment to run beside; PackageError if the package is damaged, lacks the required
-    signature, or cannot be loaded; ContractMismatch if features that its model reads have changed; and DependencyError
-    if another deployment is in progress.
+    Raise GateFailed if the package has no passing verdict or no measured cost, a gate fails, or a candidate has no
+    deployment beside it; PackageError if the package is damaged, lacks the required signature, or cannot be loaded;
+    ContractMismatch if features that its model reads have changed; and DependencyError if another deployment is in
+    progress.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -100,10 +100,9 @@ def promote(project: Project) -> ReleaseReport:
 def rollback(project: Project, to: str | None = None) -> ReleaseReport:
     """Remove the candidate, or restore the previous deployment if no candidate exists.
 
-    With `to`, a digest prefix, that deployment is restored and a candidate is removed too. `to` is required if the
-    current deployment was restored by an automatic rollback. Writes and waits as `deploy` does. Raise GateFailed if no
-    earlier deployment exists or `to` does not name exactly one, and the other errors of `promote` if the earlier
-    deployment cannot be used.
+    With `to`, a digest prefix, restore that deployment and remove a candidate, too. After an automatic rollback, `to`
+    is required. Writes and waits as `deploy` does. Raise GateFailed if no earlier deployment exists or `to` does not
+    name exactly one, and the other errors of `promote`.
     """
     key = project.public_key
     with _contracts(project) as contracts:
@@ -114,8 +113,8 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
     """Restore the deployment before `deployment`, and record the reason `why`. Does not wait for servers to switch.
 
-    Return False, and change nothing, if `deployment` is not deployed any more or is not on probation. Raise an
-    IsthmusError if the previous deployment cannot be used; see `promote`.
+    Return False, and change nothing, if `deployment` is not deployed or on probation any more. For errors see
+    `promote`.
     """
     with _contracts(project) as contracts:
         return releases.undo(
@@ -126,10 +125,7 @@ def undo(project: Project, deployment: Deployment, why: str) -> bool:
 
 @contextmanager
 def _contracts(project: Project) -> Iterator[Generations]:
-    """Yield the contracts of the project, under a lock that keeps other processes from removing any of them.
-
-    The definitions are not read, so promotion and rollback work even if they have not been applied.
-    """
+    """Yield the project's contracts, none of which is removed during the block. The definitions are not read."""
     project.last_applied()
     with project.locked("retirement", shared=True):
         yield project.generations()

@@ -54,9 +54,8 @@ def distill(
 
     The student becomes the latest one of its distillation. If nothing has changed since a student was trained, that
     student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call continues the training.
-    Raise DataError if the training set cannot be used, ConfigurationError if the declaration is invalid or, with the
-    student already saved, a gate names an unknown metric, and other IsthmusErrors of
-    `isthmus.distill.distillation.distill`.
+    Raise DataError for an unusable training set, ConfigurationError for an invalid declaration (or, after saving the
+    student, a gate on an unknown metric), and an IsthmusError if training fails.
     """
     _limit_spinning()
     with extra("distill"):
@@ -85,9 +84,9 @@ def search(
     """Train and measure the students that a distillation's `search` declares, and write a page about them.
 
     `trials` is the total number of trials, including trials of earlier calls; by default the declared number. The
-    search becomes the latest one of its distillation. The declared student is not changed. Raise DataError if the
-    training set or the journal of the search cannot be used, ConfigurationError if the declaration is invalid or has no
-    search, and DependencyError if another process runs this search, or a library or disk space is missing.
+    search becomes the latest one of its distillation. The declared student is not changed. Raise DataError for an
+    unusable training set or journal, ConfigurationError for a missing or invalid declaration, and DependencyError if
+    another process runs this search, or a library or disk space is missing.
     """
     _limit_spinning()
     with extra("search"):
@@ -111,10 +110,7 @@ def search(
 
 
 def _limit_spinning() -> None:
-    """Set a variable that limits busy waiting of OpenMP threads, which would slow down other processes.
-
-    Call it before importing torch: its OpenMP reads the variable once, when it is loaded.
-    """
+    """Limit busy waiting of OpenMP threads, which slows down other processes. Call it before importing torch."""
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "2000"
 
@@ -207,10 +203,10 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     """Export the last student as a package in the state folder, and sign it if the project has a signing key.
 
     Also measures serving on this host and writes the student's documents. The package becomes the last one of its
-    distillation only if no error is raised. Raise GateFailed if a gate fails, or a file differs too much from the
-    student or is too slow or large; ContractMismatch if contract, training set or declaration have changed since the
-    training; DataError if the student or the training set is missing; ConfigurationError if a declared runtime is not
-    installed or the signing key cannot be used; and PackageError if the package lacks the required signature.
+    distillation only if no error is raised. Raise GateFailed if a gate fails, or a file is too slow, too large or too
+    different from the student; ContractMismatch if the student is outdated; DataError if it or its training set is
+    missing; ConfigurationError if a runtime or the signing key cannot be used; PackageError without the required
+    signature.
     """
     with extra("mobile"):
         from isthmus.distill.export.export import export as run
@@ -246,8 +242,7 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
     """Yield a comparison of a package with the last student, on the training set of the package.
 
     Modules of the project can be imported during the block. Raise DataError if the student or the training set is
-    missing, PackageError if the package was made from another student, and ContractMismatch if the definitions are not
-    applied, or training set or declaration differ from those of the training.
+    missing, PackageError if the package is of another student, and ContractMismatch if the student is outdated.
     """
     with extra("distill"):
         from isthmus.distill.export.parity import Parity
@@ -263,7 +258,7 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
     """Yield the student from which a package was exported, and its task, even if its contract is outdated.
 
     Modules of the project can be imported during the block. Raise DataError if the student or its training set is
-    missing, and ContractMismatch if the definitions are not applied or the declaration has changed since the training.
+    missing, and ContractMismatch if definitions are not applied or the declaration has changed since the training.
     """
     with extra("distill"):
         from isthmus.distill.restore import restored
@@ -301,10 +296,7 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
-    """Check the gates of a distillation against the report of its last student. Return the checked metrics by name.
-
-    Raise GateFailed with all gates that fail, and ConfigurationError if a gate names a metric that the report lacks.
-    """
+    """Check the gates against the last student's report. Return the metrics, or raise GateFailed with all failures."""
     return _require_gates(declared, Artifacts(project, declared).last_report())
 
 
@@ -322,8 +314,8 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
 def require_boundary(project: Project, declared: Distillation) -> None:
     """Check that training and serving cost of the last package were measured with the settings of the serving profile.
 
-    Raise DataError if the package or its student is missing, and GateFailed if a measurement is missing or serving was
-    measured with another precision or number of threads.
+    Raise GateFailed if a measurement is missing or has other settings, DataError if the package or its student is
+    missing.
     """
     from isthmus.distill.reports.boundarycard import require_boundary as require
 
@@ -342,9 +334,6 @@ def require_boundary(project: Project, declared: Distillation) -> None:
 
 
 def require_release(project: Project, declared: Distillation) -> None:
-    """Check that the cost of the last package was measured and that its student passes the current gates.
-
-    Raise GateFailed if not; see `require_boundary` and `require_quality` for other errors.
-    """
+    """Check the measured cost of the last package and the gates of its student; raise GateFailed if one fails."""
     require_boundary(project, declared)
     _require_gates(declared, Artifacts(project, declared).packaged_report())

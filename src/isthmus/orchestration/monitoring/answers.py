@@ -48,7 +48,7 @@ class PackageAnswers:
         outputs: float64 (n, width); NaN if the model had no answer.
         columns: join keys and request fields of the n rows, null if a request lacks them.
         had: mask of the columns that each row's request has, shape (n, columns).
-        twice: mask of rows whose moment the server's clock passed twice, because it was set back; shape (n,).
+        twice: mask of rows whose moment is ambiguous, because the server's clock was set back; shape (n,).
         unread: mask of rows whose request cannot be read, shape (n,).
     """
 
@@ -69,11 +69,9 @@ def read_answers(
 ) -> list[PackageAnswers]:
     """Read all recorded answers of a distillation's packages; the package that answered last comes first.
 
-    `columns` are the columns to read from requests. `keys` returns all known values of a join key; it is called only
-    for private keys, which are recorded as hashes. Answers to callers outside `[monitor] callers` are skipped.
-
-    Raises:
-        DataError: the table cannot be read.
+    `columns` are the columns to read from requests. `keys` returns all known values of a private join key, to resolve
+    its recorded hashes. Answers to callers outside `[monitor] callers` are skipped. Raise DataError for an unreadable
+    table.
     """
     rows = ServedAnswers(project).read(route="predict", callers=project.settings.monitor.callers, columns=_READ)
     models = _models(project)
@@ -100,10 +98,7 @@ def read_answers(
 
 
 def _models(project: Project) -> Callable[[str], str | None]:
-    """Return a function from package digest to model name.
-
-    It looks in the deployment history, then in the package, and returns None if both are gone.
-    """
+    """Return a function from package digest to model name; it returns None if neither history nor package is left."""
     events = DeploymentHistory(project.deployment_file).read()
     deployed = {event.deployment.digest: event.deployment.model for event in events}
 
@@ -120,10 +115,7 @@ def _models(project: Project) -> Callable[[str], str | None]:
 
 
 def package_folder(project: Project, declared: Distillation, digest: str) -> Path | None:
-    """Return the folder of the package with a digest: the copy made when it was deployed, or else the last export.
-
-    Return None if neither exists undamaged.
-    """
+    """Return the undamaged folder with this digest, the deployed copy or else the last package; None if it is gone."""
     folders = [folder_of(project.deployment_file) / digest]
     artifacts = Artifacts(project, declared)
     with suppress(IsthmusError):

@@ -29,11 +29,7 @@ def require_bounds(result: Production, page: Path) -> None:
 
 
 def problems(result: Production) -> Mapping[str, list[str]]:
-    """Return the problems that each of the two checks reports, by name of the check; an empty list means it passes.
-
-    `KEEPS` lists broken bounds and a rollback. `LIKE` lists drifted inputs of the first package, which is the deployed
-    one if it has answers.
-    """
+    """Return problems by check: broken bounds and a rollback for `KEEPS`, drift of the first package for `LIKE`."""
     broken = [f"{describe(bound)}, expected {requirement(bound)}" for bound in result.bounds if bound.broken]
     drifted = [
         f"{found.name} has drifted: {', '.join(found.exceeded)}; psi {found.psi:.3g}"
@@ -48,9 +44,8 @@ def problems(result: Production) -> Mapping[str, list[str]]:
 def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
     """Check a bound against a package's overall quality and its newest week with this measure, or against slices.
 
-    The bound is broken if the whole 95 % interval of a value violates it. It is not broken if `package` is None or
-    the measure is not known. `slices` must have all measured slices, not only the worst: their number widens the
-    intervals.
+    The bound is broken if the whole 95 % interval of a value violates it; without a package or the measure, it is not.
+    `slices` must have all measured slices, not only the worst: their number widens the intervals.
     """
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)
@@ -89,8 +84,7 @@ def _judge_slices(bound: Bound, slices: Sequence[SliceQuality]) -> Bound:
 def _beyond(bound: Bound, found: MeasuredValue, looks: int = 1) -> bool:
     """Return whether the whole interval violates a bound; a figure without an interval violates none.
 
-    With several `looks`, intervals are widened so that 95 % holds for all of them together (Bonferroni, normal
-    distribution).
+    For several `looks`, intervals are widened to hold together (Bonferroni, normal distribution).
     """
     if found.low is None or found.high is None:
         return False

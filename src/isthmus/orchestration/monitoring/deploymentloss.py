@@ -32,15 +32,11 @@ def losses(
 ) -> tuple[QualityLoss, ...]:  # fmt: skip
     """Compute, for each bound on a loss, how much worse the current deployment is than the previous one.
 
-    Return an empty tuple if no such bound is declared, or if `answers` come from another package or precision than the
-    deployment's. If the deployment is not on probation, the losses have no values. Otherwise the previous package is
-    run on all labeled answers since the deployment, with the same stored rows, and both are compared row by row. Rows
-    that are hard for both do not add noise, and drift that hurts both does not count as a loss.
-
-    `answers` has n rows, `labels` their labels, shape (n,), and `chosen` marks the rows whose labels count, shape (n,).
-
-    Raises:
-        PackageError: the previous package is gone or damaged.
+    The previous package is run on all labeled answers since the deployment, with the same stored rows, so that drift
+    that hurts both is not a loss. The losses have no values if the deployment is not on probation. The result is empty
+    if no such bound is declared, nothing is deployed, or `answers` come from another package or precision. `labels` and
+    the mask `chosen` of labels that count have shape (n,). Raise PackageError if the previous package is gone or
+    damaged.
     """
     bounds = bounds_on(declared.bounds, LOST)
     if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runs[:2]:
@@ -65,8 +61,7 @@ def losses(
 def rescore(served: ServedAnswers, answers: pa.Table, model: DeployedModel) -> Array:
     """Return the model's outputs for every row of recorded predictions, in order: float64 (n, width).
 
-    A row is NaN if it cannot be computed: its stored row is not in the history, its request cannot be read or lacks an
-    input of this model, or its contract is gone.
+    A row is NaN if its request cannot be read, or if its stored row, its contract or an input of this model is missing.
     """
     count = answers["rows"].to_numpy().astype(np.int64)
     starts = np.cumsum(count) - count
@@ -98,8 +93,8 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
 def take_back(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
     """Roll back a deployment if one of its losses is significantly above its bound, and record the reason.
 
-    Return a sentence about the rollback or about its failure. Return "" if no loss exceeds its bound, or if another
-    process has changed the deployment already.
+    Return a sentence about the rollback or its failure, or "" if no loss exceeds its bound or it is not deployed any
+    more.
     """
     loss = next((loss for loss in found if loss.beyond), None)
     if loss is None:

@@ -36,16 +36,12 @@ SCORE = "score"
 def served_drift(
     project: Project, declared: Distillation, folder: Path, answered: PackageAnswers
 ) -> tuple[int, tuple[InputDrift, ...]]:
-    """Return the start of the compared period (microseconds), and the drift of each raw input and of the scores.
+    """Return the start of the compared week (microseconds), and the drift of each raw input and of the scores.
 
-    The period is the week (`WINDOW`) before the latest answer. It has the answers that were given under the same
-    contract as the latest one, at most `SAMPLE`, evenly spaced. Stored inputs come from the rows that Redis returned.
-    The answers are compared with the training set of the package in `folder`, at most `SAMPLE` rows, and with windows
-    of it that cover as much time as the answers do.
-
-    Raises:
-        DataError: the training set, the contract or a table is gone, or the history has none of the rows that Redis
-            returned.
+    The week ends with the latest answer. At most `SAMPLE` of its answers, with the contract of the latest one, are
+    compared with at most `SAMPLE` rows of the training set of the package in `folder`, and with windows of it that
+    cover as much time as the answers do. Raise DataError if the training set, the contract or a table is gone, or the
+    history has none of the rows that Redis returned.
     """
     at = micros(answered.part["at"])
     at = np.where(at <= project.now(), at, 0)  # its clock is ahead

@@ -35,11 +35,7 @@ Measuring = Callable[[Array, Array], Measures]
 
 
 def metric(declared: Distillation) -> tuple[str, bool]:
-    """Return the measure by which packages and slices are ranked, and True if higher is better.
-
-    Raises:
-        RequestError: labels of this kind have no production measure.
-    """
+    """Return the measure that ranks packages and slices, and True if higher is better; RequestError if it has none."""
     label = declared.label
     if isinstance(label, Binary):
         return "auc", True
@@ -60,11 +56,7 @@ def measuring(declared: Distillation) -> Measuring:
 
 
 def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
-    """Return labels as numbers, NaN for null.
-
-    Raises:
-        DataError: a label is not 0 or 1 if it is binary, or not finite otherwise.
-    """
+    """Return labels as numbers, NaN for null; raise DataError if a label is not finite, or not 0 or 1 if binary."""
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     binary = isinstance(declared.label, Binary)
     fits = (values == 0) | (values == 1) if binary else np.isfinite(values)
@@ -85,19 +77,13 @@ def class_places(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedA
 
 
 def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) -> Quality:
-    """Measure the rows that `chosen` marks, whose label counts, and count all n rows as answers.
-
-    The arrays have n rows. If no row is chosen, there are no measures.
-    """
+    """Measure the rows in the mask `chosen`, whose label counts, and count all n rows as answers."""
     labels, outputs = labels[chosen], outputs[chosen]
     return Quality(answers=len(chosen), rows=len(labels), measures=measured(labels, outputs) if len(labels) else {})
 
 
 def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: Ints) -> tuple[Week, ...]:
-    """Measure the answers of each ISO week in UTC, earliest week first.
-
-    `at` has the moments of the n rows in microseconds since 1970 UTC. Weeks without answers are left out.
-    """
+    """Measure each ISO week (UTC) that has answers, earliest first. `at` has microseconds since 1970 UTC."""
     number = (at - _MONDAY) // (7 * _DAY)
     found = []
     for week in np.unique(number).tolist():
@@ -111,10 +97,7 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """Measure each slice of each column, worst first by the measure `decides`.
-
-    Slices are cut as in a student's report. Slices with fewer than `FEWEST` rows that count are left out.
-    """
+    """Measure each slice of each column with at least `FEWEST` labeled rows; the worst by `decides` comes first."""
     name, more = decides
     found = []
     for column in columns.column_names:

@@ -37,7 +37,7 @@ class LabelMatches:
     Attributes:
         row: index of the spine's row whose label counts; -1 if no label counts.
         distance: microseconds from the answer to the nearest event time with equal columns.
-        why: code, in `CODES`, of the reason why no label counts; -1 if one does.
+        why: code, in `CODES`, of the reason why no label counts; -1 if a label counts.
     """
 
     row: Ints
@@ -101,7 +101,7 @@ def _places(spine: pa.Table, rows: pa.Table) -> Ints:
 def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000) -> Mask:
     """Mark answers at moments that their server's clock passed twice, which makes the moment ambiguous.
 
-    Answers have a `sequence` within each process `run`. Steps below `slack` microseconds are ignored, since a slow
+    `sequence` orders the answers of each process `run`. Steps below `slack` microseconds are ignored, since a slow
     request ends after faster ones that began later.
     """
     twice = np.zeros(len(at), bool)
@@ -118,8 +118,5 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
 
 
 def nearest_answers(matches: LabelMatches, at: Ints) -> Mask:
-    """Mark one answer per matched label: the nearest in time, or in a tie the earliest, then the first in order.
-
-    `at` has the answers' times.
-    """
+    """Mark one answer per matched label: the nearest in time, or in a tie the earliest; `at` has the answers' times."""
     return first_of_each(np.where(matches.why < 0, matches.row, -1), matches.distance, at)

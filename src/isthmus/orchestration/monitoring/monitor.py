@@ -57,11 +57,8 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 
     Collects recorded answers, computes the spine again, and writes `production_file` and a page beside it. Rolls the
     deployment back if it loses more quality than its bounds allow. The deployed package, if it has answers, comes
-    first in the result. A broken bound raises nothing; see `require_bounds`.
-
-    Raises:
-        RequestError: this kind of label has no production measure.
-        DataError: the answers or the spine cannot be read, or a label is not valid in a training set.
+    first. A broken bound raises nothing; see `require_bounds`. Raise RequestError if this kind of label has no
+    production measure, and DataError if the answers or the spine cannot be read or a label is invalid.
     """
     declared = project.distillation(name)
     decides = figures.metric(declared)
@@ -119,8 +116,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Call `monitor` every hour until `stopped` is set; without `stopped`, never return.
 
-    `name` is a distillation; None means all distillations that have a production measure. Broken bounds, rollbacks and
-    errors are passed to `say`. An error does not end the loop.
+    Without `name`, all distillations that have a measure are monitored. Problems go to `say` and do not end the loop.
     """
     names = [name] if name is not None else list(project.definitions.distillations)
 
@@ -160,7 +156,7 @@ class _Work(NamedTuple):
 def _package(
     work: _Work, answers: PackageAnswers, spine: pa.Table, left_out: Counter[Without]
 ) -> tuple[PackageQuality, Sequence[SliceQuality]]:
-    """Measure a package; returns its quality with the worst slices, and all slices."""
+    """Measure a package, and count its unlabeled rows in `left_out`. Return its quality, and all of its slices."""
     project, declared = work.project, work.declared
     folder, unknown = package_folder(project, declared, answers.package), []
     if folder is None:
@@ -202,10 +198,7 @@ def _package(
 
 
 def _slice_columns(work: _Work) -> list[str]:
-    """Return the columns to slice by: the declared ones, or all but private join keys.
-
-    Slice values appear in clear text in files and metrics.
-    """
+    """Return the declared columns to slice by, or all but private join keys: values are stored in clear text."""
     chosen, record = work.declared.monitor.slices, work.project.settings.server.record
     views = work.project.applied().views
     private = {key.name for name in (record.private if record else ()) if name in views for key in views[name].keys}
@@ -246,10 +239,7 @@ def _matched_labels(work: _Work, answers: PackageAnswers, spine: pa.Table) -> La
 
 
 def _labels(declared: Distillation, spine: pa.Table, folder: Path | None, width: int) -> Array | str:
-    """Return the spine's labels as numbers (for classes, indices; -1 if the package lacks the class).
-
-    Returns a sentence instead if the labels do not fit the package, whose outputs have `width` numbers per row.
-    """
+    """Return the spine's labels as numbers or class indices, or a sentence if they do not fit the package's outputs."""
     column = spine[declared.spine.label.name]
     if isinstance(declared.label, Classes):
         if folder is None:

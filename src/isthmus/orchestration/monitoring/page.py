@@ -57,10 +57,7 @@ def page(result: Production) -> str:
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
-    """Yield the blocks to show on the terminal. To save width, only the deciding measure has its interval.
-
-    `file` is the production file; the path of the page beside it is the last block.
-    """
+    """Yield the blocks to show on the terminal, last the path of the page beside the production file `file`."""
     yield from _blocks(result, narrow=True)
     if result.packages:
         newest = result.packages[0]
@@ -82,7 +79,6 @@ def worst(result: Production) -> TableBlock:
 
 
 def images(result: Production) -> dict[str, str]:
-    """Return the weekly plots as image URLs."""
     return {name: image(figure) for name, figure in plots(result).items()}
 
 

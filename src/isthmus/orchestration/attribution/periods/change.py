@@ -54,13 +54,7 @@ LARGEST = 10
 
 @dataclass(frozen=True)
 class Side:
-    """A period: its rows in the columns of a training set, and the package that answered.
-
-    Attributes:
-        views: contracts of the views under which the stored features were joined, by view.
-        profile: precision and threads to run the package with.
-        left_out: number of skipped rows by reason.
-    """
+    """A period: its rows in the columns of a training set, joined under `views`, and the package that answered."""
 
     days: Days
     table: pa.Table
@@ -89,16 +83,12 @@ def change(  # noqa: PLR0913 - the options of the command
 
     The rows come from the latest training set, with the features that could be known. Both periods use the last
     package, unless the folder `package` names another one for the earlier period. With `recorded`, the rows are the
-    recorded predictions, as fed to the model, and each period uses the package that answered last in it; `package`
-    must then be None. Segments use the columns `by`. By default they use the leading join keys of the spine: as many as
-    possible while at least 95 % of the rows are in segments that occur in both periods, and at least one.
+    recorded predictions, as fed to the model, and each period uses the package that answered last in it; `package` must
+    then be None. `by` are the columns of the segments; for the default see `segments_of`.
 
-    Writes an HTML page to `attribution/<name>` in the state folder, readable by its owner only.
-
-    Raises:
-        RequestError: `days` is None, no row is in a period, a column is missing, scores are not numbers, or options
-            cannot be combined.
-        DataError: a package, a table or a history is gone, or a request transform refuses every row of a period.
+    Writes an HTML page to `attribution/<name>` in the state folder, readable by its owner only. Raise RequestError if
+    an option is invalid or a period has no row, and DataError if a package, a table or a history is gone, or a request
+    transform refuses every row of a period.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -180,7 +170,6 @@ def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, s
         return [_under(served, side, contracts[place], pairs) for side in sides]
 
     def answers(before: Sequence[pa.Table], after: Sequence[pa.Table]) -> list[Numbers]:
-        """Return scores by model, each from its own tables."""
         first = _scores(models[0], before)
         return [first, first if models[0] is models[1] and before is after else _scores(models[1], after)]
 
@@ -216,10 +205,8 @@ def _scores(model: DeployedModel, tables: Sequence[pa.Table]) -> Numbers:
 def _under(served: ServedAnswers, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
     """Return the rows of a period with stored features as a contract defines them.
 
-    Features joined under the same contract stay, since the model was fed with them. All others are joined again.
-
-    Raises:
-        IsthmusError: the history under that contract is gone.
+    Features that were joined under it stay. The others are joined again; raise an IsthmusError if their history is
+    gone.
     """
     table = side.table
     to_join: dict[str, list[str]] = {}
@@ -302,9 +289,9 @@ def _period(side: Side, rows: int) -> Period:
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
     """Choose segment columns, and split the rows by them. The first `count` rows belong to the earlier period.
 
-    The columns are `by`, or else as many leading join keys of the spine as leave nearly all rows in segments that both
-    periods have (at least one key), since a segment in one period alone has nothing to be compared with.
-    Raises a RequestError or DataError if a column is missing or cannot be split.
+    The columns are `by`, or else as many leading join keys of the spine as possible (at least one) while at least 95 %
+    of the rows can be compared, because both periods have their segment. Raise RequestError or DataError if a column is
+    missing or cannot be split.
     """
     keys = [key for key in spine if key in rows.column_names]
     while True:

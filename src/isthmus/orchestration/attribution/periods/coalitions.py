@@ -41,9 +41,7 @@ class Segments(NamedTuple):
 def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> Segments:
     """Split rows into segments by columns: by value, or by quartile for numeric columns not in `exact`.
 
-    Raises:
-        RequestError: a column does not exist, or none is named.
-        DataError: a column is not text, boolean or numeric.
+    Raise RequestError if a column is missing or none is named, and DataError if a column has an unsuitable type.
     """
     if missing := [name for name in columns if name not in table.column_names]:
         raise RequestError(f"--by {missing[0]}", "is not a column of the rows", expected=one_of(table.column_names))
@@ -90,8 +88,8 @@ def weights(before: Ints, after: Ints) -> Numbers:
 def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequence[Numbers]]) -> Numbers:
     """Return the values of the coalitions of `PARTS`, float64 (16,).
 
-    Bit i of a coalition means that part i comes from the later period. `weight` is the result of
-    `weights`. `scores` has the scores of all rows, (n + m,), by contract, then by model.
+    Bit i of a coalition means that part i comes from the later period. `weight` is the result of `weights`. `scores`
+    has the scores of all rows, (n + m,), by contract, then by model.
     """
     answers = [[scores[contract][model] for model in (0, 1)] for contract in (0, 1)]
     cache: dict[tuple[int, ...], float] = {}

@@ -47,16 +47,7 @@ class MeasureChange(msgspec.Struct, frozen=True):
 
 
 class Period(msgspec.Struct, frozen=True):
-    """A period and the package that answered in it.
-
-    Attributes:
-        first: first day.
-        end: day after the last day.
-        rows: number of compared rows.
-        package: digest of the package.
-        contract: hash of the contract under which the package was exported.
-        left_out: number of skipped rows by reason.
-    """
+    """A period from `first` to the day before `end`; `package` is a digest, `contract` the hash of its contract."""
 
     first: str
     end: str
@@ -67,10 +58,7 @@ class Period(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A segment: number of rows and mean score in both periods, and its effect on the overall mean.
-
-    A mean is None if the segment has no rows in that period.
-    """
+    """A segment: rows and mean score in both periods (None without rows), and its effect `moved` on the whole mean."""
 
     values: dict[str, str | None]
     rows_before: int
@@ -82,17 +70,10 @@ class Segment(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PeriodChange:
-    """A change from one period to another.
+    """A change between two periods, the earlier one first, with the columns `by` that define the segments.
 
-    Attributes:
-        source: origin of the rows.
-        periods: the earlier period, then the later one.
-        by: columns of the segments.
-        segments: number of segments.
-        common: share of rows whose segment exists in both periods.
-        unknown: parts that are not known, with the reason.
-        measures: mean score and label-based measures, by name.
-        largest: segments that moved the mean score most.
+    `common` is the share of rows whose segment exists in both periods. `largest` has the segments that moved the mean
+    score most. `unknown` has the parts that are not known, with the reason.
     """
 
     name: str

@@ -39,10 +39,9 @@ def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, 
 def judge(
     report: object, blocks: "Callable[[], Iterable[Block]]", require: Callable[[], object], *, as_json: bool
 ) -> None:
-    """Print a report, then call `require`, which raises if the report fails its checks.
+    """Print a report, then call `require`, which raises an IsthmusError if the report fails its checks.
 
-    Raises:
-        IsthmusError: raised by `require`. With `as_json`, exit with its code instead, so that stdout has one document.
+    With `as_json`, exit with the error's code instead, so that stdout has one document.
     """
     present(report, blocks, as_json=as_json)
     try:
@@ -56,10 +55,7 @@ def judge(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Yield a callback for a message and the finished share, 0 to 1.
-
-    It draws a bar on a terminal, and writes a line per message elsewhere.
-    """
+    """Yield a callback for a message and the finished share, 0 to 1: a bar on a terminal, else a line per message."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

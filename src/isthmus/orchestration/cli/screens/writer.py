@@ -82,10 +82,7 @@ def _parts(block: Block, width: int) -> Iterator[RichText | RichTable]:
 
 
 def _tables(table: TableBlock, width: int) -> Iterator[RichTable]:
-    """Split a table into parts that fit the width without wrapping names and numbers.
-
-    Columns of figures and empty columns are left out.
-    """
+    """Split a table to fit the width without wrapping names and numbers; skip empty columns and drawings."""
     columns = [[row[n] for row in table.rows] for n in range(len(table.columns))]
     shown = [
         n
