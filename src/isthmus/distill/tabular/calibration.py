@@ -76,10 +76,7 @@ class TemperatureCalibrator(Calibrator):
 
 
 class IsotonicCalibrator(Calibrator):
-    """A strictly increasing, piecewise linear map of the logit, for labels of 0 and 1.
-
-    Line k begins at (starts[k], values[k]) with slope slopes[k]. Below the first point the slope is 1.
-    """
+    """Increasing, piecewise linear map of logits: line k begins at (starts[k], values[k]) with slope slopes[k]."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ def mean_recall(values: Values, labels: Array) -> float:
 
 
 def rank_correlation(values: Values, labels: Array) -> float:
-    """Return the absolute Spearman correlation of numbers or texts (n,) with labels (n,), without null.
+    """Return the absolute Spearman correlation of numbers or texts (n,) with labels (n,), without nulls.
 
     Texts are ordered by the mean label of the even rows and scored on the odd rows. Returns 0 with too few rows.
     """
@@ -74,7 +74,6 @@ def _valid(values: Values) -> Array:
 
 
 def _places(values: Values) -> Array:
-    """Return a code per row for its value, 0 for null."""
     places, valid = np.zeros(len(values.data), np.int64), _valid(values)
     data = values.data[valid]
     if data.dtype == object and not isinstance(next(iter(data), ""), str | bytes):

@@ -16,10 +16,7 @@ from isthmus.package.inputs import feeds
 
 
 class Scores:
-    """Computes scores of a teacher and its student on the scale of the graph's output: float64 (n,).
-
-    `boosting` is the teacher. Raises a RequestError if the task is not a Tabular with a Binary or Number label.
-    """
+    """Scores, float64 (n,), of a Tabular's teacher and student; raises a RequestError for classes and ranks."""
 
     def __init__(self, task: Task, student: nn.Module) -> None:
         if not isinstance(task, TabularTask) or not isinstance(task.declared.label, Binary | Number):

@@ -86,7 +86,6 @@ def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
 
 
 def core_feeds(numbers: Array, places: Array) -> Feeds:
-    """Return the values of `core_tensors` for prepared rows."""
     tensors = {NUMBERS: numbers, PLACES: places.astype(np.int32)}
     return {name: tensor for name, tensor in tensors.items() if tensor.shape[1]}
 
@@ -110,11 +109,7 @@ def _embedding(count: int, width: int) -> nn.Embedding:
 
 
 class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The content of `student.json`: everything about a student except its weights.
-
-    `answer` is the name of the graph's output; `split` has the shares of the three parts, and `boundaries` the times
-    between them, in microseconds since 1970.
-    """
+    """The content of `student.json`: a student without its weights; `boundaries` are in microseconds since 1970."""
 
     id: str
     name: str

@@ -89,7 +89,6 @@ class TabularTask(Task):
         return self._boosting("teacher", self.material.table, self.material.teacher_inputs)
 
     def references(self) -> Mapping[str, Teacher]:
-        """Return one reference: boosting trained like the teacher, but on the student's inputs."""
         return {"reference": self._boosting("reference", self.material.student_table, self.material.student_inputs)}
 
     def _boosting(self, name: str, table: pa.Table, inputs: Sequence[ModelInput]) -> Boosting:
@@ -148,7 +147,6 @@ class TabularTask(Task):
         return Batch((numbers, places), targets)
 
     def leaks(self) -> list[str]:
-        """Check each input of student and teacher on its own, on at most 100,000 rows of the training part."""
         material, train = self.material, self.material.parts.train
         rows = train[spread(len(train), 100_000)]
         values = columns(material.table.take(rows), material.teacher_inputs)
@@ -159,7 +157,6 @@ class TabularTask(Task):
         return None if self._kind.groups is None else self._kind.groups[rows]
 
     def after_training(self, student: nn.Module) -> None:
-        """Fit the student's calibration, if it has one, to the validation part."""
         assert isinstance(student, Student)  # noqa: S101 - created by `student`
         if (calibration := student.answer.calibration) is not None:
             rows = self.material.parts.validation
@@ -233,7 +230,6 @@ class TabularTask(Task):
         return Case(feeds(self._fed, raw), expected, plain(raw, self._fed), core_feeds(*self._prepare(data)))
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Run a graph and return the scores (logits) behind its outputs."""
         return {self._kind.key: self._answer.to_scores(run(self.feeds(rows))[self._answer.name])}
 
     def shipped(self, _teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:

@@ -91,7 +91,6 @@ class Kind(ABC):
         return agreement(student[self.key], teacher[self.key])
 
     def take(self, rows: Index) -> Self:
-        """Return a copy with the labels of these rows, in their order."""
         kind = copy.copy(self)
         kind.values, kind.targets = self.values[rows], self.targets[torch.from_numpy(rows)]
         kind.teacher_labels = self.teacher_labels[rows]

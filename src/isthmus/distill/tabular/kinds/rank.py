@@ -66,7 +66,6 @@ class RankLabels(Kind):
         return self.values[rows], answers[self.key], self.groups[rows]
 
     def chance(self, rows: Index) -> float:
-        """Return the expected ndcg of a random order."""
         assert self.groups is not None  # noqa: S101 - set by the constructor
         return chance_ndcg(self.values[rows], self.groups[rows], self._at)
 
