@@ -18,14 +18,10 @@ _TEXT = 16
 
 
 class GraphWork(msgspec.Struct, frozen=True):
-    """The cost of one row.
+    """The cost of one row: bytes of `weights`, bytes of inputs and outputs (`values`), numbers that products output.
 
-    Attributes:
-        flops: operations of products and convolutions, counted as in torch: two per multiply-add, none for a bias.
-        weights: bytes of the constants.
-        values: bytes of the inputs and outputs.
-        activations: number of numbers that the products output.
-        uncounted: operators that may multiply but are not in `flops`.
+    `flops` counts products and convolutions as in torch: two per multiply-add, none for a bias. `uncounted` has
+    operators that may multiply but are not counted.
     """
 
     flops: int

@@ -1,8 +1,4 @@
-"""Makes INT8 graphs give the same bits in every runtime, in their last layer and in the sums between layers.
-
-Runtimes add floats in different orders and with or without fused multiply-add. Neither matters if each product and sum
-is exact in float32, as integers up to 2**24 times a power of two are.
-"""
+"""Makes INT8 graphs give the same bits in every runtime: each product and sum becomes exact in float32."""
 
 import numpy as np
 import onnx
@@ -24,14 +20,11 @@ _FINEST = 100
 def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
     """Return a copy of `quantized` that gives the same bits in every runtime, as far as possible.
 
-    `quantized` is the output of ONNX Runtime's quantizer for the float graph `model`, with each layer between a
-    DequantizeLinear and a QuantizeLinear; `layer` is the last quantized layer of `model`. Its inputs stay 8-bit
-    integers, its weights become floats again, rounded so that its sums are exact (to twelve bits for 32 inputs, to ten
-    for 144), and its output is no longer rounded.
-
-    These layers keep 8-bit weights: computed weights; operators other than Gemm, MatMul and convolutions; grouped
-    transposed convolutions; a Gemm with alpha; a product with a vector; a layer with so many inputs (65,793 or more if
-    none is negative) that the steps would exceed its weights.
+    `quantized` is the output of ONNX Runtime's quantizer for the float graph `model`, and `layer` is the last layer
+    that it quantized. The weights of this layer become floats again, rounded so that its sums are exact (to twelve bits
+    for 32 inputs, to ten for 144), and its output is no longer rounded. It keeps 8-bit weights if they are computed, if
+    it is neither Gemm, MatMul nor a convolution, if it is a grouped transposed convolution, a Gemm with alpha or a
+    product with a vector, or if it has too many inputs (65,793 or more if none is negative).
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
@@ -51,10 +44,9 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
 def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
     """Return the quantization steps with which every runtime adds and multiplies integers to the same bits.
 
-    Runtimes scale such integers by the ratio of their steps, with or without fused multiply-add, and so round
-    differently once in millions. With powers of two, each product and each sum of two is exact in float32. The result
-    has each tensor that an integer addition or multiplication of the optimized graph reads or writes and whose step is
-    not a power of two: the next larger power, float32 (), and its zero point, uint8 ().
+    Runtimes scale such integers by the ratio of their steps and round differently. With powers of two, each product and
+    each sum of two is exact in float32. The result has each tensor of such an operation in the optimized graph whose
+    step is not a power of two: the next larger power, float32 (), and its zero point, uint8 ().
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}
@@ -96,11 +88,7 @@ def _sum_exactly(graph: onnx.GraphProto, name: str, parameters: list[Array]) -> 
 
 
 def _rounded(weights: Array, biases: list[Array], axis: int, largest: int) -> list[Array]:
-    """Round weights and bias so that no output's sum exceeds 2**24 steps, for integer inputs up to `largest`.
-
-    `axis` is the axis of the outputs in the weights; `biases` holds one bias (outputs,), or nothing. Returns float32
-    weights and bias, or nothing if there are so many inputs that steps would exceed most weights.
-    """
+    """Round so that no sum exceeds 2**24 steps for integer inputs up to `largest`; return [] with too many inputs."""
     shape = [-1 if place == axis else 1 for place in range(weights.ndim)]
     parts = [weights, *(bias.astype(np.float64) for bias in biases)]
     inputs = weights.size // weights.shape[axis]

@@ -19,11 +19,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """The cost of the first answer in a fresh process.
-
-    `memory_mb` is the peak of the resident memory above its level before loading, in MiB; `load_ms` is the time from
-    the model file to the answer, with libraries already loaded.
-    """
+    """The cost of a first answer: peak memory above the level before loading, in MiB, and time from file to answer."""
 
     memory_mb: float
     load_ms: float

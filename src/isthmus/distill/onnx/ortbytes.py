@@ -1,8 +1,4 @@
-"""Canonical bytes for models in ORT format: two conversions of the same model give the same file.
-
-ONNX Runtime writes some lists in the order of a hash map with a random seed. The schema of the files is
-onnxruntime/core/flatbuffers/schema/ort.fbs.
-"""
+"""Canonical bytes for models in ORT format, whose lists have a random order."""
 
 import struct
 from typing import Any
@@ -14,8 +10,8 @@ from flatbuffers.table import Table
 IDENTIFIER = b"ORTM"
 ALIGNMENT = 16
 
-# A field is a struct format for a scalar, "str", a table's name, or a list of these or of raw bytes; "!" marks an
-# unordered list. None is a field that models do not use.
+# From onnxruntime/core/flatbuffers/schema/ort.fbs. A field is a struct format for a scalar, "str", a table's name, or a
+# list of these or of raw bytes; "!" marks an unordered list. None is a field that models do not use.
 _TABLES: dict[str, tuple[Any, ...]] = {
     "Session": ("str", "Model", None, "Resolver"),
     "Model": ("q", ["Opset"], "str", "str", "str", "q", "str", "Graph", "str", ["Entry"]),
@@ -44,10 +40,7 @@ _UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], [
 
 
 def canonical(model: bytes) -> bytes:
-    """Return an equal model with its unordered lists sorted, and equal parts written once, which makes it smaller.
-
-    Raises a ValueError if the model is not in ORT format, or has a field that the schema here lacks.
-    """
+    """Return an ORT file with sorted lists and equal parts written once; raise a ValueError for an unknown format."""
     if model[4:8] != IDENTIFIER:
         raise ValueError("not a model in ORT format")
     root = encode.Get(packer.uoffset, model, 0)

@@ -1,8 +1,4 @@
-"""Decomposes float operators into primitives that have the same bits in every runtime.
-
-IEEE 754 defines a single addition, multiplication, division or root exactly. Sums depend on their order and
-exponentials on the math library, so sums become sums of integers, exact in float64, and exponentials become products.
-"""
+"""Decomposes float operators into primitives whose bits IEEE 754 defines: single operations, exact sums of integers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -85,10 +81,7 @@ class _Writer:
 
 
 def _power(writer: _Writer, small: str) -> str:
-    """Return exp(x) from `small`, x / 32, which is within ±0.5: Taylor's polynomial of degree 4, squared five times.
-
-    Higham, 2005, "The scaling and squaring method for the matrix exponential revisited".
-    """
+    """Return exp(32 * small), `small` within ±0.5: Taylor polynomial of degree 4, squared five times (Higham, 2005)."""
     power: str | float = 1 / 24
     for coefficient in (1 / 6, 1 / 2, 1, 1):
         power = writer.step("Add", writer.step("Mul", small, power), coefficient)

@@ -28,10 +28,7 @@ _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """Open the content of a model file in ONNX Runtime, on the CPU with a number of threads.
-
-    Raises a ConfigurationError if ONNX Runtime rejects the model.
-    """
+    """Open the content of a model file in ONNX Runtime on the CPU; raise a ConfigurationError if it is rejected."""
     return _opened(model, session_options(threads))
 
 
@@ -45,10 +42,7 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """Run a session on input tensors by name, and return its first output.
-
-    Raises a ConfigurationError if the run fails.
-    """
+    """Run a session on input tensors by name and return its first output; raise a ConfigurationError if it fails."""
     return _outputs(opened, None, feeds)[0]
 
 
@@ -119,10 +113,7 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
 
 
 def ort_format(model: bytes) -> bytes:
-    """Convert a model to ORT format, optimized for CPUs in general and not for this machine.
-
-    Raises a DependencyError if the disk is full, or if ONNX Runtime writes fields that `ortbytes` does not know.
-    """
+    """Convert a model to ORT format for any CPU; raise a DependencyError if the disk is full or a field is unknown."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
         options = session_options(1)
