@@ -56,10 +56,7 @@ def write(folder: Path, shard: Shard) -> str:
 
 
 def read(path: Path) -> Shard:
-    """Read a shard with memory-mapped arrays; raise FileNotFoundError if it was removed, ValueError if it is damaged.
-
-    Verifies the SHA-256 of every file when this process first reads the shard, and again after a file has changed.
-    """
+    """Read a shard as memory maps and verify its files; raise FileNotFoundError if gone, ValueError if damaged."""
     try:
         record = msgspec.json.decode((path / _RECORD).read_bytes(), type=Record)
         files = {key: path / f"{key}.npy" for key in record.sha256}
