@@ -66,7 +66,6 @@ def explained(names: Iterable[str]) -> list[Block]:
 
 
 def measures(report: Report) -> list[str]:
-    """Return the names of the measures in the comparison: metrics, agreement with the teacher, p50 and p99."""
     return [*metrics(report), *_agreements(report), "p50", "p99"]
 
 

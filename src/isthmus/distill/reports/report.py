@@ -13,13 +13,10 @@ Quality = Mapping[str, float | None]
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
-    """A model of the comparison.
+    """A model of the comparison; `p50_us` and `p99_us` are the times of one row.
 
-    Attributes:
-        quality: test metrics by name; means over the seeds for models trained with several seeds.
-        intervals: low and high end of the 95 % interval of these means, by metric.
-        bytes: size of the ONNX graph; for a teacher, size of its parameters.
-        p50_us: median time of one row; `p99_us` is its 99th percentile.
+    `quality` has test metrics, with several seeds their means, and `intervals` the ends of the means' 95 % intervals.
+    `bytes` is the size of the ONNX graph; for a teacher, of its parameters.
     """
 
     about: str = ""
