@@ -17,10 +17,10 @@ from isthmus.distill.types import Index
 
 
 class Conversion(NamedTuple):
-    """How to convert a student for a runtime. `program` is the class that runs its files.
+    """The conversion of a student for a runtime; `program` is the class that runs the files.
 
-    `files` takes a student and the rows of the training part, and returns functions by file name, fp32 first; each
-    makes its file or raises a GateFailed.
+    `files` takes a student and the training rows, and returns functions by file name, fp32 first. Each function makes
+    its file or raises a GateFailed.
     """
 
     program: type[Program]

@@ -1,7 +1,4 @@
-"""Converts an exported torch program in a child process, `python -m MODULE FILE`, from stdin to stdout.
-
-The child keeps the converters' imports, settings and prints away from training.
-"""
+"""Converts a student in a child process, away from training: the converters change settings and print."""
 
 import inspect
 import io

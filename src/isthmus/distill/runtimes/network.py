@@ -44,7 +44,6 @@ class Portable:
         network: module from the tensors to the outputs, in order; None if no module computes this part.
         limits: maximum of each named size except the rows.
         padded: named sizes that may be padded with zeros.
-        row: the number of any row, as an example.
         head: returns `head.json`, which describes a core's inputs, or raises a GateFailed; None for a whole graph.
     """
 
@@ -73,10 +72,7 @@ class Portable:
         return self.network
 
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
-        """Return the maximum of each named size, 1 for rows.
-
-        Raises a GateFailed if a size has no limit, or if a tensor does not have the rows as its first axis.
-        """
+        """Return the maximum of each named size, 1 for rows; raise a GateFailed if one has no limit."""
         max_sizes: dict[str, int] = {}
         for tensor in self.tensors:
             for axis, size in enumerate(tensor.shape):
@@ -150,9 +146,9 @@ class _Ordered(nn.Module):
 def running(
     kind: type[Program], program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Iterator[Run]:
-    """Run a program in a child process, which ends with the context; yield the function that computes its outputs.
+    """Start a child process that runs a program, and yield a function that computes outputs in it.
 
-    Raises a GateFailed if the runtime rejects the program or its inputs.
+    The process ends with the context. Raises a GateFailed if the runtime rejects the program or its inputs.
     """
     try:
         with kind(program.model, tensors, outputs, program.max_sizes) as opened:

@@ -1,7 +1,4 @@
-"""Runs a model file in a child process, because a damaged file may crash its runtime.
-
-The answers of the process are untrusted: a malicious file may control it.
-"""
+"""Runs a model file in a child process: a damaged file may crash its runtime, a malicious one may control it."""
 
 import os
 import resource
@@ -130,10 +127,7 @@ class Program(AbstractContextManager["Program"]):
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Return the outputs by name for one or more rows.
-
-        Raises a ProgramRejected if the inputs differ in their number of rows, or if the process does not answer.
-        """
+        """Return the outputs by name for one or more rows; raise a ProgramRejected if the process does not answer."""
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
             raise ProgramRejected(f"the inputs have {' and '.join(map(str, sorted(counts)))} rows")

@@ -27,10 +27,7 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable) -> Converted:
-    """Convert a student for one row at a time in a child process, with reproducible bytes; wait up to 15 minutes.
-
-    64-bit integers become 32-bit integers in the inputs and outputs. Raises a GateFailed if the conversion fails.
-    """
+    """Convert a student in a child process, in up to 15 minutes, reproducibly; raise a GateFailed if it fails."""
     return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
 
@@ -66,7 +63,6 @@ def _zipped(parts: Mapping[str, bytes], folder: str) -> bytes:
 
 
 def _manifest(parts: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return the manifest of an .mlpackage, whose ids need to be unique only within the package."""
     described = {MODEL: "CoreML Model Specification", str(PurePosixPath(WEIGHTS).parent): "CoreML Model Weights"}
     if WEIGHTS not in parts:
         del described[str(PurePosixPath(WEIGHTS).parent)]

@@ -1,7 +1,4 @@
-"""Interprets a Core ML program in a child process: Core ML itself only runs on Apple's systems.
-
-The process needs only torch, and the protocol buffers of coremltools.
-"""
+"""Interprets a Core ML program in a child process with torch: Core ML itself only runs on Apple's systems."""
 
 import io
 import sys

@@ -57,11 +57,8 @@ def converted(of: Portable, calibration: Index | None = None) -> Converted:
 
 
 def converted_decoder(network: CachedModel) -> Converted:
-    """Convert a language model, with reproducible bytes; raise a GateFailed if ExecuTorch cannot run it.
-
-    The program reads one token at a time, prompts included: with a dynamic number of tokens, ExecuTorch's passes would
-    fix every tensor at the size of the example.
-    """
+    """Convert a language model to a program that reads one token at a time; raise a GateFailed if that fails."""
+    # With a dynamic number of tokens, ExecuTorch's passes would fix every tensor at the size of the example.
     max_sizes = {TOKENS: 1, PAST: network.context}
     past = torch.zeros(1, network.context, 2 * network.layers, network.shared, network.width)
     sizes: tuple[dict[int, Any], ...] = ({}, {1: torch.export.Dim(PAST, max=network.context)})

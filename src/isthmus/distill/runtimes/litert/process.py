@@ -24,10 +24,7 @@ class LiteRTProgram(process.Program):
     libraries, package = LIBRARIES, "ai_edge_litert"
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Return the outputs by name for one or more rows, cut to the sizes of the inputs.
-
-        Raises a ProgramRejected if a size exceeds its maximum, or if the process does not answer.
-        """
+        """Return the outputs by name, cut to the sizes of the inputs; raise a ProgramRejected for too large inputs."""
         padded, sizes = dict(feeds), dict[str, int]()
         for tensor in self._tensors:
             array = feeds[tensor.name]
