@@ -43,13 +43,7 @@ FEW is for an untrained graph, and for many graphs that are compared. MANY is fo
 
 @dataclass(eq=False)
 class Bench:
-    """Measures and trains the students of a task.
-
-    Attributes:
-        weights: folder for trained students, which several searches may share.
-        graphs: folder for the graphs of trained students, named by trial number.
-        runs: folder for checkpoints, which are deleted after training.
-    """
+    """Measures and trains the students of a task; searches may share `weights`, `runs` is for temporary checkpoints."""
 
     task: Task
     outputs: TeacherOutputs
@@ -92,10 +86,7 @@ class Bench:
         return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
     def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
-        """Measure students within the budget again, alternately, so that their latencies are comparable.
-
-        Returns all trials, with the new `p50_us` of these students. Raises a DataError if a graph cannot be read.
-        """
+        """Measure students within the budget again, alternately; return all trials with the new `p50_us`."""
         calls = {}
         for trial in trials:
             if trial.status == "trained":

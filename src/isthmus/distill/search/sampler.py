@@ -1,7 +1,4 @@
-"""Proposes the next student of a search; the only module that imports optuna.
-
-A proposal depends only on the trials before it, so a search that continues after a kill gets the same proposals.
-"""
+"""Proposes the next student of a search from the trials before it alone, so that a killed search can continue."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,8 +21,8 @@ Place = tuple[int, ...]
 class Known:
     """The outcome of a trial, at a point of the search space.
 
-    `values` has quality, median latency and bytes, lower is better in each; None if they were not measured. `over` has
-    the relative excess by exceeded limit.
+    `values` has quality, median latency and bytes, where lower is better in each; None if they were not measured.
+    `over` has the relative excess by exceeded limit.
     """
 
     place: Place

@@ -1,7 +1,4 @@
-"""The search step: measures students of many shapes as they would be served, and recommends the best.
-
-The cost of a graph does not depend on its weights, so a student over the budget is never trained.
-"""
+"""The search step: measures students of many shapes, trains those within the budget, and recommends the best."""
 
 import dataclasses
 import json

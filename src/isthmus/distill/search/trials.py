@@ -19,7 +19,6 @@ class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
     """The facts about a student and its graph; None for a figure that was not measured.
 
     Attributes:
-        number: number of the trial, from 0.
         status: "trained" and within the budget; "over budget", usually before training; or "failed" with an error.
         why: limits it exceeds, or the error.
         over: relative excess by exceeded limit.
@@ -55,8 +54,7 @@ class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
 class Budget:
     """The limits for a student; None for no limit.
 
-    `package_kb` limits both model files together, `bytes` the file in ORT format. `weights` is the teacher's number of
-    parameters, which the student must not exceed.
+    `package_kb` limits both model files together. `weights` is the teacher's number of parameters.
     """
 
     p99_ms: float
@@ -69,10 +67,7 @@ class Budget:
     def exceeded(
         self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
     ) -> dict[str, tuple[float, str]]:
-        """Return the relative excess and a text for each exceeded limit, by name; empty within the budget.
-
-        `files` has the bytes of the ORT file and of the ONNX file, `weights` the student's number of parameters.
-        """
+        """Return the relative excess and a text by exceeded limit; `files` has the bytes of the ORT and ONNX file."""
         figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
             "memory": (memory_mb, self.memory_mb, "MiB"),
