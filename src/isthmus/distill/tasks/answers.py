@@ -35,10 +35,9 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
-    """Raise a ConfigurationError if a module in eval mode is random, or if a row's output depends on the other rows.
+    """Raise a ConfigurationError if a module is random in eval mode, or if a row's output depends on the other rows.
 
-    Call it before measuring a module: figures of a random module mean nothing. Restores the module's buffers and
-    torch's random state.
+    Call it before measuring a module. Restores the module's buffers and torch's random state.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}

@@ -14,10 +14,7 @@ from isthmus.package.inputs import ModelInput
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """The request transforms of a student and their input columns, each once.
-
-    `computed` has the transform and field of each input of the network that they compute.
-    """
+    """A student's request transforms, their input columns, and the transform and field of each computed input."""
 
     transforms: Sequence[TransformContract] = ()
     columns: Sequence[Column] = ()

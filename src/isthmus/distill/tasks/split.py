@@ -117,10 +117,7 @@ def split_table(
 
 
 def group_numbers(table: pa.Table, within: str) -> Index:
-    """Return a number per row for its value in the column `within`, from 0 in order of appearance.
-
-    Raises a DataError if the column is missing or has nulls.
-    """
+    """Return a number from 0 per row for its value in the column `within`; raise a DataError if a value is missing."""
     values = required_column(table, within, "the groups of rows").combine_chunks()
     numbers: Index = pc.cast(values.dictionary_encode().indices, pa.int64()).to_numpy(zero_copy_only=False)
     return numbers

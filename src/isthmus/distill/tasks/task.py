@@ -1,7 +1,4 @@
-"""The interface of a task: everything specific to a kind of model, such as batches, teacher, student and metrics.
-
-Shared code handles the split, the cache of teacher outputs, seeds, control, training loop and report.
-"""
+"""The interface of a task: everything specific to a kind of model, such as batches, teacher, student and metrics."""
 
 import copy
 import math
@@ -142,8 +139,7 @@ class Case:
 class Core(NamedTuple):
     """The numeric core of a graph, as a torch module from `tensors`, in their order, to the outputs of the graph.
 
-    `head` returns the content of `head.json`, which computes these tensors from raw values, or raises a GateFailed;
-    None if the task provides no `head.json`.
+    `head` returns the content of `head.json`, or raises a GateFailed; None if the task provides no `head.json`.
     """
 
     network: nn.Module
