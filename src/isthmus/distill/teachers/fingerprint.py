@@ -47,8 +47,6 @@ class _Unreadable(Exception):
 
 
 class _Walk:
-    """A pass over an object; `where` is the path to a part, for messages."""
-
     def __init__(self, versioned: bool) -> None:
         self._versioned = versioned
         self._path: dict[int, int] = {}
