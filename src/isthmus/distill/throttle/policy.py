@@ -116,10 +116,7 @@ class Throttle:
         return self.pausing
 
     def pause(self, ended: Sequence[int]) -> float:
-        """Sleep until the policy no longer asks for a pause, or `ended` has an entry; return the seconds slept.
-
-        `ended` is a list that a signal handler appends to. Long pauses are reported every minute.
-        """
+        """Sleep until the policy ends the pause, or a signal handler appends to `ended`; return the seconds slept."""
         before, reported = self.paused, time.monotonic()
         self._looked = reported  # time since the decision to pause was work
         while self.look() and not ended:

@@ -1,7 +1,4 @@
-"""Scheduling policy, nice value and cores of this process; on Linux each thread has its own.
-
-Never changes the number of torch's threads: sums are split among threads, so results would differ in the last bits.
-"""
+"""Scheduling policy, nice value and cores of this process's threads. Their number stays, since sums depend on it."""
 
 import os
 import sys
@@ -28,10 +25,7 @@ class Priority:
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """Lower the priority of all threads, and use only the last `cores` of their cores.
-
-        With `idle`, threads run only when a core is idle. The first call remembers the state for `restore`.
-        """
+        """Lower the priority of all threads and use only the last `cores` cores; with `idle`, run only on idle ones."""
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():
