@@ -24,7 +24,6 @@ class RunState(msgspec.Struct, forbid_unknown_fields=True):
     """The state of a run besides its tensors. Position in the data and learning rate follow from the step.
 
     Attributes:
-        step: number of finished optimizer steps.
         over: True if training has ended, at its last step or early by `patience`.
         best: best value of the gate so far; None before the first evaluation.
         waited: evaluations since the best one.
@@ -84,10 +83,7 @@ class Checkpoints:
         return None
 
     def write(self, state: RunState, tensors: Tensors) -> None:
-        """Write a checkpoint, which replaces the older of the two.
-
-        Raises a DependencyError if the folder cannot be written, as on a full disk; earlier checkpoints stay.
-        """
+        """Replace the older checkpoint; if the folder cannot be written, keep both and raise a DependencyError."""
         try:
             publish(self._folder / self._next, lambda fresh: self._fill(fresh, state, tensors))
         except (OSError, SafetensorError) as error:

@@ -1,8 +1,7 @@
-"""The training loop, shared by all tasks.
+"""The training loop, shared by all tasks; accelerate selects devices, connects processes and wraps the forward pass."""
 
-accelerate selects the device, connects the processes, and wraps the forward pass. Its other wrappers, which cost time
-in every step, and its pickled checkpoints are not used.
-"""
+# accelerate's wrappers of optimizers, schedules and loaders cost time in every step, and its checkpoints are pickled:
+# neither is used.
 
 import math
 import time
@@ -190,7 +189,6 @@ class _Run:
         self.began = self.saved - self.state.seconds
 
     def batches(self) -> Iterator[torch.Tensor]:
-        """Yield the rows of each remaining step; the order follows from the seed and the number of the epoch."""
         batch, rows = self.settings.batch, len(self.training.data)
         while not self.state.over:
             epoch, done = divmod(self.state.step, self.epoch_steps)
@@ -205,7 +203,6 @@ class _Run:
                 yield part
 
     def advance(self, rows: torch.Tensor) -> None:
-        """Take an optimizer step on this process's share of the rows, split by `accumulation`."""
         state, settings = self.state, self.settings
         share = rows if self.processes == 1 else rows.tensor_split(self.processes)[self.rank]
         # A process without rows still contributes zero gradients, since the other processes wait for them.
@@ -243,14 +240,10 @@ class _Run:
         self.rows += len(rows)
 
     def _versions(self) -> list[int | None]:
-        """Return a version number per gradient, which changes when a backward pass adds to the gradient."""
         return [None if p.grad is None else p.grad._version for p in self.trainable.values()]
 
     def _join(self, before: Sequence[int | None]) -> None:
-        """Add zero to each gradient that the backward pass did not touch, since other processes wait for it.
-
-        The optimizer skips weights that no process has used, as with one process. All processes see the same sum.
-        """
+        """Add zero to each gradient that the backward pass did not touch, since other processes wait for it."""
         pairs = zip(self.trainable.values(), before, self._versions(), strict=True)
         if unused := [(weights, was is None) for weights, was, now in pairs if was == now]:
             torch.autograd.backward([weights.sum() * 0.0 for weights, _ in unused])
@@ -346,7 +339,6 @@ class _Run:
         self.log.evaluation(state.step, means, metrics, self._at(state.step))
 
     def _save(self) -> None:
-        """Write a checkpoint; the first process does so for all."""
         state = self.state
         state.seconds = time.monotonic() - self.began
         state.peak = max(state.peak, peak(self.device))

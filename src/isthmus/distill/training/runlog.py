@@ -15,10 +15,7 @@ PLOT_SECONDS, LINE_SECONDS = 1.0, 10.0
 
 
 class RunLog:
-    """Writes progress lines, and event files to `folder` unless it is None, rarely enough to cost nothing.
-
-    Call `begin` first, and `end` to close the files.
-    """
+    """Writes progress lines, and event files to `folder` if there is one; call `begin` first, and `end` at the end."""
 
     def __init__(self, progress: Progress, total: int, folder: Path | None) -> None:
         self.progress, self._total, self._folder = progress, total, folder
@@ -26,10 +23,7 @@ class RunLog:
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """Open the event files; `step` is the number of steps that an earlier run has finished.
-
-        At step 0, deletes event files of an earlier run; otherwise TensorBoard drops the steps after `step`.
-        """
+        """Open the event files; at `step` 0 delete those of an earlier run, else drop their steps after `step`."""
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 
@@ -41,10 +35,7 @@ class RunLog:
         self._last_line = self._last_point = self._began
 
     def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        """Log a step if it is time for a progress line or a point in a plot.
-
-        `rows` is the number of rows since the last call, `values` must have "loss", and `place` begins the line.
-        """
+        """Log a step if a line or a plot is due; `rows` are those since the last call, and `place` begins the line."""
         self._rows += rows
         now = time.monotonic()
         if self._writer and now - self._last_point >= PLOT_SECONDS:

@@ -80,12 +80,8 @@ class _Student(nn.Module):
 class StudentRun:
     """The record of a finished training.
 
-    Attributes:
-        best: metric of the best weights on the validation part.
-        rows: number of rows trained on, counted once per use.
-        flops: floating-point operations of all forward and backward passes: only matrix products and convolutions.
-        waited: seconds of pauses because of servers since the run last resumed.
-        threads: number of CPU threads.
+    `best` is the metric on the validation part. `rows` counts a row each time it was used. `flops` has only products
+    and convolutions. `waited` is the seconds of pauses for servers since the run last resumed.
     """
 
     state: RunState
@@ -163,11 +159,7 @@ def _not_finite(outputs: Mapping[str, Any]) -> str:
 def _checked(
     module: _Student, batches: TeacherBatches, task: Task, settings: TrainingSettings, device: torch.device
 ) -> float:
-    """Check that the parts fit, and return the floating-point operations of training on a row.
-
-    Also checks the smallest part of an epoch, since batch norm rejects a single row and some losses need several.
-    Restores the module's weights.
-    """
+    """Check that the parts fit, also with the fewest rows of a batch; return the floating-point operations per row."""
     where = task.material.declaration.where
     full, last = min(settings.batch, len(batches)), len(batches) % settings.batch or settings.batch
     rows = math.ceil(full / min(settings.accumulation, full))

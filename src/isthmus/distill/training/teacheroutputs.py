@@ -24,11 +24,7 @@ _FILE = "facts.json"
 
 
 class TeacherCost(msgspec.Struct, frozen=True):
-    """The cost of a teacher.
-
-    `parameters` and their `bytes` are None if they cannot be counted. `p50_us` and `p99_us` are the median and the 99th
-    percentile of the latency of a row on one thread.
-    """
+    """The cost of a teacher: latency of a row on one thread, and its parameters, or None if they cannot be counted."""
 
     parameters: int | None
     bytes: int | None
@@ -68,11 +64,7 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
 
 
 def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
-    """Describe how many calls a `FunctionTeacher` still needs for all its outputs, to announce the cost.
-
-    The rows at the indexes `first` are computed before all others, in their own batches. Returns an empty text for
-    other teachers, and if no output is missing.
-    """
+    """Describe how many calls a `FunctionTeacher` still needs, with own batches for `first`; an empty text if none."""
     if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
         return ""
     extra = [(2, "to check that outputs repeat"), (0 if (outputs.path / _FILE).exists() else 1, "to time a row")]
