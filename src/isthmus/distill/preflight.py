@@ -94,10 +94,10 @@ def rehearse(
 
 
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
-    """Measure an untrained student on the validation part, and check that the metric and the gates name known figures.
+    """Measure an untrained student on the validation part, and check that metric and gates name known figures.
 
-    Call it with the completed outputs and the cost of the teacher, and the names of the references. Raises a
-    ConfigurationError for an unknown figure, or if the student is larger than its teacher.
+    Call it with the complete outputs and the cost of the teacher. Raises a ConfigurationError for an unknown figure, or
+    if the student is larger than its teacher.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):

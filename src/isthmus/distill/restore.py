@@ -50,8 +50,8 @@ class Restored:
 def create_task(material: Material) -> Task:
     """Create the task that a declaration names; imports the module of your own task.
 
-    Raises a ConfigurationError if the task does not exist or lacks a name of the declared shape, and a DataError if the
-    table lacks columns or values that the task needs.
+    Raises a ConfigurationError if the task or a name of its shape does not exist, and a DataError if the table misses
+    data.
     """
     kind = task_class(material.declaration)
     require_shape(kind, material.declaration.shape, material.declaration.where)
@@ -150,10 +150,7 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return the id of a student: a digest of everything that its weights and its report depend on.
-
-    It covers the same parts as `training_identity`, but all code of the task.
-    """
+    """Return the id of a student: like `training_identity`, but also for its report, so with all code of the task."""
     return _identity(task, settings, outputs, whole(origins(task)))
 
 
@@ -181,10 +178,7 @@ def origins(task: Task) -> dict[str, str]:
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return the result of `origins` for a task class, without creating a task.
-
-    `material` needs only `declaration`, `label`, `student_inputs` and `training_set`.
-    """
+    """Return `origins` of a task class; `material` needs only declaration, label, student_inputs and training_set."""
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
     if isinstance(declared.task, Tabular):

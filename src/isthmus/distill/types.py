@@ -16,10 +16,7 @@ def spread(count: int, wanted: int) -> Index:
 
 
 def usual(numbers: Array) -> Array:
-    """Return a boolean mask of the numbers that are finite and not huge, like the -1e9 of an attention mask.
-
-    Huge means more than 3,000 times the 2 % quantile of all sizes, and more than 3,000.
-    """
+    """Return which numbers are finite and at most 3,000 times the larger of 1 and the 2 % quantile of all sizes."""
     sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
     return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)
 
