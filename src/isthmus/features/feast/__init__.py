@@ -1,7 +1,4 @@
-"""The plug-in classes for Feast, by the names that `feature_store.yaml` uses. Only this package imports Feast.
-
-Each class is loaded on access: a feature server that needs the online store does not load the offline one.
-"""
+"""The plug-in classes for Feast, each loaded on access. Only this package imports Feast."""
 
 import sys
 import warnings

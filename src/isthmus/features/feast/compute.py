@@ -1,14 +1,4 @@
-"""Feast's materialization in columns, for `batch_engine` in a `feature_store.yaml`.
-
-    batch_engine: isthmus.feast.IsthmusComputeEngine
-
-Rows go from the offline store to our Redis as Arrow columns. Other online stores get the rows the way Feast writes
-them, and views with a Feast transformation go to Feast's local engine.
-
-Feast marks a view MATERIALIZING before it calls the engine, and does not read it until the mark is removed, so a killed
-process would leave the view unreadable. Our rows are replaced one at a time and stay readable, so the engine removes
-the mark first. `serve_features_while_materializing` in the section `registry` covers the moment before that.
-"""
+"""Feast's compute engine that materializes views as Arrow columns, for `batch_engine` in a `feature_store.yaml`."""
 
 from typing import Any, Literal
 
@@ -32,7 +22,7 @@ PIECE = 100_000
 
 
 class IsthmusComputeEngineConfig(FeastConfigBaseModel):
-    """The `batch_engine` section of a `feature_store.yaml`."""
+    """The `batch_engine` section of a `feature_store.yaml`: `batch_engine: isthmus.feast.IsthmusComputeEngine`."""
 
     type: Literal["isthmus.feast.IsthmusComputeEngine", "isthmus.features.feast.IsthmusComputeEngine"] = (
         "isthmus.feast.IsthmusComputeEngine"
@@ -40,7 +30,11 @@ class IsthmusComputeEngineConfig(FeastConfigBaseModel):
 
 
 class IsthmusComputeEngine(LocalComputeEngine):
-    """Feast compute engine that writes the newest row of each key of a view to the online store."""
+    """Feast compute engine that writes the newest row of each key of a view to the online store, as Arrow columns.
+
+    Online stores other than `IsthmusOnlineStore` get the rows the way Feast writes them. Feast's local engine handles
+    views with a Feast transformation. A view that has been materialized before stays readable during a run.
+    """
 
     def _materialize_one(
         self, registry: BaseRegistry, task: MaterializationTask, **kwargs: Any
@@ -102,7 +96,9 @@ def _plain_source(task: MaterializationTask) -> DataSource | None:
 
 
 def _keep_readable(registry: BaseRegistry, task: MaterializationTask) -> None:
-    """Remove Feast's MATERIALIZING mark from a view that was materialized before."""
+    """Remove Feast's MATERIALIZING mark from a view that was materialized before, in the registry too."""
+    # Feast does not read a marked view, so a killed process would leave it unreadable. Our rows are replaced one at a
+    # time. `serve_features_while_materializing` in the section `registry` covers the moment before this call.
     view = task.feature_view
     if view.state == FeatureViewState.MATERIALIZING and view.materialization_intervals:
         view.state = FeatureViewState.AVAILABLE_ONLINE

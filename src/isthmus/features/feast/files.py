@@ -23,7 +23,7 @@ OFFLINE = "isthmus.offline"
 
 
 def file_source(source: DataSource | None, where: str) -> FileSource:
-    """Return the source if it is a file source; else raise ConfigurationError."""
+    """Return the source if it is a file source; otherwise raise ConfigurationError."""
     if not isinstance(source, FileSource):
         problem = "has no data source" if source is None else f"has a {type(source).__name__}"
         raise ConfigurationError("feature views", [Problem(where, problem, "a FileSource, Parquet or Delta")])
@@ -31,10 +31,7 @@ def file_source(source: DataSource | None, where: str) -> FileSource:
 
 
 def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
-    """Return the source of a view.
-
-    For a registered view, this is the table next to the registry, so that a copied project reads its own table.
-    """
+    """Return a view's source. For a registered view, prefer the table next to the registry, as in a copied project."""
     source = file_source(view.batch_source, f"view {view.name}")
     if OFFLINE not in view.tags or config.registry.registry_type != "file" or "://" in config.registry.path:
         return source

@@ -1,4 +1,4 @@
-"""Feast lookups: read several views and their entity keys in one round trip, and return Feast's protos."""
+"""Feast lookups: read the rows of several views in one round trip, and return them as Feast's protos."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -35,7 +35,7 @@ FeastRows = list[tuple[datetime | None, dict[str, Value] | None]]
 
 
 class ViewLookup:
-    """The features and keys that a lookup reads from one view; raises RequestError if the view lacks one."""
+    """The features and keys to read from one view. Creating it raises RequestError if the view lacks one of them."""
 
     def __init__(
         self, config: RepoConfig, table: FeatureView, entity_keys: Sequence[EntityKey], features: Sequence[str] | None
@@ -63,7 +63,7 @@ class ViewLookup:
 
 
 class FeastLookup:
-    """Lookups of several views in one round trip; views with the same keys share their commands."""
+    """A lookup of several views in one round trip. Views with the same keys share their Redis commands."""
 
     def __init__(self, config: RepoConfig, views: Sequence[ViewLookup]) -> None:
         self.config = config
@@ -86,7 +86,7 @@ class FeastLookup:
         return pipeline
 
     def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
-        """Decode the replies at the current time; raise ContractMismatch for rows of another schema of the view."""
+        """Decode the replies as of now; raise ContractMismatch if a row was written under another schema."""
         at, start = clock.now(), 0
         by_view: dict[int, ViewAnswer] = {}
         try:
@@ -104,10 +104,7 @@ class FeastLookup:
 
 
 class OnlineRequest:
-    """A `get_online_features` request, and the response rows that each key fills.
-
-    The arguments are those of Feast's `_read_features_per_fv`, in the same order.
-    """
+    """A `get_online_features` request; the arguments are those of Feast's `_read_features_per_fv`, in its order."""
 
     def __init__(  # noqa: PLR0913 - the signature is Feast's
         self,
@@ -128,10 +125,7 @@ class OnlineRequest:
         self.lookup = FeastLookup(config, [view for view, *_ in self._parts])
 
     def answer(self, replies: Sequence[Any]) -> None:
-        """Append all features to Feast's response, with our statuses.
-
-        Feast's own code would report PRESENT for a null and NOT_FOUND for an expired row.
-        """
+        """Append all features to Feast's response, with NULL_VALUE for nulls and OUTSIDE_MAX_AGE for expired rows."""
         answers = self.lookup.answers(replies)
         for (view, table, places, length), answer in zip(self._parts, answers, strict=True):
             features = view.features

@@ -1,12 +1,4 @@
-"""Feast's offline store with our time rules, for `offline_store` in a `feature_store.yaml`.
-
-    offline_store:
-      type: isthmus.feast.IsthmusOfflineStore
-
-It reads Feast's file sources (Parquet and Delta) and the tables of views that `isthmus apply` has registered. The
-result has one row per row of the entity dataframe, in the same order, including duplicates. Times without a time zone
-are UTC, as everywhere in Feast.
-"""
+"""Feast's offline store with our point-in-time join, for `offline_store` in a `feature_store.yaml`."""
 
 import fcntl
 import json
@@ -62,9 +54,8 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
     Attributes:
         known_at: timestamp from which a row is visible, for sources with a created timestamp. With `event`, as in
             Feast's own stores, the created timestamp only decides between rows with the same event time. With
-            `created`, rows are hidden until they were created; a call can also request this with
-            `filter_by_created_timestamp`. Rows of views that `isthmus apply` has registered are always visible from
-            their known time.
+            `created`, rows are hidden until they were created; `filter_by_created_timestamp` requests this for one
+            call. Rows of views that `isthmus apply` has registered are always visible from their known time.
         without_entities: rows of a retrieval without an entity dataframe. `moments` gives each key at all times between
             two dates at which its value changed; `snapshot` gives each key at the second date, as in Feast's dask
             store.
@@ -81,7 +72,11 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
 
 
 class IsthmusOfflineStore(OfflineStore):
-    """Feast offline store with our point-in-time join."""
+    """Feast offline store with our point-in-time join, for Parquet, Delta and the tables of registered views.
+
+    A retrieval returns one row per row of the entity dataframe, in the same order, including duplicates. Times without
+    a time zone are UTC, as everywhere in Feast.
+    """
 
     supports_filter_by_created_timestamp = True
 
@@ -98,18 +93,20 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """Return the features of each entity row as of its own time.
+        """Return a job that adds the features of the views to each entity row, as of the time in that row.
 
-        `entity_df` is a table with the join keys and a time; or a DuckDB SQL query for such a table, with paths
-        relative to the repository; or None, which takes keys and times between `start_date` and `end_date` from the
-        views, as set by `without_entities`. With `filter_by_created_timestamp`, a row is visible only from its created
-        time, even if the `known_at` setting is `event`.
+        `entity_df` is a table with the join keys and a time, or a DuckDB SQL query for such a table, with paths
+        relative to the repository. If it is None, keys and times between `start_date` and `end_date` come from the
+        views, as the setting `without_entities` says. With `filter_by_created_timestamp`, a row is visible only from
+        its created time, even if the setting `known_at` is `event`.
 
         Raises:
             EntityTimestampInferenceException: `entity_df` has neither `event_timestamp` nor exactly one time column.
             FeastEntityDFMissingColumnsError: `entity_df` lacks a join key.
-            DataError: `entity_df` cannot be read, or has an invalid time or key.
-            RequestError: a view has no such feature.
+            FeatureNameCollisionError: two views have a feature with the same name.
+            DataError: `entity_df` cannot be read, or has an invalid time or key, or a column with the name of a
+                feature.
+            RequestError: a view has no such feature; or there is no `entity_df`, and the views have different keys.
             ConfigurationError: the source of a view is not a file.
         """
         known_at: KnownAt = "created" if filter_by_created_timestamp else config.offline_store.known_at
@@ -162,10 +159,9 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None,
         end_date: datetime | None,
     ) -> IsthmusRetrievalJob:
-        """Return the newest row of each key, among rows whose event or created time is between two times.
+        """Return a job for the newest row of each key, among rows with an event or created time between two dates.
 
-        The created time counts too, because a row that was created late has an event time that was already
-        materialized.
+        The created time counts too: a row that was created late has an event time that an earlier run has covered.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
@@ -191,7 +187,7 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """Return all rows with an event time in a closed interval, with all columns if no features are named.
+        """Return a job for all rows with an event time between two dates, inclusive, with all columns if none is named.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
@@ -224,7 +220,8 @@ class IsthmusOfflineStore(OfflineStore):
     ) -> None:
         """Append rows to the source of a view, atomically.
 
-        Rows of a view that `isthmus apply` has registered are pushed instead: they wait for `isthmus pushes collect`.
+        Rows of a view that `isthmus apply` has registered go to a stream in Redis instead: `isthmus pushes collect`
+        adds them to the table.
 
         Raises:
             ValueError: the rows have other columns than the source.
@@ -246,7 +243,7 @@ class IsthmusOfflineStore(OfflineStore):
         logging_config: LoggingConfig,
         registry: BaseRegistry,  # noqa: ARG004
     ) -> None:
-        """Add logged features to the log folder of a feature service."""
+        """Write logged features to the folder of their log; raise RequestError if the log is not a folder of files."""
         destination = logging_config.destination
         if not isinstance(destination, FileLoggingDestination):
             raise RequestError("logging_config", f"logs to a {type(destination).__name__}",
@@ -269,11 +266,11 @@ class IsthmusOfflineStore(OfflineStore):
 def newest(
     source: FeastSource, known_at: KnownAt, start: datetime | None, end: datetime | None
 ) -> tuple[SourceRows, Ints]:
-    """Return the rows of a source, and the positions of the newest row of each key in an interval, to materialize.
+    """Return the rows of a source, and the positions of the newest row of each key between `start` and `end`.
 
-    A row belongs to the interval of its event time. It also belongs to the interval of its created time, if its event
-    is before the end, so that successive runs do not miss late rows. If the created time hides rows, a row with a
-    created time in the future waits for a later run. None means no bound.
+    A row counts if its event time, or its created time, is in the interval and its event is not after the end, so that
+    successive runs do not miss late rows. With `created`, rows created in the future wait for a later run. None means
+    no bound.
     """
     first, last = _bounds(start, end)
     condition = source.time_filter(first, last)

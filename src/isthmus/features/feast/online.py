@@ -1,13 +1,4 @@
-"""Feast's online store with our rows in Redis, for `online_store` in a `feature_store.yaml`.
-
-    online_store:
-      type: isthmus.feast.IsthmusOnlineStore
-      url: redis://localhost:6379
-
-A view that `isthmus apply` has registered keeps its contract: Feast reads and writes the same rows as `isthmus
-materialize` and the server. Any other Feast view gets a contract from its schema. The time rules decide which row wins,
-so a correction with the same event timestamp and a later created timestamp is stored. The ttl applies on reading.
-"""
+"""Feast's online store with our rows in Redis, for `online_store` in a `feature_store.yaml`."""
 
 import asyncio
 import re
@@ -81,7 +72,12 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
 
 
 class IsthmusOnlineStore(FeastOnlineStore):
-    """Feast online store with our rows in Redis. Methods raise DependencyError if Redis does not answer."""
+    """Feast online store with our rows in Redis. Methods raise DependencyError if Redis does not answer.
+
+    A view that `isthmus apply` has registered keeps its contract: Feast reads and writes the same rows as `isthmus
+    materialize` and the server. Any other view gets a contract from its schema. A correction with the same event time
+    and a later created time replaces the row. The ttl applies on reading.
+    """
 
     def __init__(self) -> None:
         self._client: Client | None = None
@@ -90,20 +86,20 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
     @property
     def async_supported(self) -> SupportedAsyncMethods:
-        """Reads and writes: Feast's server needs no thread for either."""
+        """Tell Feast's server that it can await reads and writes."""
         return SupportedAsyncMethods(read=True, write=True)
 
     def _is_versioned_read_supported(self) -> bool:
-        """Feast calls this before it reads an earlier version of a view."""
+        """Tell Feast that earlier versions of a view can be read."""
         return True
 
     def online_write_batch(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
     ) -> None:
-        """Write rows. A row replaces the stored row unless that is newer by (event, created, content).
+        """Write rows; a row replaces the stored row unless that is newer by (event time, created time, content).
 
         Raises:
-            DataError: a value has another type than its feature.
+            DataError: a value has another type than its feature, or a row has no event timestamp.
             RequestError: an entity key has other join keys than the view.
         """
         if data:
@@ -136,7 +132,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
     ) -> None:
         """Write rows from Arrow columns of shape (n,), like `online_write_batch` but mostly without protos.
 
-        Join keys without a declared type are `untyped`; they get the type of their column.
+        Join keys in `untyped` have no declared type and get the type of their column.
 
         Raises:
             DataError: a column has another type than its feature, or a row lacks its time or a key.
@@ -174,12 +170,11 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entity_keys: list[EntityKey],
         requested_features: list[str] | None = None,
     ) -> FeastRows:
-        """Return the event time and values of each key.
-
-        The result is (None, None) without a row, and (event time, None) if the row has expired.
+        """Return the event time and values of each key; (None, None) without a row, (event time, None) if it expired.
 
         Raises:
             ContractMismatch: a row was written under another schema of the view.
+            RequestError: the view has no such feature, or an entity key has other join keys than the view.
         """
         view = ViewLookup(config, table, entity_keys, requested_features)
         lookup = FeastLookup(config, [view])
@@ -197,7 +192,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         return view.rows(lookup.answers(await self._replies_async(lookup))[0])
 
     def _read_features_per_fv(self, *args: Any, **kwargs: Any) -> None:
-        """Feast's hook for stores that read all views of a request at once."""
+        """Answer a whole `get_online_features` request in one round trip; Feast calls this, not `online_read`."""
         request = OnlineRequest(*args, **kwargs)
         request.answer(self._replies(request.lookup))
 
@@ -214,7 +209,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entities_to_keep: Sequence[Entity],  # noqa: ARG002
         partial: bool,  # noqa: ARG002
     ) -> None:
-        """Delete the rows of removed views, and check that rows can hold the schemas of the remaining ones.
+        """Delete the rows of removed views, and check that Redis rows can hold the schemas of the remaining views.
 
         Removing a view deletes all its versions; removing a version of a view that stays deletes only that version.
 
@@ -238,11 +233,11 @@ class IsthmusOnlineStore(FeastOnlineStore):
         tables: Sequence[FeatureView],
         entities: Sequence[Entity],  # noqa: ARG002 - Feast's interface
     ) -> None:
-        """Delete the rows of all views of this project only."""
+        """Delete the rows of these views of this project from Redis."""
         self._remove(config, tables)
 
     async def initialize(self, config: RepoConfig) -> None:
-        """Connect to Redis; Feast's server calls this before its first request."""
+        """Check the connection to Redis; Feast's server calls this before its first request."""
         with answering(config.online_store.url, SETTING):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 
@@ -300,11 +295,8 @@ class IsthmusOnlineStore(FeastOnlineStore):
                 pipeline.execute()
 
     def _remove(self, config: RepoConfig, tables: Sequence[FeatureView], remaining: Collection[str] = ()) -> None:
-        """Delete the views' table records, then their fields from every hash of the project.
-
-        Without its record, a running materialization ends with an error and the next run compares every row. For views
-        whose name is not in `remaining`, all versions are deleted.
-        """
+        """Delete the records and rows of views from Redis; all versions if a view's name is not in `remaining`."""
+        # Without its record, a running materialization ends with an error and the next run compares every row.
         fields = [online_name(config, table) for table in tables]
         if not fields:
             return
@@ -333,7 +325,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
 
 def _whole(table: FeatureView, keys: Sequence[EntityKey]) -> list[EntityKey]:
-    """Return complete entity keys: Feast's SDK omits join keys that the view does not declare."""
+    """Return complete entity keys: Feast omits keys without a type. Raise RequestError if one lacks a join key."""
     entities = [name for name in table.entities if name != DUMMY_ENTITY_NAME]
     if len(table.entity_columns) < len(entities) and min(len(key.join_keys) for key in keys) < len(entities):
         raise RequestError(

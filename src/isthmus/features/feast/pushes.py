@@ -1,8 +1,4 @@
-"""Push rows with Feast's SDK to the history of a view that `isthmus apply` has registered.
-
-Rows go into the stream in Redis, like all pushed rows, and `isthmus pushes collect` adds them to the table. With
-`IsthmusOnlineStore`, this process writes to the stream; with `online_store: {type: remote}`, the server does.
-"""
+"""Push rows with Feast's SDK to the history of a view that `isthmus apply` has registered."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -43,13 +39,13 @@ def columns_of(view: ViewContract) -> list[tuple[str, str]]:
 
 
 def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
-    """Push rows of a registered view, in atomic pieces of `PIECE` rows. If a piece fails, earlier ones stay pushed.
+    """Push rows of a registered view to its Redis stream, from which `isthmus pushes collect` adds them to the table.
 
-    Raises:
-        ConfigurationError: the online store is neither ours nor a server.
-        DataError: a column has another type than its feature, or a row lacks a key or a time or is in the future.
-        DependencyError: Redis or the server does not answer, or too many rows wait.
-        RequestError: a column is missing, or the server rejects the rows.
+    `RemoteOnlineStoreConfig` sends them to the server in one request. `IsthmusOnlineStoreConfig` writes them to Redis
+    in atomic pieces of `PIECE` rows; if one fails, earlier ones stay pushed. Raise ConfigurationError for another
+    online store, RequestError if a column is missing or the server rejects the rows, DataError if a value does not fit,
+    is missing, or is a time in the future, and DependencyError if Redis or the server does not answer or too many rows
+    wait.
     """
     view = tagged_contract(table.name, table.tags)
     columns = _columns(view, rows)

@@ -1,9 +1,4 @@
-"""Write the project to Feast's own registry, for Feast's SDK, CLI and UI.
-
-Feast registers the results of our transforms; it never runs them. Its online store is our server, through Feast's
-remote client, or `IsthmusOnlineStore` with the same rows in Redis, which reads a view's contract from its tags. Its
-offline store is `IsthmusOfflineStore` with the tables of the views.
-"""
+"""Write the project to Feast's own registry, for Feast's SDK, CLI and UI. Feast never runs our transforms."""
 
 import json
 import os
@@ -45,14 +40,11 @@ def register(
     offline: OfflineStore,
     server: str,
 ) -> list[str]:
-    """Write `feature_store.yaml`, and replace the content of the registry next to it with the project's declarations.
+    """Write `feature_store.yaml` in `folder`, and replace the registry beside it with the project's declarations.
 
-    Feast loads the class of `offline_store` when it opens the file, so that file needs Isthmus. The second file,
-    `client/feature_store.yaml`, is for lookups by a client that has only Feast. `server` is the URL of the online
-    lookup API. Returns the registered objects, each as its kind and name.
-
-    Raises:
-        DependencyError: the registry is damaged.
+    Also write `client/feature_store.yaml`, for lookups by a client that has only Feast. `server` is the URL of the
+    online lookup API. Return the registered objects, each as its kind and name; raise DependencyError if the registry
+    is damaged.
     """
     config = {
         "project": contract.project.replace("-", "_"),
@@ -96,7 +88,7 @@ def register(
 
 @contextmanager
 def _draft(registry: Path) -> Iterator[Path]:
-    """Yield a copy of the registry, which replaces it at the end of the block: Feast does not write atomically."""
+    """Yield a copy of the registry that atomically replaces it at the end; raise DependencyError if it is damaged."""
     with TemporaryDirectory(prefix=".registry-", dir=registry.parent) as folder:
         draft = Path(folder) / registry.name
         if registry.exists():

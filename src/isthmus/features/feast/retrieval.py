@@ -34,12 +34,7 @@ WithoutEntities = Literal["moments", "snapshot"]
 
 @dataclass(eq=False)
 class IsthmusRetrievalJob(RetrievalJob):
-    """A table that is computed when it is read.
-
-    Attributes:
-        on_demand: views that Feast computes from the table.
-        metadata: metadata of the retrieval; None if the job only reads a source.
-    """
+    """A Feast job that computes its table when it is read. `metadata` is None if the job only reads a source."""
 
     compute: Callable[[], pa.Table]
     repository: Path | str | None
@@ -58,10 +53,9 @@ class IsthmusRetrievalJob(RetrievalJob):
         return self._to_arrow_internal(timeout).to_pandas()
 
     def persist(self, storage: SavedDatasetStorage, allow_overwrite: bool = False, timeout: int | None = None) -> None:
-        """Write the table atomically to a Parquet file, a folder with one Parquet file, or a Delta table.
+        """Write the table atomically to `storage`.
 
-        Raises:
-            SavedDatasetLocationAlreadyExists: the location is not empty, and `allow_overwrite` is False.
+        Raise SavedDatasetLocationAlreadyExists if the location exists and `allow_overwrite` is False.
         """
         target = feast_files.file_source(storage.to_data_source(), "the saved dataset")
         path = feast_files.path_of(target, self.repository)
@@ -74,13 +68,7 @@ class IsthmusRetrievalJob(RetrievalJob):
 
 @dataclass(frozen=True, eq=False)
 class ViewJoin:
-    """A view of a retrieval.
-
-    Attributes:
-        name: name of the view, or its alias.
-        keys: columns of the spine with its join keys.
-        columns: feature name to the name of its column in the result.
-    """
+    """The join of a view to entity rows. `keys` are columns of these rows; `columns` maps features to new columns."""
 
     name: str
     source: FeastSource
@@ -94,7 +82,7 @@ class ViewJoin:
         cls, source: FeastSource, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt,
         types: ValueTypes,
     ) -> "ViewJoin":  # fmt: skip
-        """Create the join of a view's features with its source; raise RequestError if a feature is missing."""
+        """Create the join of a view's features to entity rows; raise RequestError if the view lacks a feature."""
         name = str(view.projection.name_to_use())  # type: ignore[no-untyped-call]  # so in Feast
         known = [column.name for column in source.features]
         for feature in features:
@@ -139,7 +127,7 @@ class ViewJoin:
 
 
 def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -> pa.Table:
-    """Return the entity dataframe, or the result of the entity query, as a table."""
+    """Return the entity dataframe, or the result of a DuckDB query, as a table; raise DataError if that fails."""
     where = "entity_df"
     if isinstance(entity_df, str):
         with connection(os.cpu_count() or 1) as db:
@@ -163,7 +151,7 @@ def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -
 
 
 def time_column(spine: pa.Table) -> str:
-    """Return the name of the time column: `event_timestamp`, or else the only timestamp column."""
+    """Return `event_timestamp`, or else the name of the only timestamp column; otherwise raise Feast's error."""
     if TIMESTAMP in spine.column_names:
         return TIMESTAMP
     times = [field.name for field in spine.schema if pa.types.is_timestamp(field.type)]
@@ -173,7 +161,7 @@ def time_column(spine: pa.Table) -> str:
 
 
 def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
-    """Raise if the spine lacks a join key, or if two columns have the same name."""
+    """Raise an error if the entity rows lack a join key, or if two columns of the result have the same name."""
     required = {key for view in views for key in view.keys}
     if missing := required - {*spine}:
         raise feast_errors.FeastEntityDFMissingColumnsError(required, missing)  # type: ignore[no-untyped-call]  # so in Feast
@@ -189,10 +177,7 @@ def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
 
 
 def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
-    """Return the join keys that identify a row of a retrieval without an entity dataframe: those of the widest view.
-
-    Raises a RequestError if another view has a key that this view lacks.
-    """
+    """Return the join keys of the view with the most keys; raise RequestError if another view has a further key."""
     names = max((view.keys for view in views), key=len, default=())
     extra = {key for view in views for key in view.keys} - {*names}
     if extra:
@@ -203,10 +188,10 @@ def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
 
 
 def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kind: WithoutEntities) -> pa.Table:
-    """Return each key of the views with each time in a closed interval at which a row of the key became visible.
+    """Return each key with each time from `start` to `end` at which a row of the key became visible.
 
-    For a snapshot, return each key that has a value at the end, with the end time. The views with the most keys
-    determine the rows; views with fewer keys are only joined to them.
+    A snapshot has each key that has a value at the end, with the end time. Only views with the most keys determine the
+    rows.
     """
     names = spine_keys(views)
     first, last = micros(start), micros(end)

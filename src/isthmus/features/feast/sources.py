@@ -1,7 +1,4 @@
-"""Read Feast's file sources as histories, with any column names and types.
-
-The join only reads keys, times and row positions. Values are then taken from these positions, in any type.
-"""
+"""Read Feast's file sources, with any column names and types, as histories for the point-in-time join."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,15 +62,10 @@ class SourceColumn:
 
 @dataclass(frozen=True)
 class FeastSource:
-    """The columns of a file source that a view or a query reads.
+    """The columns of a file source that a view or a query reads. `created` is empty without created timestamps.
 
-    Reading raises a DataError if the source is missing or damaged, or if a column is missing or has another type.
-
-    Attributes:
-        keys: join keys, in the view's order; empty if the view has no entity.
-        event: column of the event timestamps.
-        created: column of the created timestamps, or empty.
-        contract: contract of a view that `isthmus apply` has registered, or None.
+    `ttl` is in microseconds. `contract` is None unless `isthmus apply` has registered the view. Reading raises
+    DataError if the source or a column is missing, damaged or of another type.
     """
 
     files: FileSource
@@ -87,7 +79,7 @@ class FeastSource:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
-        """Return the source of a view, whose `untyped` keys have no field; raise ConfigurationError without a file."""
+        """Return the source of a view; raise ConfigurationError if it is not a file. Keys in `untyped` have no type."""
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
@@ -111,7 +103,7 @@ class FeastSource:
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
     ) -> "FeastSource":  # fmt: skip
-        """Return the source of a Feast query, which uses column names of the source; it must have all join keys."""
+        """Return the source of a Feast query, which names columns of the source; raise if it lacks a join key."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
@@ -119,7 +111,7 @@ class FeastSource:
         return queried
 
     def require_keys(self) -> None:
-        """Raise FeastJoinKeysDuringMaterialization, as Feast does, if the source lacks a join key."""
+        """Raise FeastJoinKeysDuringMaterialization if the source lacks a join key."""
         names, keys = {*self.data.schema.names}, {key.column for key in self.keys}
         if not keys <= names:
             raise FeastJoinKeysDuringMaterialization(self.path, keys, names)
@@ -177,10 +169,9 @@ class FeastSource:
                             expected="Parquet, or Delta if its file_format is Delta") from error  # fmt: skip
 
     def time_filter(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
-        """Return a filter for rows whose time in `column` is between `first` and `last` (microseconds, inclusive).
+        """Return a filter for times in `column`, by default the event time, from `first` to `last` in microseconds.
 
-        The default column is the event time. The filter only saves reading: if Arrow cannot compare exactly, it lets
-        more rows pass. None means no filter.
+        It only saves reading: if Arrow cannot compare exactly, more rows pass. None means no filter.
         """
         schema, name = self.data.schema, column or self.event
         if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
@@ -196,13 +187,10 @@ class FeastSource:
         return high if low is None else low if high is None else low & high
 
     def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "SourceRows":
-        """Read the rows that have an event timestamp and a complete key.
+        """Read the rows that have an event timestamp and a complete key, with the features in `names`.
 
-        Args:
-            names: features to read, by Feast's names.
-            known_at: timestamp from which a row is visible. With `event`, the created timestamp only decides between
-                rows with the same event time.
-            condition: filter of the rows to read.
+        `known_at` is the timestamp from which a row is visible. With `event`, the created timestamp only decides
+        between rows with the same event time. `condition` filters the rows to read.
         """
         for features in ([column for column in self.features if column.name in names], list(self.features)):
             table = self.columns(self.names(features), condition)
@@ -264,7 +252,7 @@ class FeastSource:
     def _history(self, table: pa.Table, known_at: KnownAt) -> pa.Table:
         """Return keys, times and positions of the rows that have a time and a complete key.
 
-        The column `content_hash` holds the created time if `known_at` does not, else 0.
+        `content_hash` is the created time if `known_at` is "event", else 0.
         """
         event = feast_values.moments(table[self.event], f"{self.where}, column {self.event}")
         created = event
@@ -290,12 +278,9 @@ class FeastSource:
 
 @dataclass(frozen=True, eq=False)
 class SourceRows:
-    """Rows of a source.
+    """Rows of a source: `history` has the keys, times and positions, and `table` the columns that were read.
 
-    Attributes:
-        history: keys (`key_0` and so on), times and positions.
-        created: created times, or event times without a created timestamp; shape (n,), microseconds since 1970 UTC.
-        table: columns that were read, by the source's names.
+    `created` has the created times, or event times without a created timestamp, in microseconds.
     """
 
     source: FeastSource
@@ -304,7 +289,7 @@ class SourceRows:
     table: pa.Table
 
     def answer(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
-        """Return the position of the row for each key and time, shape (n,) each; null if missing or expired."""
+        """Return, for each time and key, the position of the valid row in `table`; null if it is missing or expired."""
         columns = list(keys) or [pa.array(np.zeros(len(at), np.int64))]
         names = [column.name for column in self.history.view.keys]
         spine = pa.table([at, *columns], ["event_timestamp", *names])

@@ -1,8 +1,4 @@
-"""Convert values, entity keys and times between Feast's protos and tables and our columns.
-
-A value of another type, or out of the range of its type, raises a DataError; in an entity key it raises a RequestError.
-The argument `where` names the column or the view in messages.
-"""
+"""Convert values, entity keys and times between Feast's protos and tables and our columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,10 +70,7 @@ FORMS: Mapping[str, ValueForm] = {
 
 
 def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
-    """Return the encoding of a type, or None for a type without values. Maps, sets and structs are serialized protos.
-
-    With `written`, numbers are serialized protos too, which keep the width that was written.
-    """
+    """Return how rows store a Feast type, or None for a type without values. `written` stores numbers as protos."""
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]
         return ValueForm(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
@@ -86,10 +79,7 @@ def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
 
 
 def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
-    """Convert n protos to a NumPy column; an empty proto is null.
-
-    Numbers of another width are converted to ours, unless the row stores the proto itself.
-    """
+    """Convert n protos to a NumPy column, null for an empty proto; raise DataError if a value has another type."""
     kinds = _kinds(protos)
     numbers = next((numbers for numbers in (_NUMBERS, _LISTS) if form.kind in numbers), (form.kind,))
     if unexpected := {*kinds} - {*numbers, "null_val", ""}:
@@ -120,7 +110,7 @@ def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
 
 
 def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: ValueForm, where: str) -> Values:
-    """Convert n values of a declared type to a NumPy column; Feast converts values that rows store as protos."""
+    """Convert an Arrow column to the NumPy column of a feature; raise DataError if a value does not fit its type."""
     if not form.serialized:
         return from_arrow(cast_to(values, form.dtype, where), form.dtype)
     if _without_nan(values).null_count == len(values) and form.kind not in (*_NUMBERS, *_LISTS):
@@ -157,7 +147,7 @@ def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str
 
 
 def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyValue]:
-    """Return the values of a join key in the form of `key_columns`; numbers become text in a String key."""
+    """Return a join key's Arrow values in Python, integers as text for a String key; raise DataError for a null."""
     if column.dtype == String and pa.types.is_integer(values.type):
         values = values.cast(pa.string())
     keys = cast_to(values, column.dtype, f"{where}, join key {column.name}")
@@ -199,7 +189,7 @@ def arrow_key_type(kind: pa.DataType, where: str) -> DataType:
 
 
 def micros(times: Sequence[datetime], where: str) -> Ints:
-    """Return microseconds since 1970 UTC of n times; times without a time zone are UTC, as in Feast."""
+    """Return times in microseconds since 1970 UTC; a time without a zone is UTC. Raise DataError for None or NaT."""
     if not all(map(is_time, times)):
         raise DataError(where, "a row has no event timestamp", expected="one in every row")
     aware = (time.replace(tzinfo=UTC) if time.tzinfo is None else time for time in times)
@@ -207,7 +197,7 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Return a column of times as microseconds in UTC; times without a time zone are UTC, as in Feast."""
+    """Cast times to microseconds in UTC, rounding nanoseconds down; a time without a zone is UTC, as in Feast."""
     kind = column.type
     if _without_nan(column).null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), TIME)])
@@ -224,7 +214,7 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """Cast a column to its declared type without loss; None keeps its type."""
+    """Cast a column to its declared type without loss, None for any type; raise DataError if a value does not fit."""
     if dtype is None:
         return column
     target = ARROW[dtype.name]
@@ -253,7 +243,7 @@ def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_time(time: datetime | None) -> bool:
-    """Return whether a time is neither None nor pandas's `NaT`, which does not equal itself."""
+    """Return True unless a time is None or pandas's `NaT`."""
     return time is not None and time == time
 
 
@@ -264,7 +254,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _compatible(actual: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether a column of type `actual` may hold values of type `target`; text never holds numbers."""
+    """Return True if a column of type `actual` may hold values of type `target`; text never holds numbers."""
     if pa.types.is_list(target):
         lists: bool = pa.types.is_list(actual) or pa.types.is_large_list(actual) or pa.types.is_fixed_size_list(actual)
         return lists and _compatible(actual.value_type, target.value_type)

@@ -46,7 +46,7 @@ class _FeastView(ViewContract):
 
 
 def project_of(config: RepoConfig) -> str:
-    """Return the project whose rows in Redis are read and written."""
+    """Return the project whose rows Feast reads and writes in Redis."""
     return str(config.online_store.project or config.project)
 
 
@@ -59,11 +59,7 @@ def is_registered(tags: Mapping[str, str]) -> bool:
 
 
 def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
-    """Return the contract in the tags of a view that `isthmus apply` has registered.
-
-    Raises:
-        ContractMismatch: the contract is missing, or its hash differs from the hash in the tags.
-    """
+    """Return the contract in a registered view's tags; raise ContractMismatch if it is missing or altered."""
     where, hashed = _registration(name), tags["isthmus.contract"]
     try:
         view = ViewContract.from_dict(name, json.loads(tags.get("isthmus.view", "null")))
@@ -78,10 +74,7 @@ def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
 
 
 def online_name(config: RepoConfig, table: FeatureView) -> str:
-    """Return the name of a view's rows in Redis. If Feast's view versioning is on, each version has its own rows.
-
-    Such a name is unique, because Feast does not allow `@` in names.
-    """
+    """Return the name of a view's rows in Redis. If Feast's view versioning is on, each version has its own rows."""
     if is_registered(table.tags):
         return table.name + table.tags.get("isthmus.slot", "")
     version = None
@@ -89,6 +82,7 @@ def online_name(config: RepoConfig, table: FeatureView) -> str:
         # The version in the request takes precedence over the current one.
         version = table.projection.version_tag
         version = table.current_version_number if version is None else version
+    # Feast does not allow "@" in names, so this name is unique.
     return f"{table.name}@v{version}" if version else table.name
 
 
@@ -101,11 +95,10 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
 def layout_of(
     config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
 ) -> ViewLayout:
-    """Return the layout of a view. Undeclared join keys get their type from `inferred` or from the values in `keys`.
+    """Return the layout of a view. `inferred`, or the values in `keys`, give the types of undeclared join keys.
 
-    Raises:
-        ConfigurationError: rows cannot hold one of the types.
-        ContractMismatch: Isthmus registered the view and it changed since, or it belongs to another project.
+    Raise ConfigurationError if rows cannot hold a type, and ContractMismatch if a registered view has changed or
+    belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if keys and (not key_types or len(key_types) < len(table.entities)):

@@ -58,7 +58,7 @@ class MaterializationLog:
         self._stored = StoredTable(root, FOLDER, storage_options, _ERRORS)
 
     def append(self, entry: Materialization) -> None:
-        """Append an entry, also beside concurrent runs; raise DataError or DependencyError if that fails."""
+        """Append an entry; concurrent runs may append too. Raise DataError or DependencyError if that fails."""
         self._stored.append(pa.Table.from_pylist([asdict(entry)], _SCHEMA))
 
     def contracts(self) -> set[str]:

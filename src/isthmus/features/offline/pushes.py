@@ -75,8 +75,7 @@ class PushLog:
     def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
         """Return rows of the log with the view's columns and the time of the push; raise DataError if a type differs.
 
-        Missing columns are null, and rows without the view's keys are dropped: they were pushed for an earlier
-        definition.
+        Missing columns become null, and rows without the view's keys are dropped: an earlier definition lacked them.
         """
         schema = declared_schema(view).append(ACCEPTED)
         for key in view.keys:

@@ -184,7 +184,7 @@ class OfflineStore:
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Return a table's last commit, or None without a table; raise ContractMismatch if no day can be replaced."""
+        """Return a table's last commit, or None without a table; raise ContractMismatch if no range can be replaced."""
         before = self.commit(view)
         _require_extendable(view, before)
         return before
@@ -192,8 +192,7 @@ class OfflineStore:
     def write(self, prepared: Prepared) -> TableWrite:
         """Write prepared rows in one commit, unless the table has them.
 
-        Raise DataError, with the table unchanged, if another process has written to it since `prepare` or writing
-        fails.
+        Raise DataError, with the table unchanged, if writing fails or another process has written since `prepare`.
         """
         view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
         if not prepared.changes and table is not None:
