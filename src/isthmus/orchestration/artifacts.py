@@ -165,7 +165,7 @@ class Artifacts:
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """Return the last training set, which must be from the applied contract. The definitions must be applied."""
+        """Return the last training set; raise DataError if outdated, ContractMismatch if `apply` must run first."""
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
             found = f"was written under contract {training_set.contract[:12]}"

@@ -93,7 +93,7 @@ def apply(project: Project) -> Applied:
 
 
 def _withdraw(project: Project, contract: Contract) -> None:
-    """Delete device snapshots with features that the contract no longer discloses; servers still offer them."""
+    """Delete device snapshots that disclose more than the contract allows; servers would keep offering them."""
     for folder in project.snapshots.glob("*/"):
         service, shelf = project.definitions.services.get(folder.name), Shelf(folder)
         device = None if service is None else service.device
