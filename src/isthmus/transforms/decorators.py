@@ -1,8 +1,4 @@
-"""The decorators that turn a PySpark function into a declaration. Importing this does not load pyspark.
-
-They do not call the function. The first line of its docstring becomes the description. A call with a missing or unknown
-argument raises a ConfigurationError.
-"""
+"""Decorators that declare PySpark functions without calling them. Wrong arguments raise a ConfigurationError."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -44,7 +40,8 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys,
     `event_timestamp` and the features. It also returns `known_at`, unless each row is known `delay` after its event
     time. Columns that a source names with `timestamp=` or `known=` are renamed to `event_timestamp` and `known_at`. If
-    rows break an expectation, a build writes nothing. See `FeatureView` for the arguments.
+    rows break an expectation, a build writes nothing. The first line of the function's docstring becomes the
+    description. See `FeatureView` for the arguments.
     """
     return lambda function: FeatureView(
         _name(function), listed(entities), listed(schema), listed(sources), ttl, delay, function, _about(function),

@@ -1,9 +1,4 @@
-"""Engines that run the PySpark code. Every engine is used through a Spark Connect session.
-
-sail          the PySpark API on an embedded Rust engine, no JVM (https://lakesail.com)
-spark         Apache Spark, in a server that this process starts; needs Java 17
-sc://host     any Spark Connect endpoint
-"""
+"""Engines that run the PySpark code through Spark Connect: Sail, Apache Spark on this machine, or a server at a URL."""
 
 import ctypes
 import os
@@ -178,10 +173,7 @@ def _sail() -> Iterator[str]:
 
 @cache
 class _Interrupts:
-    """The process's handler of Ctrl-C, to restore after Sail's first server has replaced it, soon after its start.
-
-    Sail's handler would end the server at once, and its client would retry for ten minutes to close the session.
-    """
+    """Restores the process's Ctrl-C handler, which Sail's first server replaces by one that ends the server at once."""
 
     def __init__(self) -> None:
         # `signal.signal` works only in the main thread.

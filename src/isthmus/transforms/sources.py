@@ -1,9 +1,4 @@
-"""Sources as DataFrames, and local copies of their rows.
-
-Engines read local Parquet files themselves. CSV is first converted to Parquet, once per content, so that every engine
-sees the same types and microseconds. This includes CSV files inside a `.zip`, which Spark cannot open. Rows of tables
-and queries are copied to Parquet when a build starts.
-"""
+"""Sources as DataFrames. CSV, tables and queries are copied to Parquet first, so every engine sees the same values."""
 
 import hashlib
 import importlib.util
@@ -59,12 +54,7 @@ class NoRowsError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A local copy of rows of a table, a query or files at a URL, made at the start of a build.
-
-    Attributes:
-        file: Parquet file with the copied rows.
-        content: fingerprint of the whole source at that time; None if its version is unknown.
-    """
+    """A local copy of rows of a source, a Parquet file. `content` is the source's fingerprint then, None if unknown."""
 
     file: Path
     content: str | None
@@ -73,25 +63,20 @@ class Landed:
 def lands(source: Source, *, cluster: bool = False) -> bool:
     """Return whether `land` must copy the rows to a local Parquet file before an engine reads them.
 
-    True for tables and queries, and for `s3://` and `s3a://` URLs unless `cluster`: the engine is a Spark Connect URL
-    and reads them itself. False for local files and other URLs.
+    True for tables, queries, and `s3://` and `s3a://` URLs, which only a `cluster` (a Spark Connect URL) reads itself.
     """
     return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
 
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
-    """Copy rows to the Parquet file `folder/NAME.parquet`. Call this only for a source that `lands`.
+    """Copy the rows of a source that `lands` to `folder/NAME.parquet`. Later changes do not affect the copy.
 
-    Copies the rows whose `timestamp` is in the range, widened to whole seconds, and rows without a time. Copies all
-    rows if `within` is None or the source has no `timestamp`. `options` are storage options, for tables and files at
-    URLs. Later changes of the table do not affect the copy.
+    It has the rows whose `timestamp` is null or in the range, widened to whole seconds; all rows if `within` or
+    `timestamp` is None. `options` are storage options, for tables and files at URLs.
 
-    Raises:
-        NoRowsError: the source has no rows at all. A range without rows gives an empty file.
-        ConfigurationError: the variable with the address is not set, or a declared time column is missing or has no
-            time zone.
-        DataError: the table is missing or damaged, has a column type that engines do not read, or a value does not fit.
-        DependencyError: the database or catalog does not answer, or its library is not installed.
+    Raises NoRowsError if the source has no rows at all, ConfigurationError if the variable with the address is not set
+    or a time column is missing or has no time zone, DataError if the table or a value cannot be copied, and
+    DependencyError if the storage, database or catalog does not answer or its library is missing.
     """
     file = folder / f"{source.name}.parquet"
     with _opened(source, root, options) as table:
@@ -105,16 +90,13 @@ def land(source: Source, root: Path, within: Within, folder: Path, options: Opti
 def read(spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None) -> "DataFrame":
     """Return the DataFrame of a source. Relative paths start from `root`.
 
-    For a table or query, pass the result of `land` as `landed`. Without it, this connects to the table or database, and
-    the DataFrame has the columns but no rows. Files that engines cannot read unchanged, such as CSV, are first
-    converted to Parquet (or linked under other names) in `staging`, where later calls reuse them.
+    For a table or query, pass the result of `land`. Without it, this connects to the table or database, and the
+    DataFrame has the columns but no rows. Files that engines cannot read unchanged, such as CSV, are converted to
+    Parquet (or linked under other names) in `staging`, where later calls reuse them.
 
-    Raises:
-        ConfigurationError: the file is missing, a declared time column is missing or has no time zone, or `types=`
-            names a column that the CSV file lacks.
-        NoRowsError: the local file or folder has no rows.
-        DataError: the file is damaged, or the engine cannot read it.
-        DependencyError: the Python package with the file is not installed, or the engine cannot open the file.
+    Raises ConfigurationError if the file or a declared column is missing or a time column has no time zone, NoRowsError
+    if a local file or folder has no rows, DataError if the file cannot be read, and DependencyError if the Python
+    package with the file is not installed, or the engine cannot open the file.
     """
     from pyspark.errors import PySparkException
 
@@ -141,10 +123,7 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:
-    """Check a local source without an engine. Raises the errors of `read`, except those that only an engine can raise.
-
-    Like `read`, it converts a CSV file to Parquet in `staging`. The time columns of a folder are not checked.
-    """
+    """Check a local source like `read`, but without an engine. It converts a CSV file to Parquet in `staging`."""
     from pyarrow.parquet import read_schema
 
     file = _parquet(source, root, staging) if source.path else _columns(source, root, staging)
@@ -154,11 +133,7 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the type of each column of a local source, by column name.
-
-    A type has its name in declarations, such as `Int64`, or Arrow's name if declarations have no such type. Check the
-    source with `read` or `require_readable` first: for a damaged file, this raises the errors of Arrow.
-    """
+    """Return the type of each column of a local source, such as `Int64`; raise Arrow's errors for a damaged file."""
     if source.path:
         path = _locate(source, root)
         if path.is_file() and source.csv:
@@ -174,10 +149,7 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """Return the rows of a frame whose source `timestamp` is in [first, end), in microseconds since 1970 UTC.
-
-    The result includes rows without a time. If the source declares no `timestamp` column, it has all rows.
-    """
+    """Keep the rows whose source `timestamp`, if any, is null or in [first, end), in microseconds since 1970 UTC."""
     if source.timestamp is None:
         return frame
     time = frame[source.timestamp]
@@ -186,11 +158,10 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
 
 
 def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
-    """Return a fingerprint of a source, without reading its rows.
+    """Return a fingerprint of a source without reading its rows: of file names, sizes and times, or a table's version.
 
-    It covers names, sizes and modification times of files, or the version of a table. A table, a database or an S3 URL
-    is opened for it, with the storage `options`, and raises the errors of `land` if that fails. Return None if the
-    version is unknown: a PostgreSQL query without `version_sql`, or a URL that is neither `s3://` nor `s3a://`.
+    None means unknown: a PostgreSQL query without `version_sql`, or a URL that is neither `s3://` nor `s3a://`. A
+    table, a database or an S3 URL is opened with the storage `options`, and raises the errors of `land` if that fails.
     """
     if source.sql:
         return _hash(sql.version(source, root))
@@ -260,10 +231,7 @@ def first_line(error: BaseException) -> str:
 
 
 def failing_line(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """Return text like ` in line 7`: the innermost line of the function's file in the error's traceback.
-
-    Return an empty text without a function, or if the traceback has no line of its file.
-    """
+    """Return text like ` in line 7`, the innermost line of the function's file in the traceback, or "" without one."""
     file = inspect.unwrap(function).__code__.co_filename if function else None
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" in line {lines[-1]}" if lines else ""
@@ -305,7 +273,6 @@ def _parquet(source: Source, root: Path, staging: Path) -> Path:
 
 
 def _folder(path: Path) -> str:
-    """Return the folder whose subfolder names are columns, with a trailing slash."""
     return f"{path if path.is_dir() else path.parent}/"
 
 

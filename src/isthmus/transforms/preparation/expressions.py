@@ -12,10 +12,7 @@ _TINY = 1.1754943508222875e-38
 
 
 def number(rows: DataFrame, name: str) -> Column:
-    """Return a column of numbers, booleans or timestamps as float32, null where it is null or NaN.
-
-    A timestamp becomes its microseconds since 1970 UTC.
-    """
+    """Return a number, boolean or timestamp (in microseconds) column as float32, null where it is null or NaN."""
     value = rows[name]
     as_float = (functions.unix_micros(value) if dict(rows.dtypes)[name] == "timestamp" else value).cast("float")
     return functions.when(~functions.isnan(as_float), as_float)
@@ -48,10 +45,7 @@ def _within(value: Column, low: Column, high: Column) -> Column:
 
 
 def aggregates(step: Step, value: Column) -> list[Column]:
-    """List the Spark aggregates that `parameters` needs for a step. They ignore values that are not finite.
-
-    The list is empty for a step that learns nothing from the data.
-    """
+    """List the Spark aggregates, over finite values, that `parameters` needs for a step; empty if it learns nothing."""
     wide = value.cast("double")
     finite = functions.when(functions.abs(wide) < math.inf, wide)
     match step:
@@ -67,10 +61,7 @@ def aggregates(step: Step, value: Column) -> list[Column]:
 
 
 def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]:
-    """Compute the parameters of a step from the values of its `aggregates`, in their order.
-
-    The values are None for a column without finite numbers; `results` is empty for a step without aggregates.
-    """
+    """Compute the parameters of a step from its `aggregates`, which are None for a column without finite numbers."""
     match step:
         case Clip():
             low, high = results

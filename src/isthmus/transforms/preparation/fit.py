@@ -19,13 +19,7 @@ INDICATOR_SHARE = 0.01
 
 
 class FittedNumber(msgspec.Struct, frozen=True):
-    """A number with its fitted steps.
-
-    Attributes:
-        steps: steps in order, as plain data.
-        parameters: learned parameters of each step.
-        indicator: the network also gets 1 where the number is missing.
-    """
+    """A number with its fitted steps, as plain data. With `indicator`, the network also gets 1 where it is missing."""
 
     name: str
     steps: tuple[dict[str, Any], ...]
@@ -45,12 +39,7 @@ class FittedNumber(msgspec.Struct, frozen=True):
 
 
 class FittedText(msgspec.Struct, frozen=True):
-    """A text with its fitted encoding.
-
-    Attributes:
-        how: the encoding, as plain data.
-        places: place of each word, from 1; for `Hashed`, its bucket. Words that are not listed have place 0.
-    """
+    """A text with its encoding, as plain data. `places` has the place (from 1) or the `Hashed` bucket of each word."""
 
     name: str
     how: dict[str, Any]
@@ -71,12 +60,7 @@ class FittedText(msgspec.Struct, frozen=True):
 
 
 class Preparation(msgspec.Struct, frozen=True):
-    """The fitted steps and encodings of a network's inputs.
-
-    Attributes:
-        numbers: numbers in the order of `Tensors.numeric`.
-        texts: texts in the order of `Tensors.categories`.
-    """
+    """The fitted steps and encodings of a network's inputs, in the order of `Tensors.numeric` and `.categories`."""
 
     numbers: tuple[FittedNumber, ...]
     texts: tuple[FittedText, ...]
@@ -99,11 +83,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Fit the steps of numbers and the encodings of texts, both by column, to all rows of a DataFrame.
-
-    Pass only the training part, see `training_part`. The engine reads the rows once for the shares of missing values,
-    at most once for each position in the longest chain of steps, and at most once per text column.
-    """
+    """Fit steps of numbers and encodings of texts, both by column, to all rows. Pass only the `training_part`."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions
@@ -135,10 +115,7 @@ def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping
 
 
 def training_part(rows: "DataFrame", before: int) -> "DataFrame":
-    """Return the rows with `event_timestamp` before a time whose labels were known at that time or earlier.
-
-    `before` is in microseconds since 1970 UTC.
-    """
+    """Return the rows with `event_timestamp` before `before` (Unix microseconds) whose labels were known by then."""
     from pyspark.sql import functions
 
     moment = functions.timestamp_micros(functions.lit(before))
@@ -148,8 +125,7 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
     """Return an ONNX graph that applies the steps to a number `x`, in order. Its output `y` is 0 in place of null.
 
-    `counts` has the number of parameters of each step. The graph takes parameters as inputs after `x`, so columns with
-    the same steps can share it. The caller must not pass null, NaN or -0.0 as a parameter.
+    Further inputs are the parameters, `counts` for each step, which must not be null, NaN or -0.0.
     """
     from pyspark.sql import functions
 
@@ -167,10 +143,7 @@ def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProt
 
 
 def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
-    """Return an ONNX graph that maps a text `x` to its int64 `place`, or 0 for a text that is not in `places`.
-
-    The caller must pass "" for a null.
-    """
+    """Return an ONNX graph that maps a text `x` to its int64 `place`, or 0 if it has none. Pass "" in place of null."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions

@@ -1,8 +1,4 @@
-"""Declarations of the steps before a model's network, for numbers and texts. Importing this does not load pyspark.
-
-`expressions` has the PySpark expression of each step, and `fit` learns its parameters. The compiled expressions are the
-head of the student's graph. Numbers are Spark floats here, as in the graph. Null and NaN both mean missing.
-"""
+"""Declarations of the steps before a model's network, without pyspark. Null and NaN both mean a missing number."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -43,11 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step(Setting):
-    """Base of the steps for a number. All but `Impute` leave a null unchanged.
-
-    Attributes:
-        labels: names of the parameters, for reports.
-    """
+    """Base of the steps for a number. All but `Impute` leave a null unchanged. `labels` names parameters in reports."""
 
     labels: ClassVar[tuple[str, ...]] = ()
 

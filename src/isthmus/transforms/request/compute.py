@@ -1,7 +1,4 @@
-"""Request transforms: compilation to ONNX graphs, and computation with an engine.
-
-A request source with expectations or defaults counts as a request transform: its fields are its checked values.
-"""
+"""Request transforms, and request sources with checks or defaults: compiled to ONNX graphs, computed by an engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -37,10 +34,9 @@ REMEDY = "correct it, or drop such rows from the spine"
 
 
 class Graphs:
-    """The graphs of a contract's request transforms, opened on first use. They check rows of a training set.
+    """The graphs of a contract's request transforms, opened on first use, for checking rows of a training set.
 
-    A graph refuses some values that an engine accepts, for example non-ASCII letters in `lower`. The API and every
-    package use graphs, so a model must not learn from rows that graphs refuse.
+    Serving uses graphs, and they refuse some values that an engine accepts: a model must not learn from such rows.
     """
 
     def __init__(self, contract: Contract) -> None:
@@ -54,8 +50,8 @@ class Graphs:
     ) -> None:
         """Run the graph of the transform `name` on a batch, and raise a DataError for a row that it refuses.
 
-        `rows` has the transform's inputs, by name and in its types; `batch` identifies the row in the message. `place`
-        is the transform, for messages. `refusal` is the engine's error, which is added to the message; it may be empty.
+        `rows` has the transform's inputs, by name and in its types. In the message, `batch` identifies the row and
+        `place` the transform, and `refusal`, the engine's error or "", follows unless the row breaks an expectation.
         """
         graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}
@@ -70,10 +66,7 @@ class Graphs:
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
-    """Compile a request transform that takes these columns. Return its ONNX graph and its problems.
-
-    This calls the user's function. Use the graph only if there are no problems: it may be empty or have other types.
-    """
+    """Call a request transform's function, and compile the result. Ignore the graph if there are problems."""
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced
 
@@ -178,11 +171,7 @@ def _place(transform: AtRequest) -> str:
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
-    """Return the schema of a training set with the fields of request transforms appended.
-
-    Raises:
-        DataError: the schema lacks an input of a transform, or two columns would share a name.
-    """
+    """Append the fields of request transforms to a schema; raise DataError if an input is missing or a name taken."""
     for transform in transforms:
         where = f"request transform {transform.name}"
         available = optional([transform]).union(schema.names)
@@ -205,12 +194,10 @@ def computed(
     joined: Iterable[pa.RecordBatch],
     graphs: Graphs | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a training set with the fields of request transforms appended. Rows keep their order.
+    """Yield batches with the fields of request transforms appended, by one engine query per batch and transform.
 
-    The engine runs one query per batch and transform. The `graphs` then check the rows; None skips this check.
-
-    Raises:
-        DataError: the engine or a graph refused a row, a column has a wrong type, or two columns would share a name.
+    Rows keep their order, and `graphs`, unless None, check them. Raises DataError if the engine or a graph refuses a
+    row, a column has a wrong type, or two columns would share a name.
     """
     for batch in joined:
         columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])
@@ -249,10 +236,7 @@ def _computed(
 
 
 def _input(place: str, batch: pa.RecordBatch, name: str, contract: TransformContract) -> pa.Array:
-    """Return a column in the type that the transform takes, or nulls if the batch lacks it.
-
-    A user's spine may have another type. Like the API, reject a text for a number, or a time without a zone.
-    """
+    """Return a column cast to the transform's type, or nulls without it. Like the API, refuse a text for a number."""
     field = next((field for field in contract.request if field.name == name), None)
     if field is None:
         return batch[name]

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled ONNX graph, and the type of each input and output column.
-
-    `features.request.layout` describes the tensors of the graph; the layout is in the model's metadata.
-    """
+    """A compiled graph, described by `features.request.layout` in its metadata, and the types of its columns."""
 
     model: onnx.ModelProto
     inputs: Mapping[str, SqlType]
@@ -43,13 +40,9 @@ class Compiled:
 def compile_columns(
     columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType], plain: Collection[str] = ()
 ) -> Compiled:
-    """Compile PySpark columns, by output name, to one ONNX graph.
+    """Compile PySpark columns to one ONNX graph; raise NotCompilableError if a part cannot be in a graph.
 
-    Create the columns within `traced`. `inputs` has the type of each input column. `plain` names inputs for which the
-    caller guarantees that they are never null, NaN or -0.0; the graph does not check that.
-
-    Raises:
-        NotCompilableError: a column uses a function, type or input that the graph does not have, or is too large.
+    Create the columns within `traced`. The caller guarantees that inputs in `plain` are never null, NaN or -0.0.
     """
     nodes = {name: node_of(column, f"field {name}") for name, column in columns.items()}
     compiler = _Compiler(inputs, plain)
@@ -79,7 +72,6 @@ class _Compiler:
         self._bound: dict[str, Value] = {}
 
     def value(self, node: ExpressionNode) -> Value:
-        """Return the value of an expression. Equal expressions are computed once."""
         if self._bound:
             return self._computed(node)
         number = self._number(node)
@@ -88,10 +80,7 @@ class _Compiler:
         return self._known[number]
 
     def _number(self, node: ExpressionNode) -> int:
-        """Return a number that equal expressions share, wherever they occur in the source.
-
-        Numbers keep this linear: the hash of an expression would be recomputed for each enclosing expression.
-        """
+        """Return a number that equal expressions share. It avoids hashing an expression again for each parent."""
         if id(node) not in self._numbers:
             # Python considers 0.0 and -0.0 equal.
             value = repr(node.value) if node.name == "literal" else node.value

@@ -33,14 +33,7 @@ class _DeltaTable:
 
 @contextmanager
 def open_table(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
-    """Open the newest version of the Delta table at a path or URL, with the storage `options` of deltalake.
-
-    This reads the table's log only; rows are read by `SourceTable.batches`, always from this version.
-
-    Raises:
-        DataError: the table is missing or damaged.
-        DependencyError: deltalake is not installed, or the storage refuses or does not answer.
-    """
+    """Open the newest version of a Delta table; raise DataError if it is damaged, DependencyError if out of reach."""
     with extra("offline"):
         from deltalake.exceptions import DeltaError, TableNotFoundError
     try:

@@ -1,8 +1,4 @@
-"""Rows of Iceberg tables, read with pyiceberg. A snapshot of a table never changes.
-
-Configure the catalog's address and secrets for pyiceberg, by environment variables (PYICEBERG_CATALOG__WAREHOUSE__URI
-for a catalog `warehouse`) or by its own file.
-"""
+"""Rows of Iceberg tables, read with pyiceberg, which is configured by PYICEBERG_CATALOG__NAME__URI or its own file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,15 +46,7 @@ class _IcebergTable:
 
 @contextmanager
 def open_table(source: Source) -> Iterator[SourceTable]:
-    """Open the current snapshot of an Iceberg table. A table that was never written has no rows.
-
-    This asks the catalog of `source.iceberg`, its part before the first dot. Rows are read by `SourceTable.batches`.
-
-    Raises:
-        DataError: the table is missing or damaged.
-        DependencyError: pyiceberg is not installed, the catalog is not configured, or the catalog or its storage does
-            not answer.
-    """
+    """Open the current snapshot of an Iceberg table; raise DataError if damaged, DependencyError if out of reach."""
     with extra("iceberg"):
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError

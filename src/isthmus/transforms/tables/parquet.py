@@ -1,8 +1,4 @@
-"""Parquet files that every engine reads with the same result: copies of tables' rows, and files of other writers.
-
-This process reads files at S3 URLs and copies their rows, since each engine configures storage differently. Only a
-cluster reads them itself.
-"""
+"""Parquet files that every engine reads with the same result: copies of tables' rows, and files of other writers."""
 
 import re
 from base64 import b64decode
@@ -40,10 +36,10 @@ _COARSER = ("write the file with pyarrow's or pandas' coerce_timestamps='us', al
 
 
 def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "DataFrame":
-    """Return a DataFrame of the Parquet files or folders at local paths or URLs.
+    """Return a DataFrame of the Parquet files or folders at local paths or URLs. The engine reads the rows later.
 
     A character like `*` in a local path is literal. `schema` has the columns as SQL, such as "`age` bigint"; without
-    it, the engine reads them from the files now. Rows are read when the engine computes.
+    it, the engine reads them from the files now.
     """
     if any(_PATTERN.search(place) and not is_url(place) for place in places):
         # Sail reports the version of Spark that it emulates, but answers a query with its own version. It reads
@@ -57,11 +53,7 @@ def read(spark: "SparkSession", *places: str, schema: str | None = None) -> "Dat
 
 
 def schema(source: str, table: SourceTable) -> pa.Schema:
-    """Return the Arrow schema that `write` gives a table's rows, for example with times in microseconds.
-
-    Raises:
-        DataError: a column has a type that engines do not read.
-    """
+    """Return the Arrow schema that `write` gives a table's rows; raise DataError if engines cannot read a column."""
     fields = [(field.name, _type(field.type), field.nullable) for field in table.schema]
     unread = [f"{field.name} ({field.type})" for field in table.schema if _type(field.type) is None]
     if unread:
@@ -76,12 +68,8 @@ def schema(source: str, table: SourceTable) -> pa.Schema:
 def write(source: str, table: SourceTable, column: str | None, within: Within, file: Path) -> int:
     """Write the rows of a table to a Parquet file, replacing it. Return the number of rows written.
 
-    Writes the rows whose time `column` is `within` a range, rows without a time, and possibly rows outside the range;
-    all rows if either argument is None. After an error, an incomplete file may remain.
-
-    Raises:
-        DataError: the table cannot be read, a value does not fit its type, or the file cannot be written.
-        DependencyError: the storage or database does not answer.
+    `column` and `within` select rows as in `SourceTable.batches`. After an error, an incomplete file may remain. Raises
+    DataError if the rows cannot be read or written, and DependencyError if the storage or database does not answer.
     """
     columns = schema(source, table)
     batches = (_converted(source, table, batch, columns) for batch in table.batches(column, within))
@@ -125,11 +113,7 @@ class ParquetFiles:
     """Parquet files as one table, with all their columns, in types that hold the values of every file.
 
     Below the folder `root`, which ends with a slash for local files, folders named `column=value` add text columns.
-    `fragments` is the result of `fragments_of`.
-
-    Attributes:
-        place: location, for messages.
-        version: identifies the rows; None if unknown.
+    `fragments` is the result of `fragments_of`. `version` identifies the rows; None if unknown.
     """
 
     def __init__(self, source: str, place: str, version: str | None, fragments: Sequence[Any], root: str) -> None:
@@ -158,11 +142,7 @@ class ParquetFiles:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of all files, each with one type for all files. Reads all footers once.
-
-        Raises:
-            DataError: no single type holds a column's values in different files.
-        """
+        """The columns of all files, from their footers. Raises DataError if a column has incompatible types."""
         examples: dict[str, dict[pa.DataType, str]] = {}
         empty: dict[str, pa.DataType] = {}
         for fragment, footer in zip(self._fragments, self._footers, strict=True):
@@ -192,10 +172,7 @@ class ParquetFiles:
                     yield batch
 
     def _partition(self, fragment: Any) -> Mapping[str, str | None]:
-        """Return the columns and values that the names of a file's folders contain (`column=value`).
-
-        Values stay text, because engines guess their types differently.
-        """
+        """Return the columns of a file's folder names, `column=value`, as text: engines guess types differently."""
         folders = fragment.path.removeprefix(self._root).split("/")[:-1]
         pairs = [folder.partition("=") for folder in folders if "=" in folder]
         return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
@@ -249,10 +226,7 @@ def _without_values(footer: Any, name: str) -> bool:
 
 
 def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
-    """Return a filter for rows whose time is in a range or null, or None if the column is not a timestamp.
-
-    The filter only saves reading: callers accept rows outside the range.
-    """
+    """Return a filter for times in a range or null, None if the column is not a timestamp. It only saves reading."""
     import pyarrow.compute as pc
 
     kind = columns.field(name).type if name in columns.names else None
@@ -346,12 +320,8 @@ class _Objects(ParquetFiles):
 def open_table(source: Source, options: Mapping[str, str]) -> Iterator[SourceTable]:
     """Open the Parquet files at the URL `source.path`: one file, or all files of a folder and its subfolders.
 
-    Skips files and folders whose names start with "_" or ".". `options` are storage options, as for deltalake.
-
-    Raises:
-        ConfigurationError: the folder is a Delta table.
-        DataError: there are no files, or a file is damaged.
-        DependencyError: the storage refuses or does not answer, or deltalake is not installed.
+    Skips names that start with "_" or ".". `options` are deltalake's. Raises ConfigurationError for a Delta table,
+    DataError if there are no files or one is damaged, and DependencyError if the storage or deltalake is not available.
     """
     with extra("offline"):
         import deltalake  # noqa: F401 - only whether it is installed

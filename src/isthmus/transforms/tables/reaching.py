@@ -22,13 +22,9 @@ _SCHEME = re.compile(r"(No FileSystem for scheme \"(?P<scheme>\w+)\"|Class org\.
 
 @contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Convert an engine's error in the block, about a missing file or package, into a DependencyError with a remedy.
+    """Convert an engine's error about a missing file, module or S3 support into a DependencyError with a remedy.
 
-    `where` names the operation in the message. All other errors pass unchanged.
-
-    Raises:
-        DependencyError: the engine cannot open a file that this process can, its executors lack a module that this
-            process has, or its Spark cannot read S3 URLs.
+    A file or module must exist for this process; all other errors pass unchanged. `where` names the operation.
     """
     from pyspark.errors import PySparkException
 

@@ -50,14 +50,10 @@ class _Query:
 def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
     """Connect to the database of a source, and open its query as a table until the end of the block.
 
-    The address comes from the environment variable that `source.connection` names; `duckdb:FILE` starts from `root`.
-    All reads happen in one read-only transaction. Entering the block runs `version_sql` and asks for the columns of the
-    query; its rows are read by `SourceTable.batches`.
-
-    Raises:
-        ConfigurationError: the variable is not set, or is not an address.
-        DataError: the DuckDB file is missing, or the database rejects a query.
-        DependencyError: the database does not answer, or its driver is not installed.
+    The address is in the variable `source.connection`; `duckdb:FILE` starts from `root`. All reads happen in one
+    read-only transaction. Entering the block runs `version_sql` and asks for the columns of the query. Raises
+    ConfigurationError if the variable is not an address, DataError if the file is missing or a query is rejected, and
+    DependencyError if the database does not answer or its driver is missing.
     """
     address = _address(source)
     scheme, _, rest = address.partition(":")
@@ -72,8 +68,8 @@ def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
 def version(source: Source, root: Path) -> str | None:
     """Return a text that changes when the rows of a source change, or None if there is no such text.
 
-    With `version_sql`, connect to the database and return the query's result; None if it has no values. Without it,
-    return name, size and time of the DuckDB file and its log; None for PostgreSQL.
+    It is the result of `version_sql`, for which this connects to the database, or else the name, size and time of the
+    DuckDB file and its log; None for PostgreSQL.
     """
     if source.version_sql:
         with open_table(source, root) as table:

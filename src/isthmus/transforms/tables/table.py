@@ -18,12 +18,7 @@ REPAIR = "nothing was written: check that the table exists and is complete, then
 
 
 class SourceTable(Protocol):
-    """A table at the time it was opened; later writes do not change its rows.
-
-    Attributes:
-        place: location, for messages; contains no secret.
-        version: identifies the rows; None if unknown.
-    """
+    """A table at the time it was opened; later writes do not change its rows. `version` identifies them, or is None."""
 
     place: str
     version: str | None
@@ -47,10 +42,7 @@ def moments(within: tuple[int, int]) -> tuple[str, str]:
 
 
 def condition(column: str, within: tuple[int, int], literal: str) -> str:
-    """Return an SQL condition that is true for times in [first, end) and for null.
-
-    `column` is the name without quotes. `literal` is the format of a quoted time, for example "TIMESTAMPTZ {}".
-    """
+    """Return an SQL condition for times in [first, end) or null. `literal` is a format such as "TIMESTAMPTZ {}"."""
     name = '"' + column.replace('"', '""') + '"'
     first, end = (literal.format(f"'{moment}'") for moment in moments(within))
     return f"{name} IS NULL OR ({name} >= {first} AND {name} < {end})"
@@ -58,10 +50,9 @@ def condition(column: str, within: tuple[int, int], literal: str) -> str:
 
 @contextmanager
 def reading(source: str, place: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert the errors of reading a source, in the block, into a DataError. `place` is its location, for messages.
+    """Convert errors of reading a source into a DataError, or a DependencyError if the storage does not answer.
 
-    Converts `errors`, Arrow's errors, OSError and ValueError. If the storage at a URL refused or did not answer, raise
-    a DependencyError instead. An IsthmusError and all other errors pass unchanged.
+    This holds for `errors`, Arrow's errors, OSError and ValueError. `place` is the source's location, for messages.
     """
     try:
         yield

@@ -38,11 +38,8 @@ def stream_view(
     microseconds since 1970 UTC; without it, a result without rows is an error. Batches may come before an error:
     discard them then.
 
-    Raises:
-        ConfigurationError: the result lacks declared columns or has other types; it names all of them.
-        DataError: the function or its query failed, there are no rows, a key or time is null, or an array has a null or
-            a wrong size.
-        DependencyError: the engine cannot open a file, or its executors lack a module.
+    Raises ConfigurationError with all missing columns and wrong types, DataError if the function or its query fails or
+    a row is invalid (a null key or time, a null or wrong size of an array), and DependencyError as in `reaching`.
     """
     columns = [*contract.keys, *contract.fields]
     place, frame = _frame(f"view {view.name}", view, columns, frames)
@@ -65,16 +62,11 @@ def stream_view(
 
 
 def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa.Table:
-    """Call a spine's function, run its query on the engine, and return all rows in the contract's types.
+    """Call a spine's function, run its query on the engine, and return all rows in the contract's types, in memory.
 
-    The table has `columns` (keys, request fields, label), `event_timestamp` and `known_at`. Rows are ordered by
-    `event_timestamp`, then by the other columns. All rows are in memory.
-
-    Raises:
-        ConfigurationError: the result lacks declared columns or has other types; it names all of them.
-        DataError: the function or its query failed, there are no rows, a time is null, a label was known before
-            `event_timestamp`, or an array has a null or a wrong size.
-        DependencyError: the engine cannot open a file, or its executors lack a module.
+    The table has `columns` (keys, request fields, label), `event_timestamp` and `known_at`, and is sorted by
+    `event_timestamp`, then by the other columns. Raises the errors of `stream_view`, although keys may be null, and
+    DataError without rows or if a label was known before `event_timestamp`.
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)
@@ -101,12 +93,9 @@ class _WantsRowsError(BaseException):
 def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames) -> None:
     """Call the function of a view or spine, and check the columns of its result without computing a row.
 
-    A function that computes rows itself, for example to count them, is not checked: it ends there. Meanwhile, no other
-    thread can compute with the session `spark`.
-
-    Raises:
-        ConfigurationError: the result lacks declared columns or has other types; it names all of them.
-        DataError: the function failed, or the engine rejected it.
+    A function that computes rows itself, for example to count them, ends there and is not checked. Meanwhile, no other
+    thread can compute with the session `spark`. Raises ConfigurationError with all missing columns and wrong types, and
+    DataError if the function failed or the engine rejected it.
     """
     client = spark.client
     kind = "view" if isinstance(declaration, FeatureView) else "spine"
@@ -201,7 +190,6 @@ def _texts(declaration: FeatureView | Spine, frames: Frames) -> str:
 
 
 def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -> tuple[str, str]:
-    """Return an error's message, with suggestions if a column is missing, and the expected columns."""
     message = message.rstrip(".")
     if not re.search("cannot (be resolved|resolve attribute)|ATTRIBUTE_NOT_SUPPORTED", message):
         return message, ""
@@ -231,7 +219,7 @@ def _no_row(place: str) -> DataError:
 
 
 def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Sequence[str]) -> pa.Table:
-    """Cast rows to the contract's types. Messages identify a row by the available columns of `identity`."""
+    """Cast rows to the contract's types. Refuse arrays with nulls or of a wrong size, naming a row by `identity`."""
     for name in table.column_names:
         if nulls := null_elements(table[name]):
             raise DataError(

@@ -1,9 +1,4 @@
-"""The point-in-time join on an engine's executors, without a shuffle: each task joins part of a spine to a view.
-
-A task is a `features.pointintime.join.Join`. It has its spine rows in memory, and reads the keys and times of the
-view's history once, in blocks. It sorts no full data set and sends no data between executors. The
-executors need this package and access to the tables' folder.
-"""
+"""The point-in-time join on an engine's executors, without a shuffle: each task joins part of a spine to a view."""
 
 import json
 import secrets
@@ -44,20 +39,11 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 ) -> None:
     """Join views to a spine on the executors, and wait until they are done. Read the results with `answers`.
 
-    Each task joins one view to a part of the spine, and writes a Parquet file to `folder`.
-
-    Args:
-        spark: the session; its executors can read all files by their paths.
-        spine: a Parquet file with the join keys and `event_timestamp`, in the types of the histories.
-        histories: the views to join, each with the Parquet files of its table.
-        features: names of the features to join, by view.
-        folder: existing output folder, which this process and the executors can access by this path.
-        status: add a status column for each view.
-        rows: spine rows per task; a multiple of `BATCH`, as `answers` requires.
-
-    Raises:
-        RefusedError: the engine failed.
-        DependencyError: an executor cannot open a file that this process can, or lacks this package.
+    Each task joins one view to `rows` rows of the spine, a multiple of `BATCH`, and writes a Parquet file to the
+    existing `folder`. `spine` is a Parquet file with the join keys and `event_timestamp`, in the types of the
+    histories. `histories` has the Parquet files of each view's table. All paths must be valid for the executors, too.
+    `status` adds a column for each view. Raises RefusedError if the engine failed, and DependencyError if an executor
+    lacks a file or this package.
     """
     from pyspark.errors import PySparkException
 
@@ -79,11 +65,7 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
 
 def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """Yield the columns that `join_files` wrote to `folder`, in the spine's order, `BATCH` rows at a time.
-
-    `views` are the names of all joined views, `count` is the number of spine rows. `rows` is the number of rows per
-    task in `join_files`, and must be a multiple of `BATCH`.
-    """
+    """Yield the results of `join_files` in `folder` for `count` spine rows, in their order, `BATCH` rows at a time."""
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]
         for lots in zip(*(in_lots(file.iter_batches(BATCH), BATCH) for file in files), strict=True):

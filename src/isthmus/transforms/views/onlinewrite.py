@@ -1,8 +1,4 @@
-"""Writing of a view's latest rows to Redis from the engine's executors, bypassing the driver.
-
-The executors write with `OnlineStore`, so they need this package and access to Redis. An engine may run a task twice:
-the second write of the same rows changes nothing.
-"""
+"""Writing of a view's latest rows to Redis from the engine's executors; a task that runs twice changes nothing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,10 +24,7 @@ _COUNTS = ("compared", "changed", "written")
 
 
 def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """Return a DataFrame with the latest row of each key, ignoring rows whose event or known time is after `at`.
-
-    `at` is in microseconds since 1970 UTC. Expired rows are included. The result has all columns of the offline table.
-    """
+    """Return the latest row of each key, expired or not, with event and known time up to `at` (Unix microseconds)."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
@@ -47,11 +40,9 @@ def write_online(
 ) -> list[WriteCounts]:
     """Write the rows of a DataFrame to Redis from the executors. Return the counts of each partition with rows.
 
-    This waits for the executors. After an error, some rows may be written. `horizon` is passed to `OnlineStore.write`.
-    The Redis URL is sent inside the pickled function, so no plan, log or web page of an engine shows it as text.
-
-    Raises:
-        DependencyError: the engine failed, for example because an executor cannot reach Redis or lacks this package.
+    `horizon` is for `OnlineStore.write`. The Redis URL is sent inside the pickled function, so no plan, log or web page
+    of an engine shows it as text. Raises DependencyError if the engine failed, for example because an executor cannot
+    reach Redis or lacks this package; some rows may be written then.
     """
     from pyspark.errors import PySparkException
 

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 def history(spark: "SparkSession", view: ViewContract, files: Sequence[str]) -> "DataFrame":
-    """Return a DataFrame of a view's offline table. `files` is the result of the function `files` for the table.
-
-    Features that older files lack are null. Without files, the DataFrame has the columns but no rows.
-    """
+    """Return a DataFrame of a view's offline table from its `files`. Features that older files lack are null."""
     columns = [*view.keys, *view.fields]
     types = {column.name: column.dtype.spark for column in columns}
     types |= {"event_timestamp": "timestamp", "known_at": "timestamp", "content_hash": "bigint"}

@@ -13,10 +13,9 @@ DAY, SECOND = 86_400_000_000, 1_000_000
 
 
 def widened(value: Value, kind: SqlType) -> Value:
-    """Convert a value to a type that holds all its values, or to the nearest number of a floating-point type.
+    """Convert a value to a type that holds all its values, or to the nearest floating-point number; not checked here.
 
-    It does not check whether the type is wider, and does not refuse numbers that do not fit. Only a date too far away
-    to be a timestamp is refused. A null of unknown type (VOID) becomes a null of type `kind`.
+    Only a date too far away to be a timestamp is refused. A null of unknown type (VOID) becomes a null of type `kind`.
     """
     graph = value.data.graph
     if value.kind == kind:
@@ -34,7 +33,7 @@ def widened(value: Value, kind: SqlType) -> Value:
 
 
 def floor_divided(data: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
-    """Return quotient and remainder of int64 numbers by a positive constant. The quotient is rounded down."""
+    """Return the quotient, rounded down, and the remainder of int64 numbers by a positive constant."""
     graph = data.graph
     by, minus, zero = map(graph.number, (divisor, -1, 0))
     # The bits of a negative number are flipped before and after: subtracting the remainder could overflow.

@@ -27,15 +27,11 @@ _SHOWN = 400
 
 @dataclass(frozen=True)
 class ExpressionNode:
-    """A node in the tree of a PySpark column's expression.
+    """A node of an expression. `name` is Spark's function, or "column", "literal", "cast", "lambda" or "variable".
 
-    Attributes:
-        name: Spark's name of the function, or "column", "literal", "cast", "lambda" or "variable".
-        arguments: arguments of the function.
-        value: name of a column or variable; value of a literal, as a tensor holds it; variable names of a lambda
-            function; for a cast, the type name if graphs lack that type.
-        kind: type of a literal or cast.
-        place: line of the user's file, or "".
+    `value` is the name of a column or variable, the value of a literal as in a tensor, the variable names of a lambda,
+    or the type of a cast that graphs lack. `kind` is the type of a literal or cast, and `place` a line of the user's
+    file.
     """
 
     name: str
@@ -76,10 +72,9 @@ class NotCompilableError(Exception):
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Make every PySpark expression created in the block record its line in the user's code, for messages.
+    """Make every PySpark expression created in the block record its line in the user's code; no session is needed.
 
-    Within the block, a function of PySpark is replaced for all threads. Columns can be created without a session: this
-    sets the environment variable SPARK_CONNECT_MODE_ENABLED, also after the block, unless it is set.
+    This replaces a function of PySpark for all threads during the block, and sets SPARK_CONNECT_MODE_ENABLED for good.
     """
     # Create columns of Spark Connect, even without a session.
     os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
@@ -105,11 +100,7 @@ def _here() -> SimpleNamespace:
 
 
 def node_of(column: "Column", name: str = "column") -> ExpressionNode:
-    """Return a Spark Connect column as a tree of plain data. `name` is the column's name in messages.
-
-    Raises:
-        NotCompilableError: a part is not a plain expression of one row, or the expression is too deep or too large.
-    """
+    """Return a Spark Connect column as plain data; raise NotCompilableError if it is too large or not of one row."""
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
 
@@ -130,10 +121,7 @@ def node_of(column: "Column", name: str = "column") -> ExpressionNode:
 
 
 def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
-    """Return the number of expressions that an engine receives. An expression used twice is sent twice.
-
-    Counts PySpark's shared objects before serialization, which would not end for 25 doublings.
-    """
+    """Count the expressions sent to an engine (twice if used twice) without serializing them, which may never end."""
     if id(expression) not in known:
         count = 1 + sum(_written_out(child, name, known) for child in expression.children)
         if count > MOST:

@@ -48,10 +48,8 @@ Mask = Tensor | None
 class Value:
     """The value of an expression in every row. Tensors have shape (1, n), or () if all rows are equal.
 
-    Attributes:
-        data: the tensor; arbitrary where the value is null.
-        valid: mask of rows that are not null; None if there are no nulls.
-        raises: mask of rows that Spark refuses to compute; None if it refuses none.
+    `data` is arbitrary where the value is null. The mask `valid` is true where it is not null (None: everywhere), and
+    the mask `raises` where Spark refuses to compute it (None: nowhere).
     """
 
     kind: SqlType
@@ -61,10 +59,7 @@ class Value:
 
 
 class Graph:
-    """An ONNX graph under construction. A node with the same operator, inputs and attributes exists once.
-
-    After adding the inputs, call `begin` with a tensor of shape (1, n): `row` expands constants to that shape.
-    """
+    """An ONNX graph under construction; equal nodes exist once. Call `begin` with (1, n) rows after adding inputs."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
@@ -94,7 +89,7 @@ class Graph:
         self.shape = self.add("Shape", rows)
 
     def plain(self, tensors: Iterable[Tensor]) -> None:
-        """Mark tensors as holding neither NaN nor -0.0, so that later nodes can be simpler. This is not checked."""
+        """Mark tensors as free of NaN and -0.0, so that later nodes can be simpler. This is not checked."""
         self._numbers.update(tensors)
         self._positive |= self._numbers
 
@@ -135,10 +130,7 @@ class Graph:
         return None
 
     def input(self, name: str, count: int) -> list[Tensor]:
-        """Return the rows, each of shape (1, n), of the graph's input `name` of shape (count, n).
-
-        For several rows, this adds a node that splits the input.
-        """
+        """Return the rows, each of shape (1, n), of the graph's input `name` of shape (count, n), split by a node."""
         names = [f"{name}[{n}]" for n in range(count)]
         if count > 1:
             self._split(name, names)
@@ -150,10 +142,10 @@ class Graph:
         )
 
     def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
-        """Add a call of a function that needs many nodes, and return its result.
+        """Add a call of a function that needs many nodes, and return its result; `signless` if it never returns -0.0.
 
-        `model` merges independent calls of the same function: it stacks their arguments and calls the function once,
-        with the `number` of each argument. Pass `signless=True` if the function never returns -0.0.
+        `model` stacks the arguments of independent calls and calls the function once, with the `number` of each
+        argument.
         """
         if function not in self._together:
             self._together.append(function)
@@ -224,11 +216,10 @@ class Graph:
         return self._negated[mask]
 
     def where(self, mask: Tensor, then: Tensor, otherwise: Tensor, kind: SqlType) -> Tensor:
-        """Return `then` where a mask is true, and `otherwise` elsewhere, with every bit unchanged.
+        """Return `then` where a mask is true, and `otherwise` elsewhere, both of type `kind`, with every bit unchanged.
 
-        Both have the type `kind`. ONNX's Where is not enough: runtimes lack it for booleans. ONNX Runtime's kernel
-        turns -0.0 of its first choice into 0.0, and -0.0 of its second choice if that and the mask are equal in all
-        rows.
+        ONNX's Where is not enough: runtimes lack it for booleans. ONNX Runtime's kernel turns -0.0 of its first choice
+        into 0.0, and -0.0 of its second choice if that and the mask are equal in all rows.
         """
         if self.is_number(mask):
             return then if self.number_of(mask) else otherwise
@@ -258,10 +249,7 @@ class Graph:
         return raises if mask is None or raises is None else raises & mask
 
     def row(self, data: Tensor) -> Tensor:
-        """Expand a tensor that does not depend on rows to shape (1, n), for kernels that take no scalar.
-
-        Return any other tensor unchanged. Call `begin` first.
-        """
+        """Expand a tensor that does not depend on rows to (1, n), for kernels without scalars; keep other tensors."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: Tensor) -> bool:
@@ -304,10 +292,7 @@ class Graph:
     def result(
         self, kind: SqlType, data: Tensor, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
-        """Return the value of a function of `values` that is null if one of them is null. Its result is `data`.
-
-        The mask `null` marks further rows with a null result, `wrong` the rows that Spark refuses to compute.
-        """
+        """Return `data` as a value: null where one of `values` or the mask `null` is, refused where `wrong` is true."""
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
         if null is not None:
@@ -315,10 +300,7 @@ class Graph:
         return Value(kind, data, valid, raises)
 
     def merged(self, mask: Tensor, then: Value, otherwise: Value) -> Value:
-        """Return `then` where a mask is true, and `otherwise`, of the same type, elsewhere.
-
-        Spark refuses a row only if it refuses the value that is used in this row.
-        """
+        """Return `then` where a mask is true, else `otherwise`, of the same type. Only the used value refuses a row."""
         unlike = ~mask
         raises = self.either(self.guarded(then.raises, mask), self.guarded(otherwise.raises, unlike))
         if self._is_null(otherwise):  # the data below a null may be anything
@@ -340,10 +322,7 @@ class Graph:
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
     def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
-        """Return the model, checked by ONNX, without nodes and constants that no output needs.
-
-        `name` is the name of the graph, `notes` become the model's metadata.
-        """
+        """Return the model, checked by ONNX, without unneeded nodes and constants; `notes` become its metadata."""
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
         used = {tensor for node in nodes for tensor in node.input}
@@ -353,10 +332,7 @@ class Graph:
         return model
 
     def _scheduled(self, wanted: Sequence[str]) -> list[onnx.NodeProto]:
-        """Return all nodes, with the calls of a stacked function at the same depth merged into a single call.
-
-        The depth of a call is the length of the longest chain of stacked calls before it.
-        """
+        """Return all nodes, merging calls of a stacked function that have equally many such calls before them."""
         plain: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         calls: dict[tuple[int, int], list[onnx.NodeProto]] = defaultdict(list)
         depths: dict[str, int] = {}

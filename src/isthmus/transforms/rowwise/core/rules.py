@@ -17,10 +17,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Value])
 
 
 def rule(names: str, least: int, most: int | None = None, **options: Any) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds a rule to `RULES` under each of the `names`, which are separated by blanks.
+    """Return a decorator that adds a rule to `RULES` under each of `names`, separated by blanks, replacing others.
 
-    The Spark function takes `least` to `most` arguments, or exactly `least` if `most` is None. The rule is called with
-    the keyword arguments `options`. A later rule replaces an earlier one of the same name.
+    The Spark function takes `least` to `most` arguments, by default exactly `least`. The rule gets `options` as
+    keywords.
     """
 
     def register(function: _Function) -> _Function:

@@ -20,8 +20,8 @@ def _node(operator: str) -> "Callable[[Tensor, Operand], Tensor]":
 class Tensor:
     """A tensor of a graph under construction. Each Python operator on it adds a node, and returns the node's output.
 
-    `~` negates booleans, and `/` of int64 truncates toward zero. A Python number becomes a constant: bool as boolean,
-    int as int64, float as float64. `==` compares the names of tensors; `equals` adds a node.
+    `~` negates booleans, and `/` of int64 truncates toward zero. A Python bool, int or float becomes a constant:
+    boolean, int64 or float64. `==` compares the names of tensors; `equals` adds a node.
     """
 
     graph: "Graph" = field(repr=False, compare=False)

@@ -9,16 +9,10 @@ from onnx import TensorProto, helper
 
 @dataclass(frozen=True)
 class SqlType:
-    """A Spark type.
+    """A Spark type. `tensor` is its ONNX type: whole numbers below 32 bits are int32, for which runtimes have kernels.
 
-    Attributes:
-        name: Spark's name.
-        tensor: ONNX element type. Whole numbers below 32 bits are int32 in a graph, since runtimes have kernels for it.
-        rank: width of a numeric type, as an order; -1 for other types.
-        low: smallest whole number.
-        high: greatest whole number.
-        element: for an array, the type of its elements, which are never null.
-        size: for an array, its length, the same in every row.
+    `rank` orders numeric types by width; -1 for other types. An array has elements that are never null, and the same
+    `size` in every row.
     """
 
     name: str
@@ -77,7 +71,7 @@ def array_of(element: SqlType, size: int) -> SqlType:
 
 
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
-    """Return the type that Spark casts values of these types to; None if Spark has no such type or would parse text.
+    """Return the type to which Spark casts values of these types, None without one or if it would parse text.
 
     Without types, or if all are VOID (the type of NULL), return VOID.
     """

@@ -20,14 +20,12 @@ def numbers(node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
 
 
 def _in_range(wide: Tensor, kind: SqlType) -> tuple[Tensor, Tensor]:
-    """Convert int64 numbers to a narrower type; also return a mask of numbers that do not fit."""
     low, high = map(wide.graph.number, (kind.low, kind.high))
     wrong = (wide < low) | (wide > high)
     return wide.cast(kind), wrong
 
 
 def _whole(operator: str, kind: SqlType, left: Tensor, right: Tensor) -> tuple[Tensor, Mask]:
-    """Return a sum, difference or product of whole numbers, and a mask of overflows."""
     graph = left.graph
     if kind != LONG:
         return _in_range(graph.add(operator, left.cast(LONG), right.cast(LONG)), kind)
@@ -69,10 +67,7 @@ def _sum(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operato
 
 
 def _by(graph: Graph, kind: SqlType, data: Tensor, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:  # noqa: PLR0913 - a kernel and its two sides
-    """Return the result of a division. Division by `zero` is refused, or null if `lenient`, even for a null dividend.
-
-    Spark evaluates the divisor first: if it is null, nothing else is computed.
-    """
+    """Return a division's result. A `zero` divisor is refused, or if `lenient` gives null without computing `left`."""
     if lenient and zero is not None:
         left = replace(left, raises=graph.guarded(left.raises, ~zero))
         return graph.result(kind, data, [right, left], null=zero)

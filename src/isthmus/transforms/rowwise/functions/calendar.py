@@ -1,8 +1,7 @@
-"""Functions of dates (days since 1970) and timestamps (microseconds since 1970 UTC).
+"""Functions of dates (days since 1970) and timestamps (microseconds since 1970 UTC), all in the Gregorian calendar.
 
-Dates before 1582 are in the Gregorian calendar too (the proleptic one), as in Spark.
-The civil calendar is computed as in H. Hinnant, "chrono-compatible low-level date algorithms" (2013). Parts of dates
-are int64, and `/` divides non-negative numbers.
+It is computed as in H. Hinnant, "chrono-compatible low-level date algorithms" (2013), also before 1582, as in Spark.
+Parts of dates are int64, and `/` divides non-negative numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +20,6 @@ _HOUR, _MINUTE = 3600 * SECOND, 60 * SECOND
 
 
 def _days(node: ExpressionNode, value: Value) -> tuple[Tensor, Value]:
-    """Return the day of a date or timestamp, int64, and the argument."""
     if value.kind == VOID:
         value = casts.widened(value, DATE)
     if value.kind == TIMESTAMP:
@@ -229,7 +227,6 @@ def _make_date(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> V
 
 
 def _first_of(node: ExpressionNode, unit: str, days: Tensor, units: str) -> Tensor:
-    """Return the first day of a day's unit, which is one of `units`."""
     year, month, _ = civil(days)
     first = days.graph.number(1)
     match unit:

@@ -1,7 +1,6 @@
 """Exponentials and logarithms from single IEEE 754 operations, whose bits do not depend on batch, runtime or machine.
 
-Kernels of runtimes compute several numbers at once by one formula, and left-over numbers by another. A row alone would
-therefore differ in its last bit from the same row in a batch.
+Kernels of runtimes use another formula for left-over numbers, so a row's last bit would depend on its batch.
 """
 
 import math
@@ -98,10 +97,7 @@ _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
 def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return the natural logarithm of x, with an error below 1 ulp, by fdlibm's steps.
-
-    A number that is not both positive and finite is returned unchanged; callers make results for x <= 0 null.
-    """
+    """Return the natural logarithm, error below 1 ulp, by fdlibm's steps; x itself unless it is positive and finite."""
     inside = (x > 0.0) & (x < math.inf)
     power, m = _normal(x, inside)
     f = m - 1.0

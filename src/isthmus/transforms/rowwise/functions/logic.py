@@ -1,7 +1,4 @@
-"""Comparisons, logic with nulls, and conditionals. As in Spark, NaN equals NaN and is greater than any number.
-
-`alike` casts values to their common type. `equal` and `less` compare two tensors of the type `kind`.
-"""
+"""Comparisons, logic with nulls, and conditionals. As in Spark, NaN equals NaN and is greater than any number."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -120,10 +117,7 @@ def _surely_not(value: Value) -> Tensor:
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    """Combine any number of booleans by the `operator` "And" or "Or", with SQL's rules for nulls.
-
-    A false value makes And false, a true value makes Or true, even beside nulls. Values after it do not raise.
-    """
+    """Combine booleans by "And" or "Or" with SQL's rules for nulls. A value after a deciding one does not raise."""
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(node, values))
 
 
@@ -161,7 +155,6 @@ def _isnotnull(graph: Graph, _node: ExpressionNode, values: Sequence[Value], *, 
 
 @rule("isnan", 1)
 def _isnan(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Return whether a number is NaN; false for null."""
     value = _fraction(node, values[0])
     nan = Value(BOOLEAN, graph.add("IsNaN", value.data), value.valid)
     return Value(BOOLEAN, _surely(nan), None, value.raises)
@@ -221,10 +214,7 @@ def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
 @rule("when", 2, 1000)
 @rule("if", 3)
 def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Evaluate CASE WHEN. `values` alternate conditions and results; a last one without a pair is the ELSE.
-
-    Without an ELSE, rows without a true condition are null.
-    """
+    """Evaluate CASE WHEN: conditions alternate with results, and a last value alone is the ELSE, by default null."""
     conditions = _truth(node, values[0 : len(values) - len(values) % 2 : 2])
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
     *branches, rest = alike(node, results)

@@ -24,7 +24,6 @@ class MapValue(Value):
 
 @rule("map", 2, 200_000)
 def _map(graph: Graph, node: ExpressionNode, _values: Sequence[Value]) -> Value:
-    """Return a `MapValue` of literals. `lookup` adds the nodes."""
     if len(node.arguments) % 2:
         raise NotCompilableError(node, "has a key without a value", "pairs")
     arguments = [_written(argument) for argument in node.arguments]
@@ -59,10 +58,7 @@ def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Valu
 
 
 def lookup_or(graph: Graph, value: Value, default: Tensor) -> Tensor | None:
-    """Return a map lookup with nulls replaced by `default`, as a single lookup node.
-
-    Return None if `value` is not the result of a lookup of integers, or `default` is not a constant.
-    """
+    """Return a map lookup of integers with nulls replaced by a constant `default`, as one node; else return None."""
     if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(default):
         return None
     key, pairs = graph.lookups[value.data, value.valid]

@@ -40,7 +40,6 @@ def _kernel(operator: str) -> Real:
 
 
 def _not_above(bound: float) -> Real:
-    """Return a function from numbers to a mask, true for numbers that are not above `bound`; false for NaN."""
     return lambda x: x <= bound
 
 
@@ -252,10 +251,7 @@ def _circular(x: Tensor, turns: Sequence[int]) -> Tensor:
 
 
 def _by_kernel(x: Tensor, turns: Sequence[int]) -> Tensor:
-    """Return sine or cosine by the runtime's kernel, which uses another formula for the last few numbers of a tensor.
-
-    Zeros are appended, so that these last numbers are padding.
-    """
+    """Return sine or cosine by the runtime's kernel, with padding: it uses another formula for the last few numbers."""
     graph, column = x.graph, np.array(turns)[:, None]
     padded = graph.add("Concat", x, graph.constant(np.zeros((len(turns), _PADDING)), DOUBLE), axis=1)
     kernels = [graph.add(kernel, padded) for turn, kernel in enumerate(("Sin", "Cos")) if turn in turns]
