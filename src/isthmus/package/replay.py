@@ -35,8 +35,7 @@ Answers = Mapping[str, Array]
 class Deviation(NamedTuple):
     """The output value farthest from its expected value, as texts for a message.
 
-    `by` is the absolute difference, infinite for NaN or another type or shape; `limit` is the largest accepted
-    difference.
+    `by` is the absolute difference, infinite for NaN, another type or shape; `limit` is the largest one accepted.
     """
 
     place: str

@@ -24,11 +24,7 @@ class Sealer:
 
     @classmethod
     def of(cls, file: Path, password: str | None = None) -> "Sealer":
-        """Load the private key in a file.
-
-        Raises ConfigurationError if it cannot be read or has another curve, and DependencyError without the extra
-        `devices`.
-        """
+        """Load the private key in a file; raise ConfigurationError if it is unreadable or its curve is not P-256."""
         with extra("devices"):
             import cryptography  # noqa: F401 - so that a missing `cryptography` names this extra, not `signing`
         key = read_private_key(file, password)
