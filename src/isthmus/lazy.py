@@ -6,13 +6,10 @@ from typing import Any
 
 
 def lazily(public: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions to assign to `__getattr__` and `__dir__` of a public module.
+    """Return `__getattr__` and `__dir__` for a public module, which import a name's private module on access.
 
-    `__getattr__` imports the private module of a name on each access, and raises an AttributeError for an unknown name.
-
-    Args:
-        public: name of the public module, for errors.
-        names: private module to the names that it defines, separated by spaces.
+    `names` is a private module to its names, separated by spaces. An unknown name raises an AttributeError with
+    `public`.
     """
     homes = {name: home for home, text in names.items() for name in text.split()}
 

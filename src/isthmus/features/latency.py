@@ -1,8 +1,4 @@
-"""The latency of a project's servers, for training on the same machine.
-
-Every second each server writes its existing counters to a small file. No request waits for this, and readers cost the
-servers no time.
-"""
+"""The latency of a project's servers, which each write it to a small file, for training on the same machine."""
 
 import platform
 import secrets
@@ -16,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+# No request waits for a write, and readers cost the servers no time.
 
 WRITE_SECONDS = 1.0
 STALE_SECONDS = 5.0
@@ -31,7 +29,6 @@ class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         at: seconds of the machine's monotonic clock, which all its processes share.
-        objective_ms: upper limit for the p99.
         bounds: upper bounds of durations in seconds, ascending; the objective is among them.
         counts: requests answered since the server's start, by bound; the last count is above all bounds.
     """
@@ -46,9 +43,7 @@ class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Latency(NamedTuple):
     """The recent latency of all servers of a project on this machine.
 
-    Attributes:
-        p99_ms: p99 in milliseconds, interpolated between bounds as Prometheus does; at most the last bound.
-        slow: exact number of requests that took longer than their server's objective.
+    `p99_ms` is interpolated between bounds, and at most the last bound. `slow` counts requests above the objective.
     """
 
     p99_ms: float
@@ -75,8 +70,8 @@ class LatencyWriter:
     def write(self, counts: Sequence[int]) -> None:
         """Replace this server's file with its current counters, one per bound plus one above all bounds.
 
-        The file is not synced to disk. If it does not exist yet, this creates the folder, and deletes files there that
-        do not hold a recent sample of this machine: killed servers leave them.
+        If the file does not exist yet, this creates the folder, and deletes files of killed servers and other machines
+        there.
         """
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
         if not self._file.exists():
@@ -100,10 +95,9 @@ class LatencyReader:
         self._samples: dict[Path, deque[LatencySample]] = {}
 
     def __call__(self) -> Latency | None:
-        """Read all samples and return the latency over about the last WINDOW_SECONDS.
+        """Return the latency over about `WINDOW_SECONDS`, or None if no server has written within `STALE_SECONDS`.
 
-        Return None if no server has written within STALE_SECONDS. Call this repeatedly: the requests of a server count
-        from the second call that finds a new sample of it.
+        Call this repeatedly: the requests of a server count from the second call that finds a new sample of it.
         """
         fresh = _fresh(self._folder)
         for gone in self._samples.keys() - fresh.keys():
@@ -128,11 +122,10 @@ class LatencyReader:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float:
-    """Return a quantile of durations, linear within a bucket like Prometheus's `histogram_quantile`; 0 without any.
+    """Return a quantile, such as 0.99, of durations in seconds from their number by bucket; 0 without durations.
 
-    Args:
-        counts: upper bound of a bucket to the number of its durations; an infinite bound counts as the one before.
-        share: quantile, for example 0.99 for the p99.
+    `counts` has the upper bound of each bucket; an infinite one counts as the one before. The quantile is linear within
+    a bucket, like Prometheus's `histogram_quantile`.
     """
     rank, below = share * sum(counts.values()), 0.0
     for lower, upper in pairwise((0.0, *sorted(counts))):

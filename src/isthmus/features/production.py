@@ -1,7 +1,4 @@
-"""Production quality: recorded predictions compared with labels that became known later.
-
-`isthmus answers monitor` writes the file, and a server reads it for its gauges. Reading needs neither Arrow nor NumPy.
-"""
+"""Production quality: recorded predictions compared with labels that became known later. Needs no Arrow or NumPy."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,9 +27,8 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
         answers: number of predictions.
         rows: number of predictions with a known label; each label counts once.
         measures: metric name to value, over `rows`. Binary labels have `auc`, `log_loss`, `brier`, `ece`, the mean
-            `score` and the share of ones, `label`. Numbers have `rmse`, `mae` and both means. Classes have `log_loss`,
-            `accuracy` and `ece`. A metric that is undefined for these rows, such as the AUC of a single class, is
-            missing.
+            `score` and the share of ones, `label`; numbers `rmse`, `mae` and both means; classes `log_loss`, `accuracy`
+            and `ece`. Metrics that are undefined for these rows, such as the AUC of a single class, are missing.
     """
 
     answers: int
@@ -58,15 +54,7 @@ class SliceQuality(Quality, frozen=True, kw_only=True):
 
 
 class InputDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """The distance between served values and the training set; see `isthmus.features.quality.drift`.
-
-    Attributes:
-        name: raw input of the model, or "score".
-        psi: population stability index.
-        ks: Kolmogorov-Smirnov statistic; None for categories.
-        wasserstein: Wasserstein distance in standard deviations; None for categories.
-        exceeded: measures that are above their threshold and cannot be explained by chance or usual variation.
-    """
+    """The drift of a model input, or of "score", from the training set. See `isthmus.features.quality.drift.Drift`."""
 
     name: str
     rows: int
@@ -83,7 +71,7 @@ class QualityLoss(msgspec.Struct, frozen=True, kw_only=True):
         former: digest of the previous package, which got the same requests; empty if a rollback is not possible.
         rows: number of rows with a label and a prediction of both packages.
         value: loss, positive if the new package is worse; None for too few rows.
-        least: lower confidence bound of the loss; None for too few rows.
+        least: lower confidence bound of the loss; None like `value`.
     """
 
     measure: str
@@ -95,7 +83,7 @@ class QualityLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond(self) -> bool:
-        """True if the lower end of the loss's interval is above the allowed loss; False without an interval."""
+        """True if the lower confidence bound of the loss is above the allowed loss; False without a bound."""
         return self.least is not None and self.least > self.at_most
 
 
@@ -104,7 +92,7 @@ class PackageQuality(Quality, frozen=True, kw_only=True):
 
     Attributes:
         first: time of the first prediction, in microseconds since 1970 UTC.
-        last: time of the last prediction, in microseconds since 1970 UTC.
+        last: time of the last prediction, like `first`.
         lost: losses against the previous package, if this one is deployed and a loss is bounded.
         unknown: sentences about missing results, for example because the package is gone.
     """
@@ -141,7 +129,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Production(msgspec.Struct, frozen=True, kw_only=True):
-    """The production quality of a model.
+    """The production quality of a model, which `isthmus answers monitor` writes and servers show as gauges.
 
     Attributes:
         metric: main metric of the task: "auc", "log_loss", "rmse" or "mae".
@@ -162,7 +150,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     def of(self, package: str, precision: str | None = None) -> PackageQuality | None:
-        """Return the first entry in `packages` with this digest, and with this precision if one is given, or None."""
+        """Return the first entry in `packages` with this digest, and with the precision if one is given; or None."""
         parts = (part for part in self.packages if part.package == package)
         return next((part for part in parts if precision in (None, part.precision)), None)
 

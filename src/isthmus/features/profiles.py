@@ -94,12 +94,11 @@ class ServingProfile:
     """How the student is served. The goal is low latency.
 
     Attributes:
-        runtime: runtime of the exported graph.
         precision: variant of the package to deploy; "fastest" is the faster variant at export.
         threads: CPU threads per prediction.
         latency_objective_ms: upper limit, in milliseconds, for the p99 of single-row predictions at `export`; also of
             API responses, for `give_way`, unless `[server]` has its own.
-        memory_mb: upper limit at `export`, in MiB, for the memory growth of a process that loads the model and
+        memory_mb: upper limit, in MiB, at `export` for the memory growth of a process that loads the model and
             predicts.
         load_ms: upper limit, in milliseconds, from opening the model's file to its first prediction; None for no limit.
         package_kb: upper limit for the package, in kB, with a single precision; None for no limit.

@@ -143,7 +143,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.applied and self.current not in (None, self.contract)
 
     def _unfinished(self, state: str) -> str:
-        """Return the state of a run that had not ended when the status was written."""
+        # The run may have ended since: say when it was in this state.
         return state if state == "canceled" else f"{state} at {minute(self.found_at)}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class CollectedPushes:
         rows: number of pushed rows that were read from Redis.
         logged: number of those rows that no earlier run had read.
         added: growth of the table, in rows.
-        lost_after: time after which Redis lost pushed rows, in microseconds since 1970 UTC; None if it lost none.
+        lost_after: time after which pushed rows may be lost, in microseconds since 1970 UTC; None without a loss.
         aside: number of unreadable entries that this run moved to a separate stream in Redis.
         why: problem with the last of these entries; empty without any.
     """

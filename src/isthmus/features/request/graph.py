@@ -1,9 +1,4 @@
-"""Runs a request transform, and finds the input that caused an error in a row.
-
-One row is computed without the runtime, whose overhead per node exceeds the computation. This follows the contract's
-graph node by node, so the transform has a single definition. The results have the runtime's bits, except that any NaN
-equals any NaN. See `program`.
-"""
+"""Computes request transforms at run time, and finds the input that caused an error in a row."""
 
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -20,6 +15,10 @@ from isthmus.features.request.program import Operation, ProgramBuilder, Session,
 from isthmus.features.types import Bool, String
 from isthmus.features.values.columns import Values, from_python
 
+# One row is computed without the runtime, whose overhead per node exceeds the computation. This follows the contract's
+# graph node by node, so the transform has a single definition. The results have the runtime's bits, except that any NaN
+# equals any NaN. See `program`.
+
 _SHOWN = 40
 """Maximum characters of a text in a message."""
 _ASCII = "only ASCII in the arguments of lower and upper"
@@ -34,13 +33,11 @@ _TRUE, _FALSE = np.array([True]), np.array([False])
 
 
 class OneRow:
-    """A graph, ready to compute one row at a time. Threads may share it.
+    """A request transform's graph that computes one row at a time. Threads may share it.
 
     `session` creates a session of the runtime, for nodes that only the runtime can compute. `pays` is True if this
-    should be faster than running the whole graph in the runtime.
-
-    Raises:
-        UnreadableGraph: the graph takes arrays, or has an unknown operator.
+    should be faster than running the whole graph in the runtime. Raises UnreadableGraph for arrays or unknown
+    operators.
     """
 
     def __init__(self, graph: bytes, layout: Layout, session: Session) -> None:
@@ -83,11 +80,7 @@ class OneRow:
                         if self._slots[slot] is not False]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
-        """Compute a row. Return None unless there is one row, and each column has its own NumPy type.
-
-        Args:
-            columns: values by input name, as for `RowGraph.run`.
-        """
+        """Compute a row from values by input name; return None unless it is one row in the inputs' own NumPy types."""
         slots = self._slots.copy()
         for name, dtype, slot, mask in self._inputs:
             column = columns[name]
@@ -114,11 +107,7 @@ def _dtype(element: str) -> np.dtype[Any]:
 
 
 class RowGraph:
-    """A request transform, ready to compute on a single CPU thread. Threads may share it.
-
-    Raises:
-        ContractMismatch: the runtime rejects the graph.
-    """
+    """A request transform, ready to compute. Threads may share it. Raises ContractMismatch if it cannot be loaded."""
 
     def __init__(self, transform: TransformContract) -> None:
         import onnxruntime  # not needed to feed a graph
@@ -153,10 +142,7 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Compute n rows from the values of every input of the transform, by its name in a training set.
-
-        A field that Spark would refuse to compute is null, and marked in `refused`; `require` raises an error instead.
-        """
+        """Compute n rows from values by input name. Fields that Spark would refuse are null, with a mask in `refused`."""
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -177,16 +163,10 @@ class RowGraph:
     def require(
         self, columns: Mapping[str, Values], graphs: "Callable[[str], RowGraph]", place: Callable[[str], str]
     ) -> Mapping[str, Values]:
-        """Compute n rows; raise an error if a row cannot be computed.
+        """Compute n rows like `run`, but raise a RequestError if Spark would refuse to compute a row.
 
-        Args:
-            columns: values by input name, as for `run`.
-            graphs: returns the graph of a request source, for its rules.
-            place: returns the place of a request field in the request, for the message.
-
-        Raises:
-            RequestError: Spark would refuse a row. The message names a field, the first row in which it is refused, and
-                the request field that breaks its rule or the inputs.
+        The message names a field, the first such row, and the request field that breaks its rule or the inputs.
+        `graphs` returns a request source's graph, for its rules, and `place` a request field's place in the request.
         """
         computed = self.run(columns)
         if (first := self.first_refused(columns, computed, graphs)) is None:
@@ -200,10 +180,7 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Return a field that Spark would refuse to compute and the first row in which it does, or None.
-
-        `computed` is the result of `run` for `columns`. `graphs` returns the graph of a request source.
-        """
+        """Return the first row in which Spark would refuse a field, or None. `computed` is the result of `run`."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}

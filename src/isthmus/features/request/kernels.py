@@ -1,9 +1,4 @@
-"""ONNX Runtime's kernels for single values, in Python. Results have the same bits, except that any NaN equals any NaN.
-
-Only operators that IEEE 754, two's complement and ONNX define to the last bit are here, so results hold on every
-machine. Powers and sines are not. Values are Python's bool, int, float and str, in the range and precision of their
-type.
-"""
+"""ONNX operators on single values, in Python, with the same bits as ONNX Runtime except that any NaN equals any NaN."""
 
 import math
 import operator
@@ -13,6 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
+# Only operators that IEEE 754, two's complement and ONNX define to the last bit are here, so results hold on every
+# machine. Powers and sines are not. Values are Python's bool, int, float and str, in the range and precision of their
+# type.
 
 Function = Callable[[Any, Any], Any]
 """Takes two values: a single form of call is fastest, and C functions have it, too."""
@@ -122,10 +121,7 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """Return the function of an ONNX operator on an element type, or None if this module does not have it.
-
-    `attributes` are the node's, except that "to" of a Cast is the name of an element type.
-    """
+    """Return an ONNX operator as a function, or None if this module lacks it. A Cast's "to" names an element type."""
     match name, element:
         case "Cast", _:
             return _cast(element, attributes["to"])
@@ -194,10 +190,8 @@ _FIXED_SIZE = re.compile(r"(?:\\[^\w\s]|[^\\+*?()|\[\]{}^$])*")
 
 
 def _pattern(pattern: str) -> Applied | None:
-    """Return a matcher for a pattern if Python is as fast as RE2: the ASCII pattern, or only `.` and `.*` are special.
-
-    Python's `re` tries the whole text from every position, unless nothing but the end follows `.*`.
-    """
+    """Return a matcher for a pattern that Python matches as fast as RE2: ASCII, or only `.` and `.*` are special."""
+    # Python's `re` tries the whole text from every position, unless nothing but the end follows `.*`.
     if pattern == r"[\x00-\x7f]*":
         return (lambda a, _: a.isascii()), None
     parts = pattern.removeprefix("(?s)").split(".*")

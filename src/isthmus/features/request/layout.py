@@ -1,13 +1,4 @@
-"""The tensors of a request transform's graph: the tensor and row of each column.
-
-Each tensor adds as much to a call of the runtime as several nodes, so columns of one element type are the rows of one
-tensor. A graph takes `given_<element>` of shape (columns, n) for each of bool, int32, int64, float, double and string
-in use, with any value where a column is null, and the booleans `given_valid` of shape (all columns, n). An array column
-is a separate tensor, `given_array_<column>` of shape (size, n), and shares `given_valid`. The graph returns
-`found_<element>` in the same form, with any value where a field is null or refused, and `found_masks` of shape
-(2 fields, n): first the validity of each field, ignoring refusals, then True where Spark would refuse to compute it.
-The layout is in the metadata of the model.
-"""
+"""The tensors of a request transform's graph: the tensor and row of each column."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,18 +13,21 @@ from isthmus.features.request.onnxbytes import NUMPY
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Mask, Values, other_size
 
+# Each tensor adds as much to a call of the runtime as several nodes, so columns of one element type are the rows of one
+# tensor. A graph takes `given_<element>` of shape (columns, n) for each of bool, int32, int64, float, double and string
+# in use, with any value where a column is null, and the booleans `given_valid` of shape (all columns, n). An array
+# column is a separate tensor, `given_array_<column>` of shape (size, n), and shares `given_valid`. The graph returns
+# `found_<element>` in the same form, with any value where a field is null or refused, and `found_masks` of shape
+# (2 fields, n): first the validity of each field, ignoring refusals, then True where Spark would refuse to compute it.
+# The layout is in the metadata of the model.
+
 VALID, MASKS, NOTES = "valid", "found_masks", "rows"
 """Element of the input masks, name of the output masks, and metadata key of the layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The fields of a request transform for n rows.
-
-    Attributes:
-        values: values by field name; null where refused.
-        refused: mask of rows that Spark would refuse to compute, by field name; only fields with such rows.
-    """
+    """The fields of a request transform for n rows. `refused` has masks of refused rows, for fields that have any."""
 
     values: Mapping[str, Values]
     refused: Mapping[str, Mask]
@@ -44,11 +38,10 @@ class InputRefusal:
     """A row in which Spark would refuse to compute a field.
 
     Attributes:
-        field: name of the field, or of the request field that breaks its rule.
+        field: name of the field, or with `rule`, of the request field that breaks its rule.
         row: number of the row, from 0.
         shown: text with the values that caused it.
         expected: values that could be computed.
-        rule: True if a request field breaks its rule.
     """
 
     field: str
@@ -62,21 +55,16 @@ class Layout(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True,
     rename={"inputs": "given", "outputs": "found"},
 ):  # fmt: skip
-    """The tensor and row of each column of a graph.
+    """The tensor and row of each column of a graph: its place in the list of its element type.
 
-    Attributes:
-        inputs: input columns by element type.
-        masks: all input columns.
-        outputs: output fields by element type.
-        fields: all output fields.
-        arrays: element type and size by array column; omitted if empty, so graphs without arrays keep their bytes.
+    `masks` has all input columns, `fields` all output fields, and `arrays` the element type and size of array columns.
     """
 
     inputs: Mapping[str, Sequence[str]]
     masks: Sequence[str]
     outputs: Mapping[str, Sequence[str]]
     fields: Sequence[str]
-    arrays: Mapping[str, tuple[str, int]] = {}
+    arrays: Mapping[str, tuple[str, int]] = {}  # omitted if empty, so graphs without arrays keep their bytes
 
     @classmethod
     def of(cls, columns: Mapping[str, DataType]) -> "Layout":
@@ -94,11 +82,7 @@ class Layout(
         return msgspec.json.decode(text, type=cls)
 
     def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the input tensors for columns of n values.
-
-        Raises:
-            DataError: an array does not have the size of the graph's input.
-        """
+        """Return the input tensors for columns of n values; raise DataError if an array's size differs from its input."""
         masks = _rows([columns[name].valid for name in self.masks])
         feeds = {input_name(VALID): masks}
         for element, names in self.inputs.items():

@@ -1,7 +1,4 @@
-"""Reads ONNX graphs and writes graphs of one node, as bytes: a serving host has a runtime but no ONNX library.
-
-Only the fields of onnx.proto that graphs of row functions use are read; all other fields are skipped.
-"""
+"""Reads ONNX graphs and writes graphs of one node, as bytes: a serving host has a runtime but no ONNX library."""
 
 import struct
 from collections import defaultdict
@@ -28,12 +25,7 @@ class UnreadableGraph(Exception):
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """A node of a graph.
-
-    Attributes:
-        attributes: numbers, texts as bytes, or lists of these, by name.
-        encoded: the attributes as bytes of the file.
-    """
+    """A node of a graph. `attributes` are numbers, bytes, or lists of these; `encoded` has them as in the file."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -51,11 +43,7 @@ class OnnxTensor:
 
 
 def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
-    """Return the nodes of a model's graph in order, and its constants by name.
-
-    Raises:
-        UnreadableGraph: the operators have an unsupported version, or a constant has an unknown form.
-    """
+    """Return a model's nodes in order, and its constants by name; raise UnreadableGraph if one is not supported."""
     fields = _fields(model)
     for opset in map(_fields, fields[8]):
         if opset[2] != [_OPSETS.get(b"".join(opset[1]))]:
@@ -65,10 +53,7 @@ def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
 
 
 def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
-    """Encode a model of a single node of the standard domain, with inputs "0", "1", ... and output "y".
-
-    `inputs` has the element type and the shape of each input; `output` and `shape` describe the output.
-    """
+    """Encode a model of one standard node, with inputs "0", "1", ... of an element type and shape, and output "y"."""
     body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
     body += _encoded(2, "y") + _encoded(4, node.operator)
     body += b"".join(_encoded(5, attribute) for attribute in node.encoded)

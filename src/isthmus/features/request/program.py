@@ -1,13 +1,4 @@
-"""A graph as steps between single values, for fast computation of a single row.
-
-When a graph is loaded, its tensors become arrays of slots, one slot per element. NumPy then performs every operation
-that only moves elements, and constants are computed. A row fills the input slots, and the steps fill the remaining
-ones.
-
-The runtime computes functions that no standard defines to the last bit, such as logarithms, in a graph of that node
-alone with tensors of the same shapes. It also computes patterns for which Python is slower. Steps needed by only one
-side of a choice run only for that side.
-"""
+"""A graph as steps between single values, for fast computation of a single row."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +14,14 @@ import numpy as np
 from isthmus.features.request.kernels import Function, function
 from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, OnnxNode, OnnxTensor, UnreadableGraph, single
 
+# When a graph is loaded, its tensors become arrays of slots, one slot per element. NumPy then performs every operation
+# that only moves elements, and constants are computed. A row fills the input slots, and the steps fill the remaining
+# ones.
+#
+# The runtime computes functions that no standard defines to the last bit, such as logarithms, in a graph of that node
+# alone with tensors of the same shapes. It also computes patterns for which Python is slower. Steps needed by only one
+# side of a choice run only for that side.
+
 INEXACT = frozenset({"Exp", "Log", "Pow", "Sin", "Cos"})
 """Functions that no standard defines to the last bit."""
 _PREDICATES = frozenset(
@@ -35,7 +34,13 @@ _DEEPEST = 20
 
 Slots = list[Any]
 Program = Sequence[tuple[Any, ...]]
-"""Steps in order, see `ProgramBuilder.program`."""
+"""Steps in order, each a tuple of four:
+
+* function of two values, slot of the result, slot of each value;
+* None, slot of the result, None, (input slots, kernel, slot of the kernel's result, index in that result);
+* None, slot of the result, slot of a choice's condition, (for false, for true): each side has its own steps and the
+  slot of its value.
+"""
 Session = Callable[[bytes], Any]
 """Creates a session of a model."""
 _Path = tuple[tuple[int, int], ...]
@@ -75,9 +80,7 @@ class SlotArray:
 class Operation:
     """An ONNX operator on operands of an element type. For a Where, `element` is the type of both sides.
 
-    Attributes:
-        attributes: attributes of the node. For a cast, "to" is an element type; for a Gather, "table" holds the
-            elements.
+    In `attributes`, "to" of a cast is an element type, and "table" of a Gather holds the elements.
     """
 
     name: str
@@ -102,10 +105,9 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """A step that fills the slot `out`.
+    """A step that fills the slot `out` with the result of `operation` on the slots `operands`.
 
     Attributes:
-        operation: the operation, on the slots `operands`.
         inputs: slots that it reads; for a choice, the condition and the slots for true and for false.
         apply: function of two values; None for a choice.
         kernel: replaces `apply`; takes the values of all inputs and returns the values of several slots.
@@ -165,11 +167,7 @@ class ProgramBuilder:
     def add(
         self, nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor], inputs: Mapping[str, SlotArray]
     ) -> dict[str, SlotArray]:
-        """Add nodes and return all tensors by name.
-
-        Raises:
-            UnreadableGraph: the operator of a node is unknown or has an unknown form, or a node lacks an input.
-        """
+        """Add nodes and return all tensors by name; raise UnreadableGraph for an unknown operator or input."""
         parts = {**inputs, **{name: self.constant(tensor) for name, tensor in constants.items()}}
         for node in nodes:
             if not node.inputs or not parts.keys() >= {*node.inputs}:
@@ -261,10 +259,7 @@ class ProgramBuilder:
         return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
     def mapped(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
-        """Add steps that apply a function to the elements of two tensors, and return the slots of the results.
-
-        The tensors are broadcast. Elements that are the same for every row are computed at once, without a step.
-        """
+        """Add steps that apply a function to the elements of two broadcast tensors; return the slots of the results."""
         return self._mapped(operation, apply, left, right, operands=slice(2))
 
     def _mapped(self, operation: Operation, apply: Function, *inputs: SlotArray, operands: slice) -> SlotArray:
@@ -276,6 +271,7 @@ class ProgramBuilder:
 
     def _added(self, step: _Step) -> int:
         self._slots.append(None)
+        # A value that is the same for every row is computed at once, without a step.
         if not self._open.isdisjoint(step.inputs):
             self._open.add(step.out)
             self._steps.append(step)
@@ -322,13 +318,7 @@ class ProgramBuilder:
         return self._slots[slot]
 
     def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
-        """Return the steps that fill the slots `goals`, the initial slots, and the new numbers of the used slots.
-
-        A step is a tuple of four: (function of two values, slot of the result, slot of each value); or (None, slot of
-        the result, None, (input slots, kernel, slot of the kernel's result, index in that result)); or (None, slot of
-        the result, slot of a choice's condition, (for false, for true)), where each side has its own steps and the slot
-        of its value.
-        """
+        """Return the steps that fill the slots `goals`, the initial slots, and the new numbers of the used slots."""
         paths: dict[int, _Path] = dict.fromkeys(goals, ())
         for step in reversed(self._steps):
             if (path := paths.get(step.out)) is not None:
