@@ -68,7 +68,6 @@ class TrainingSet:
         return f"<TrainingSet {self.id}: {self.rows_out:,} rows, {chosen}; in {self.path}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record as plain data, as it is written next to the rows."""
         return {**asdict(self), "path": str(self.path)}
 
     @classmethod
@@ -233,10 +232,7 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """Read the report in a student's folder, and add the measured serving cost of `package` as its entry `serving`.
-
-    The entry is None if `package` is None or was not measured. Raise DataError if a file is missing or damaged.
-    """
+    """Read a student's report, and add the measured serving cost of `package`, or None, as its entry `serving`."""
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
     report["serving"] = read_json(measured, "model export") if measured and measured.exists() else None

@@ -78,10 +78,9 @@ def attribute(  # noqa: PLR0913 - the options of the command
     The ideal answer is the teacher's, from the features that could be known at the moment of a row. The rows are the
     test part of the student's training set, or the rows of the latest training set within `days`. `fed` is a file with
     the inputs that the model was fed, by keys and event time; without it, they are assumed to be the served ones.
-    `precision` defaults to the serving profile's, and `runtime` to "ort", ONNX Runtime.
-
-    With `recorded`, the rows are the recorded predictions in `days` (default: all) of the package that answered last,
-    and the recorded answers are used. It cannot be combined with `fed`, `precision` or `runtime`.
+    `precision` defaults to the serving profile's, and `runtime` to "ort", ONNX Runtime. With `recorded`, the rows are
+    the recorded predictions in `days` (default: all) of the package that answered last; `fed`, `precision` and
+    `runtime` must then be None.
 
     Writes a page and a table of all rows to `attribution/<name>` in the state folder, readable by their owner only. A
     broken bound raises nothing; see `require_bounds`. Raise RequestError if scores are not numbers, no row is left, or

@@ -289,7 +289,6 @@ def _with_teacher(
 
 
 def _keys(contract: Contract, declared: Distillation) -> list[Column]:
-    """Return the join keys of the spine, and of the views that teacher and student read."""
     spine = contract.spines[declared.spine.name].keys
     read = [view for name in (declared.teacher.name, declared.student.name) for view, _ in contract.read(name)]
     views = [column for view in dict.fromkeys(read) for column in contract.views[view].keys]

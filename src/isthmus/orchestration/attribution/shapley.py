@@ -13,10 +13,7 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Shares(NamedTuple):
-    """Shapley value of each player, shape (players, ...), and the smallest and largest effect it has in any order.
-
-    The values sum to the value of all players minus the value of none.
-    """
+    """Shapley value of each player, shape (players, ...), and its smallest and largest effect in any order."""
 
     value: Numbers
     low: Numbers

@@ -1,7 +1,4 @@
-"""Dagster assets, checks and sensors of a project: one op per step.
-
-Each blocking check has a separate op, because a failed check stops only the ops downstream of its op.
-"""
+"""Dagster assets, checks and sensors of a project: one op per step and model."""
 
 import warnings
 from collections import Counter
@@ -105,6 +102,7 @@ def build_definitions(
     checks: list[dg.AssetChecksDefinition] = []
     for step in STEPS.values():
         for op, nodes in _ops(graph, step):
+            # A failed blocking check stops only the ops downstream of its op, so checks are ops of their own.
             if step.checks:
                 checks.append(_checks(graph, op, step, nodes))
             else:

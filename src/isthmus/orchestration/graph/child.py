@@ -1,7 +1,4 @@
-"""Run one step in a process started by Dagster Pipes: `python -m isthmus.orchestration.graph.child`.
-
-It exits with the process that started it, so that it never overlaps with the next run after a run was killed.
-"""
+"""Run one step in a process started by Dagster Pipes: `python -m isthmus.orchestration.graph.child`."""
 
 import os
 import signal
@@ -28,7 +25,8 @@ from isthmus.serving.process import end_with
 def main(parent: int | None = None) -> int:
     """Run the step and return 0. An expected failure is sent as a message; other exit codes mean a bug or a signal.
 
-    This process exits when the process with id `parent` exits; by default its current parent.
+    This process exits with the process `parent` (an id; default: its current parent). Otherwise a killed run could free
+    its slot in the pool and leave a process that overlaps with the next run.
     """
     # Dagster gives SIGTERM the handler of SIGINT, and shells ignore SIGINT in background jobs.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -63,10 +63,7 @@ def dagster_home(project: Project) -> Path:
 
 
 def _end_killed_runs(instance: dg.DagsterInstance) -> None:
-    """Fail the runs whose process is gone, and free their slots, which would otherwise block every later run.
-
-    Dagster learns of a killed run only from the code server that started it, and that server may be gone too.
-    """
+    """Fail the runs whose process is gone, and free their slots, which would otherwise block every later run."""
     for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING])):
         starts = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_START)
         event = starts[-1].dagster_event if starts else None

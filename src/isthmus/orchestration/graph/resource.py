@@ -36,10 +36,7 @@ class StepRunner(Protocol):
 
 
 class Messages(dg.PipesMessageReader):
-    """Reader of all messages of a step's process, from a temporary file.
-
-    Dagster's file reader checks for the end of the process after its last read, so it can lose the last messages.
-    """
+    """Reader of all messages of a step's process from a file; Dagster's own file reader can lose the last ones."""
 
     @contextmanager
     def read_messages(self, handler: PipesMessageHandler) -> Iterator[dict[str, Any]]:
@@ -64,7 +61,6 @@ class Messages(dg.PipesMessageReader):
                 reading.join()
 
     def no_messages_debug_text(self) -> str:
-        """Return the hint that Dagster shows if the process of a step sent no message."""
         return "Its messages were read from a temporary file."
 
 

@@ -37,7 +37,6 @@ class ReleaseReport:
         return self.rollout.deployment
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the deployment as plain data, with bytes moved and seconds per stage."""
         return {**self.rollout.as_dict(), "server": self.server}
 
 

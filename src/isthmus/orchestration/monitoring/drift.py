@@ -77,7 +77,6 @@ def served_drift(
 
 
 def _fed(group: Group) -> pa.Table:
-    """Return the inputs that a model was fed, for the rows that the history still has."""
     rows, known = group.served()
     return _arrow(group.predictor.model.inputs, group.inputs(rows)).filter(pa.array(known))
 

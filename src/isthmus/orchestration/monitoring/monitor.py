@@ -139,7 +139,6 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
 
 
 def plain(project: Project, result: Production) -> dict[str, Any]:
-    """Return the result as plain data, with the paths of its files."""
     built: dict[str, Any] = msgspec.to_builtins(result)
     file = production_file(project.state, result.model)
     return {**built, "file": str(file), "page": str(page_file(file))}

@@ -257,7 +257,6 @@ def _labels(rows: pa.Table, label: str) -> Numbers:
 
 
 def _measures(declared: Distillation, known: Numbers) -> dict[str, tuple[Ints, Weighted]]:
-    """Return, by measure, the rows that it covers and its function of scores and weights."""
     rows = np.flatnonzero(np.isfinite(known))
     label = known[rows]
     found: dict[str, tuple[Ints, Weighted]] = {SCORE: (np.arange(len(known)), mean)}
@@ -302,7 +301,6 @@ def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: 
 
 
 def _common(places: Ints, count: int) -> float:
-    """Return the share of rows whose segment exists in both periods."""
     both = np.intersect1d(places[:count], places[count:])
     return float(np.isin(places, both).mean())
 
