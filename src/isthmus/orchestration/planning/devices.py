@@ -50,11 +50,7 @@ class Peak(_Figures):
 
 
 class Device(_Figures):
-    """A CPU or a GPU: its datasheet figures or measurements.
-
-    `kind` is the device's name in a training profile. Bandwidth is in bytes per second, memory in bytes, power in
-    watts. All `cores` of a CPU together reach the peak. `note` explains figures that differ from `source`.
-    """
+    """A CPU or GPU: bandwidth in bytes per second, memory in bytes, power in watts. A CPU's `cores` share the peak."""
 
     kind: Literal["cpu", "cuda"]
     title: Annotated[str, Field(min_length=1)]
@@ -84,10 +80,9 @@ _DEVICES = TypeAdapter(dict[_Name, Device])
 
 
 def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
-    """Return the built-in devices by name, extended and replaced by the devices in the project's `devices.toml`.
+    """Return the built-in devices by name, extended and replaced by those in the project's `devices.toml`, if any.
 
-    The file may be missing. `priced` are the device names in the price list. Raises a ConfigurationError that lists all
-    problems: wrong figures, and names in `priced` that are neither a device nor "cpu" or "cuda".
+    Raises one ConfigurationError for wrong figures and for names in `priced` (the price list) that are not devices.
     """
     known = _DEVICES.validate_python(tomllib.loads(files(__package__).joinpath(FILE).read_text("utf-8")))
     problems: list[Problem] = []

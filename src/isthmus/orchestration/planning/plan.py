@@ -54,9 +54,8 @@ def plan(
     """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
     Plans all distillations if `name` is None. `rate` is in requests per second; None means the capacity of one device.
-    Measures this host with `speed` for about a second, and with `decoding` for a few seconds per precision of a
-    language model. Writes nothing. Raises GateFailed if the training or serving cost of a package was not measured, or
-    was measured with other settings than the serving profile has now.
+    Measures this host for seconds, and writes nothing. Raises GateFailed if the training or serving cost of a package
+    was not measured, or was measured with other settings than the serving profile has now.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalogue(project.root, prices.hour)
@@ -91,11 +90,7 @@ def plan(
 
 @dataclass(frozen=True)
 class _Student:
-    """Work and measured costs of a student.
-
-    `training` is the work of the whole training, and `answer` the work of one answer. A training step needs `memory`
-    bytes, and the served weights have `fixed` bytes. `text` is None unless the student is a language model.
-    """
+    """Work and measured costs of a student. `memory` is the bytes of a training step, `fixed` of the served weights."""
 
     name: str
     uncounted: tuple[str, ...]
@@ -212,11 +207,7 @@ def _worthwhile(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> Mapp
 
 
 def _sufficient(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> str:
-    """Return the recommended device if no device has a price, among the devices of which the fewest are needed.
-
-    This host wins if overhead takes most of its time. Otherwise the fastest devices (within 10 %) are compared: this
-    host wins, then the device with the fewest watts.
-    """
+    """Return the recommended device if none has a price: this host if overhead-bound or among the fastest."""
     fewest = min(figures.get("count", 1) for figures in devices.values())
     few = {name: figures for name, figures in devices.items() if figures.get("count", 1) == fewest}
     if HOST in few and few[HOST]["bound"] == "overhead":

@@ -1,8 +1,4 @@
-"""Roofline model: the minimum time of a computation on a device, and its bottleneck.
-
-The minimum is the larger of operations / peak rate and bytes / bandwidth (Williams, Waterman and Patterson, "Roofline",
-Communications of the ACM 52(4), 2009). We add a fixed overhead per call.
-"""
+"""Roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009): minimum time of work, and its bottleneck."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -32,10 +28,7 @@ class Work:
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Estimated seconds of work on a device: operations at the peak rate, memory traffic, and overhead of all calls.
-
-    Work with more than `ridge` operations per byte is compute-bound; other work is memory-bound.
-    """
+    """Estimated seconds of work on a device. Above `ridge` operations per byte, the device is compute-bound."""
 
     ridge: float
     compute: float
@@ -80,9 +73,6 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 
 
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
-    """Return the smallest number of rows in a compute-bound batch, or None if every batch is memory-bound.
-
-    A row takes `flops` operations and `each` bytes, a batch `fixed` bytes more (the weights). See `TimeEstimate.ridge`.
-    """
+    """Return the rows of the smallest compute-bound batch, or None. `fixed` is bytes per batch, `each` per row."""
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

@@ -30,10 +30,9 @@ def probe(sizes: "Sizes", precision: Precision, threads: int, prompt: int) -> "S
 
 @dataclass(frozen=True)
 class TextModel:
-    """A causal language model, and its package's files by precision for ONNX Runtime (`files`) or not (`others`).
+    """A causal language model and its package: `files` for ONNX Runtime by precision, and `others`.
 
-    `prompt` is half of the context, in tokens. Export measured a decoding step after that many tokens: `served` has its
-    precision and seconds.
+    `served` has the precision and the seconds of a decoding step after `prompt` tokens, as measured by export.
     """
 
     sizes: "Sizes"
@@ -64,11 +63,7 @@ class TextModel:
         )
 
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
-        """Estimate the tokens per second on each CPU in each precision, as plain data described in docs/plan.md.
-
-        Runs `measure` on this host once per precision, a few seconds each. GPUs, and files that are not for ONNX
-        Runtime, are not estimated: "left_out" has the reasons. `threads` is the number of threads per model.
-        """
+        """Estimate tokens per second on each CPU in each precision (docs/plan.md), measuring this host for seconds."""
         left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")
         cpus = {name: device.part(threads) for name, device in devices.items() if name not in left_out}

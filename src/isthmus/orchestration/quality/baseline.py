@@ -28,8 +28,7 @@ from isthmus.orchestration.project import Project
 class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a training set's inputs by full name, and of the tables that it was joined from, by view.
 
-    `last` is the latest event time in the training set, in microseconds since 1970 UTC. `views` covers rows up to
-    `last`.
+    `last` is its latest event time in microseconds since 1970 UTC, and `views` covers the rows up to that time.
     """
 
     training_set: str
@@ -79,10 +78,7 @@ def _read(folder: Path) -> TrainingStatistics:
 
 
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
-    """Return statistics of a view's table for each distillation whose latest training set joined this view contract.
-
-    Distillations without a training set or statistics are skipped. Damaged statistics raise a DataError.
-    """
+    """Return a table's statistics from each distillation's latest training set that joined this view contract."""
     references = []
     for name in project.definitions.distillations:
         try:

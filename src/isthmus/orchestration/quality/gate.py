@@ -37,11 +37,7 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
-    """Check the expectations of a view on `data`, and return a finding for each; broken ones are not raised.
-
-    Set `part` if `data` has only some days of the table: then only expectations on single rows are checked. None for
-    `data` gives no findings.
-    """
+    """Check a view's expectations on `data` without raising; with `part` (some days), only those on single rows."""
     expectations = project.definitions.views[view].expectations
     if part:
         expectations = [expectation for expectation in expectations if isinstance(expectation, BY_ROW)]

@@ -104,11 +104,11 @@ def _drift(drift: ViewDrift) -> Iterator[Block]:
 
 
 def _plot(feature: FeatureStatistics) -> Figure:
-    """Plot the most frequent categories, or numbers between their 1st and 99th percentile."""
     if feature.categorical:
         shares = list(feature.top.values())[:_BARS]
     else:
         values = np.array(feature.points)
+        # Without the outermost percents.
         low, high = (feature.quantile(share) or 0.0 for share in (0.01, 0.99))
         # Divided by 2 to avoid overflow of the range.
         inside = values[(values >= low) & (values <= high)] / 2

@@ -34,10 +34,7 @@ BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CollectedAnswers:
-    """Result of one run: the number of answers added, and a sentence for each problem.
-
-    `missing` is the number of batches that were dropped or lost, counted from gaps in the batch numbers.
-    """
+    """Result of one run. `missing` batches were dropped or lost, counted from gaps in the batch numbers."""
 
     answers: int = 0
     missing: int = 0
@@ -46,8 +43,6 @@ class CollectedAnswers:
 
 @dataclass(slots=True)
 class _Lot:
-    """Batches of one commit, and the segments to delete or set aside afterwards."""
-
     batches: list[AnswerBatch] = field(default_factory=list)
     parts: list[pa.Table] = field(default_factory=list)
     finished: list[Path] = field(default_factory=list)
@@ -208,10 +203,7 @@ def contracts_folder(project: Project) -> Path:
 
 
 def keep_contracts(project: Project, hashes: set[str]) -> None:
-    """Save the contracts with these hashes to `contracts_folder`, so that answers can be replayed later.
-
-    Skips hashes that are already saved, or that neither the project nor a deployed package has any more.
-    """
+    """Save contracts by hash to `contracts_folder` for later replays; skip those that are saved or gone."""
     folder = contracts_folder(project)
     missing = {known for known in hashes if not (folder / f"{known}.json").exists()}
     if not missing:

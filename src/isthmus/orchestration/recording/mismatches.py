@@ -59,10 +59,7 @@ class Causes:
             yield row, cause, f"view {name}, key {_shown(key)}: {why}"
 
     def _later_ends(self, group: Group) -> dict[int, int]:
-        """Map each answer whose server's clock went back later, by its index, to the earliest end of a later answer.
-
-        The later answer came from the same server, and ended before the time of the first one.
-        """
+        """Map answers (by index) after which the server's clock went back to the earliest end of a later answer."""
         part = group.answers
         # Reads only the answers between these, not a month of them: enough if the clock was steady.
         between = (ds.field("sequence") >= pc.min(part["sequence"])) & (ds.field("at") <= pc.max(part["at"]))
@@ -99,11 +96,7 @@ def _cause(  # noqa: PLR0913 - both sides of a row, and its context
     at: int, later: int | None, was: _Row, now: _Row, contents: Mapping[tuple[int, int], set[int]], served: Served,
     place: int,
 ) -> tuple[Cause, str]:  # fmt: skip
-    """Return cause and explanation of a row that Redis had as `was`, and that the history has as `now`.
-
-    `later` is the earliest end of a later answer, `contents` has the content hashes of the key's rows by event and
-    known time, and `place` is the index of the key in `served`.
-    """
+    """Return cause and explanation of a row that Redis had as `was`, and that the history has as `now`."""
     if was.status == Status.DAMAGED:
         return Cause.STORE, "the row in Redis was damaged"
     if was.status == Status.NOT_FOUND and max(was.event, was.known) > at:

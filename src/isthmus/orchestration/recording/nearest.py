@@ -49,10 +49,7 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
 
 
 def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """Return a mask with one True per distinct match: the row with the smallest distance. Rows with -1 are False.
-
-    Ties go to the earliest row by `at`, then to the first row.
-    """
+    """Return a mask of one row per match (-1 is none): the smallest distance, in a tie the smallest `at`."""
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
     chosen = np.zeros(len(match), bool)

@@ -58,10 +58,7 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of a replay: `same` answers are equal bit by bit, and `causes` has the number of other answers by cause.
-
-    `differences` has at most 10 answers of each cause.
-    """
+    """Result of a replay: `same` answers are equal bit by bit, and `differences` has at most 10 others per cause."""
 
     answers: int = 0
     rows: int = 0
@@ -141,10 +138,7 @@ def _regenerating(progress: Progress, number: int, groups: int, done: float) -> 
 def _differences(
     group: Group, causes: Causes, another: bool, progress: Callable[[float], None]
 ) -> Iterator[Difference]:
-    """Yield the differences of a group's answers. An answer may have several, and `replay` reports its first one.
-
-    `another` is True if the model belongs to another package than the one that answered.
-    """
+    """Yield the differences of a group's answers; `another` says that a package other than theirs recomputes them."""
     reader, model = group.reader, group.model
     if isinstance(reader, TensorPredictor):
         yield from _tensors(group, reader, causes, another)

@@ -42,11 +42,7 @@ _TENSORS = msgspec.json.Decoder(_Tensors)
 
 @dataclass(frozen=True)
 class Requests:
-    """The rows of several requests, concatenated: values by join key and by request field.
-
-    `rows` has the number of rows of each request. It is 0 if the request cannot be read: `unread` has the reason by
-    index.
-    """
+    """Rows of several requests, concatenated. A request that cannot be read has 0 `rows`, and a reason in `unread`."""
 
     keys: Mapping[str, list[Any]]
     fields: Mapping[str, Values]
@@ -62,10 +58,7 @@ class Keys:
         self._known: dict[str, dict[str, Any]] = {}
 
     def restore(self, body: str, columns: Iterable[Column]) -> bytes:
-        """Return the request body with the hashes of these join keys replaced by their values. Nulls stay null.
-
-        Raises a LookupError if the history has no key with a hash in the request.
-        """
+        """Replace the hashes of join keys in a request body by the keys. Raise LookupError if the history lacks one."""
         request = orjson.loads(body)
         for column in columns:
             for part in ("entities", "request"):
@@ -83,10 +76,7 @@ class Keys:
 
 
 def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
-    """Compile the lookup that a request body asks for, with `graphs` for request transforms.
-
-    Raises an IsthmusError if the contract lacks a feature, and a MsgspecError if the body cannot be read.
-    """
+    """Compile the lookup that a request body asks for. Raise IsthmusError or MsgspecError if that is impossible."""
     message = _LOOKUP.decode(body)
     if message.feature_service is not None:
         features = service_features(contract, message.feature_service)
@@ -110,8 +100,7 @@ def read_requests(
     """Parse requests for one reader and concatenate their rows. Lookups must all request the same features.
 
     `counts` has the number of rows in each recorded answer. A request that cannot be parsed, or has another number of
-    rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors are not parsed and have no
-    rows.
+    rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors have no rows.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})
@@ -141,7 +130,6 @@ def read_requests(
 def _decoder(
     reader: Lookup | Predictor | Prompt,
 ) -> Callable[[bytes], tuple[Mapping[str, Sequence[Any]], Mapping[str, Values], int]]:
-    """Return a function from a body to its join keys, request fields and number of rows."""
     if isinstance(reader, Predictor):
         return lambda body: reader.read(_PREDICT.decode(body), LIMITS)
     join_keys = {column.name: column for view in reader.plan.contract.views.values() for column in view.keys}
@@ -171,10 +159,7 @@ def read_tensors(body: bytes) -> TensorRequest:
 
 
 def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:
-    """Return the values of a join key that clients sent although the model ignores it, one value per row.
-
-    `rows` is the number of rows of each body. The value is None for a body that lacks the key or is a LookupError.
-    """
+    """Return what clients sent for a join key that the model ignores: one value per row, None if they sent none."""
     values: list[Any] = []
     for body, count in zip(bodies, rows.tolist(), strict=True):
         raws = _PREDICT.decode(body).entities if count and isinstance(body, bytes) else {}

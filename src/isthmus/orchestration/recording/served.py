@@ -130,10 +130,9 @@ class Group:
 
 
 class ServedAnswers:
-    """Reads recorded answers, and opens and caches the contracts, histories and models behind them.
+    """Reads recorded answers, and opens and caches (errors too) the contracts, histories and models behind them.
 
-    Errors of opening are cached too. If `package` is set, the package in that folder replaces every package that
-    answered.
+    If `package` is set, the package in that folder replaces every package that answered.
     """
 
     def __init__(self, project: Project, package: Path | None = None) -> None:
@@ -152,10 +151,7 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers of a route and callers from `first` on and before `end`, sorted by process and sequence.
-
-        A condition that is None does not limit the result. Times must have a time zone.
-        """
+        """Return the answers from `first` on and before `end`, with time zones, sorted by process and sequence."""
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route
@@ -234,10 +230,7 @@ class ServedAnswers:
     def predictions(
         self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
-        """Split predictions by `groups`, and yield each part with its opened group or the error that prevented it.
-
-        Errors are yielded, not raised. `other` replaces the model that answered, as in `open`.
-        """
+        """Split predictions by `groups`; yield each part with its opened group, or the error that prevented it."""
         for part in groups(answers):
             found: Group | IsthmusError
             try:
@@ -261,10 +254,7 @@ class ServedAnswers:
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        """Return the model that answered, or the replacing one; raise a DataError if its package is gone or changed.
-
-        `digest` is the package's digest. `variant` has the precision and the number of threads, as in "int8/1".
-        """
+        """Return the model that answered or replaces it. `variant` is like "int8/1". Raise DataError if it is gone."""
         precision, _, threads = variant.partition("/")
 
         def opened() -> DeployedModel:
@@ -288,7 +278,6 @@ class ServedAnswers:
         return package
 
     def _once(self, name: object, opened: Callable[[], _T]) -> _T:
-        """Return what is opened under a name, or raise the error of its first opening again."""
         if name not in self._opened:
             try:
                 self._opened[name] = opened()

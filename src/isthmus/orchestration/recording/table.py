@@ -73,10 +73,7 @@ _ERRORS = TableErrors(
 
 
 class RecordedAnswers:
-    """The table of recorded answers in the offline store `root`, a folder or a URL accessed with `storage_options`.
-
-    A run is one server process; its batches are numbered from 1. Before the first commit, reading returns no rows.
-    """
+    """The table of recorded answers in the offline store. A run is one server process, with batches from number 1."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         # Requests and answers are private to the server's owner, as in the spool.
@@ -160,7 +157,6 @@ class RecordedAnswers:
 
 
 def _days(table: DeltaTable) -> Counter[date]:
-    """Count the files of each day."""
     return Counter(file["day"] for file in pa.table(table.get_add_actions())["partition"].to_pylist())
 
 
@@ -243,10 +239,7 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split a column of the table into one array per view, `views` in number.
-
-    For each answer, `joined` has the rows of the first view, then of the next. `rows` is the number of rows per answer.
-    """
+    """Split a column, in which each answer has the first view's rows and then the next one's, into arrays by view."""
     return [joined[places] for places in _places(rows, views)]
 
 

@@ -26,14 +26,10 @@ _ALL = "all"
 
 @dataclass(frozen=True, eq=False)
 class DeviceQuestions:
-    """Questions for a device with a snapshot, or for the devices of several owners.
+    """Join keys and request fields for a device with a snapshot, or for the devices of several owners.
 
-    Attributes:
-        snapshots: snapshot files by owner, or under None if all devices share one.
-        owner: join key of the owners, or None.
-        key: PEM public key that the snapshots must be signed with.
-        at: time on the device, microseconds since 1970 UTC.
-        columns: join keys and request fields by name.
+    `snapshots` are files by owner, or under None if all devices share one; the PEM public `key` verifies them. `owner`
+    is the join key of the owners. `at` is the time on the device, in microseconds since 1970 UTC.
     """
 
     snapshots: Mapping[object, bytes]
@@ -51,10 +47,7 @@ class DeviceAnswers(NamedTuple):
 
 
 class DeviceReport(NamedTuple):
-    """Answers of the reference client by ORT file, and the inputs that its `head.json` computes for a numeric core.
-
-    `core` is None if the package has no head.
-    """
+    """Answers of the reference client by ORT file, and the inputs of a numeric core if the package has a head."""
 
     files: dict[str, DeviceAnswers]
     core: CoreFeeds | None

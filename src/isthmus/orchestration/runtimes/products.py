@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 class Product:
     """A runtime: its command line name and file formats. Call it to open the runtime.
 
-    Opening onnxruntime-web installs it with npm if it is missing. Other runtimes must be installed. Raises a
-    DependencyError otherwise.
+    Installs onnxruntime-web with npm if it is missing. Raises a DependencyError if another runtime is missing.
     """
 
     option: str

@@ -18,10 +18,7 @@ _PROGRAMS: Mapping[Format, type[Program]] = {
 
 
 class ProgramRuntime:
-    """The phone runtime of a file format; raises a DependencyError if it is not installed.
-
-    `ask` starts a process with one thread for each model file.
-    """
+    """The phone runtime of a file format (DependencyError if missing). `ask` starts a process per model file."""
 
     tolerance = GOLDEN_TOLERANCE
 

@@ -55,10 +55,7 @@ def collect(
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collect pushed rows every `history_seconds` until `stopped` is set, skipping tables that are being built.
-
-    Counts, problems and errors are passed to `say`, and the next turn tries again.
-    """
+    """Collect pushed rows every `history_seconds` until `stopped` is set, passing counts and problems to `say`."""
 
     def turn() -> str:
         # Do not wait for builds, because other views would wait too.
@@ -73,10 +70,7 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 
 
 def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Call `turn` every `seconds` until `stopped` is set; without `stopped`, forever.
-
-    `turn` returns a problem or an empty text. A problem or error goes to `say`, unless the turn before had the same.
-    """
+    """Call `turn` every `seconds` until `stopped` is set, and pass each new problem or error to `say`."""
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():
         began = time.monotonic()

@@ -41,15 +41,12 @@ SHORT = 16  # digits of a digest in the file name of a delta on a file host
 
 @dataclass(frozen=True)
 class SnapshotReport:
-    """Report of a new snapshot: one file for all devices, or one file per owner.
+    """Report of a new snapshot, with SHA-256 and path of the file for all devices, or of all owners' files together.
 
     Attributes:
-        snapshot: SHA-256 of the file.
         made: time of the data, microseconds since 1970 UTC.
         bytes: size of the file, or of the largest owner's file.
-        difference_bytes: size of the delta from the previous snapshot, for owners of the largest file; None without
-            one.
-        path: path of the file, or of the file that holds all owners' files.
+        difference_bytes: size of the delta from the previous snapshot to that file; None if there is no delta.
         median_bytes: median size of an owner's file; None, like `owners`, if all devices share one.
     """
 
@@ -213,10 +210,7 @@ def shelf(project: Project, service: str) -> Shelf:
 
 
 def signer(project: Project) -> Sealer:
-    """Return a signer of snapshots with the configured private key, or with `snapshots/key.pem`, created if missing.
-
-    Raises a ConfigurationError if the key cannot be used, and a DependencyError without the extra `devices`.
-    """
+    """Return a signer with the configured private key, or with `snapshots/key.pem`, which is created if missing."""
     configured = project.settings.packages.signing_key
     if configured is not None:
         return Sealer.of(project.root / configured, os.environ.get(PASSWORD))

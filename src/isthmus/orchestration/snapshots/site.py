@@ -59,10 +59,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """Write the files of a page to `folder`: scripts, runtime, package, and the files in `own` or else a form.
-
-    Installs onnxruntime-web with npm if it is missing.
-    """
+    """Write a page's scripts, runtime and package to `folder`, and `own` files or a form; may install with npm."""
     runtime = installed() / "node_modules" / NAME / "dist"
     form = "form" if manifest.generation is None else "text"
     for shared in (*_SHARED, *([] if manifest.generation is None else [FOLDER / name for name in GENERATORS])):

@@ -33,7 +33,7 @@ Metadata = dict[str, Any]
 REPORT = "report"  # the metadata entry that holds the complete report
 FAILED = "failed"  # name of the Pipes message that carries a StepFailure
 _HASH = re.compile("[0-9a-f]{64}")
-_PLOT_CHARACTERS = 50_000  # limit for the images of one event
+_PLOT_CHARACTERS = 50_000  # limit for the images of one event: Dagster loads all with every list of events
 
 
 class StepRequest(msgspec.Struct, frozen=True):
@@ -137,11 +137,7 @@ class Work:
         return self.names[0]
 
     def metadata(self, report: Mapping[str, Any], series: Sequence[str] = ()) -> Metadata:
-        """Return the scalar entries of a report, followed by the whole report as JSON.
-
-        Dagster plots every number over time. Only the seconds and the entries named in `series` stay numbers; other
-        numbers become text. Hashes are shortened to 12 characters.
-        """
+        """Return a report's scalars, and the report as JSON. Dagster plots only seconds and the `series` numbers."""
         plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
         figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - self.began, 3)}
         single = {name: _text(name, value) for name, value in plain.items() if isinstance(value, int | float | str)}
@@ -196,10 +192,7 @@ class Step:
     def events(
         self, project: "Project", request: StepRequest, progress: Progress
     ) -> Iterator[NodeMaterialization | NodeCheck]:
-        """Run the step, and yield an event for each requested node and check as soon as it is done.
-
-        Nothing runs until the result is iterated. Raises an IsthmusError if the step fails.
-        """
+        """Run the step as the result is iterated, and yield an event for each requested node or check when done."""
         nodes = list(dict.fromkeys([*request.nodes, *(node for node, _ in request.checks)]))
         parts = [nodes] if self.together else [[node] for node in nodes]
         for n, part in enumerate(parts):
@@ -214,7 +207,6 @@ class Step:
 
 
 def _share(progress: Progress, n: int, count: int) -> Progress:
-    """Return the progress of the n-th of several equal parts."""
     return lambda text, done: progress(text, (n + done) / count)
 
 
@@ -237,15 +229,11 @@ def _text(name: str, value: float | str) -> Any:
 
 
 def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
-    """Return the metadata of an event for Dagster: floats of a materialization with four significant digits.
-
-    Numbers of a check become text, because Dagster would plot each as a single point. The check's message comes first,
-    as `found`.
-    """
+    """Return an event's metadata for Dagster: a materialization's floats rounded, a check's numbers as text."""
     if isinstance(event, NodeMaterialization):
         rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
         return event.metadata | rounded
-    # Dagster ignores line breaks in text.
+    # Dagster ignores line breaks in text, and would plot a number of a check as a single point.
     message = {"found": "; ".join(event.message.splitlines())} if event.message else {}
     return message | {
         name: cell(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -258,10 +246,7 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images, URLs by title, as Markdown for Dagster, which loads all images with every list of events.
-
-    Images beyond a total of 50,000 characters are replaced by a note that they are on the page.
-    """
+    """Format images, URLs by title, as Markdown. Beyond 50,000 characters in total, a note replaces an image."""
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

@@ -186,7 +186,6 @@ class _Run:
         _require_types(view, self.before, schemas)
 
     def build(self, within: Days, step: int, progress: Progress) -> TableWrite:
-        """Compute and write the days of a range that are not built yet."""
         before = self.store.extendable(self.compiled)
         _refuse_retyped(self.view, before, self.origin)
         same = before is not None and self.origin.content and before.origin.content == self.origin.content

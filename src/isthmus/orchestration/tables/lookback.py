@@ -25,11 +25,8 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
 def widest(reach: int) -> int:
-    """Return how far before and after a range of days its build reads the sources. All values are microseconds.
-
-    `reach` is the lookback of the view. The result includes the check by `require_enough`, which reads twice as far, or
-    a day farther if the lookback is shorter than a day.
-    """
+    """Return how far around a range of days its build reads the sources, in microseconds; `reach` is the lookback."""
+    # `require_enough` reads twice as far, or a day farther if the lookback is shorter than a day.
     return reach + max(reach, DAY)
 
 

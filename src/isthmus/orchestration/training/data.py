@@ -50,11 +50,7 @@ JOINS = ("embedded", "engine")
 
 @dataclass(frozen=True)
 class TrainingOrigin:
-    """Everything that determines the rows of a training set, except the rows of its spine.
-
-    `contract` is a hash, and `spine` a name. `histories` are the views at their versions. `status` adds a column per
-    view.
-    """
+    """Everything that determines a training set except its spine's rows. `contract` is a hash, `spine` a name."""
 
     contract: str
     spine: str
@@ -64,10 +60,7 @@ class TrainingOrigin:
     computed: RequestColumns | None
 
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
-        """Return everything that determines the content of the training set. The record has it, and the id hashes it.
-
-        `served` is None without a join as served: see `TrainingSet`.
-        """
+        """Return everything that determines the training set, for its record and its id; see `TrainingSet.served`."""
         # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
         return {
@@ -105,10 +98,7 @@ class TrainingData:
         return f"<TrainingData: {rows}, {chosen}; contract {origin.contract[:12]}>"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, in batches and bounded memory.
-
-        Raises a DataError if the spine or a table cannot be read, or a row has no time or an invalid key.
-        """
+        """Yield the rows in order in bounded memory. Raise a DataError if the spine or a table cannot be joined."""
         return self._joined(self._spine.batches())
 
     def reader(self) -> pa.RecordBatchReader:
@@ -161,7 +151,6 @@ class TrainingData:
         return hashlib.sha256(json.dumps(self._as_dict(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
 
     def _write_rows(self, folder: Path, target: Path) -> TrainingSet:
-        """Write data and spine to a folder that will become `target`; return the record."""
         spine = HashedSpine(self._spine, None if self._spine.path else folder / SPINE)
         with pq.ParquetWriter(folder / DATA, self.schema) as file:
             written = 0
@@ -355,10 +344,7 @@ def _tables(
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
-    """Return column types for a spine: join keys, request fields, and labels and times of declared spines.
-
-    Names with conflicting types are left out.
-    """
+    """Return types for a spine's columns, from declarations. Names with conflicting types are left out."""
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
     for spine in contract.spines.values():

@@ -64,7 +64,6 @@ class EngineJoin:
                     yield self._join.with_answers(batch, next(answers) if self._histories else pa.table({}))
 
     def _write(self, spine: Iterable[pa.RecordBatch], folder: Path) -> int:
-        """Write the rows of the spine and the questions to the executors; return the number of rows."""
         count, questions = 0, self._join.questions(self._spine.empty_table(), 0).schema
         with (
             pa.ipc.new_stream(folder / _ROWS, self._spine) as spine_file,

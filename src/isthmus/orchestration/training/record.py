@@ -70,7 +70,6 @@ def _find(project: Project, record: str) -> TrainingSet:
 
 
 def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) -> SpineRows:
-    """Return the rows of the spine from their file, or from beside the record."""
     if past.spine_file:
         types = column_types(project.definitions.contract, histories)
         # A column of a CSV file keeps its recorded type, even if the declaration has changed.

@@ -35,11 +35,7 @@ class RequestColumns:
         return compute.schema_with(joined, [contract for _, contract in self.transforms])
 
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order with the computed columns added.
-
-        Reads the first batch of `joined`, then keeps a session of the project's engine open until the last one. Raises
-        a DataError if the engine or a graph refuses a row.
-        """
+        """Yield the rows with the computed columns, in an engine session that opens after the first batch is read."""
         rows = iter(joined)
         # Read one batch first: then a join by the engine is done, and Spark allows only one session at a time.
         first = list(islice(rows, 1))

@@ -138,7 +138,6 @@ class Client:
     def _split(
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], start: int, end: int
     ) -> Iterator[bytes]:
-        """Yield a request body for the rows from `start` until before `end`, or several if it would be too long."""
         lot = slice(start, end)
         parts = {part: {name: column[lot] for name, column in group.items()} for part, group in columns.items()}
         body = msgspec.json.encode({**fixed, **parts})
@@ -185,7 +184,6 @@ class Client:
             raise
 
     def _connect(self) -> http.client.HTTPConnection:
-        """Connect to the server once it is ready; its log has its address."""
         deadline = time.monotonic() + READY_SECONDS
         last_answer = ""
         while time.monotonic() < deadline and self._server.poll() is None:
@@ -218,7 +216,6 @@ class Client:
         return DependencyError("the API", problem, remedy=remedy)
 
     def _log_lines(self) -> list[dict[str, Any]]:
-        """Return the complete lines of the log as objects."""
         objects = []
         for line in self._log.read_bytes().splitlines(keepends=True):
             try:

@@ -56,11 +56,9 @@ _ALTERED = "was altered since it was written"
 class ComparedSnapshot:
     """Comparison of a snapshot with the tables, by view and feature.
 
-    Attributes:
-        skipped: reason why no snapshot was compared; empty if one was compared, or if the student has no `device`.
-        file: the snapshot, with the rows of all owners if each owner has a file; None if its rows were not compared.
-        owners: path of the combined owners' files; None if all devices share one file.
-        key: PEM public key that verifies the snapshot's signature; empty if its rows were not compared.
+    `skipped` is the reason if no snapshot was compared, or empty. `file` has the rows of all owners; it is None, and
+    the public key (PEM) empty, if rows were not compared. `owners` is the path of the owners' files, None if devices
+    share one.
     """
 
     views: Mapping[str, Mapping[str, FeatureVerdict]] = field(default_factory=dict)
@@ -142,7 +140,6 @@ class _OtherContract(Exception):
 
 
 def _read(place: Shelf, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str) -> SnapshotFile:
-    """Read the newest snapshot with the checks of a device."""
     data = place.snapshot(latest.snapshot)
     if hashlib.sha256(data).hexdigest() != latest.snapshot:
         raise DataError(SNAPSHOT, _ALTERED)
@@ -155,7 +152,6 @@ def _read(place: Shelf, latest: Latest, contract: Contract, views: Sequence[View
 def _read_owners(
     place: Shelf, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str
 ) -> tuple[SnapshotFile, FeatureVerdict]:
-    """Return the rows of all owners' files, and a verdict on the files that no device accepts."""
     path = place.owners(latest.snapshot)
     with path.open("rb") as written, open_owners(path) as owners:
         whole = hashlib.file_digest(written, "sha256").hexdigest() == latest.snapshot
@@ -222,7 +218,6 @@ def device_rows(
 
 
 def _of_owners(path: Path, owner: Column, rows: pa.Table, places: Index) -> tuple[Index, Mapping[object, bytes]]:
-    """Return the places of the rows that some owners ask, and the owners' files by value."""
     values = from_arrow(rows[owner.name], owner.dtype).tolist(owner.dtype)
     keys = encode_keys([owner], {owner.name: [values[place] for place in places]})
     try:
@@ -236,10 +231,7 @@ def _of_owners(path: Path, owner: Column, rows: pa.Table, places: Index) -> tupl
 def _rows_of_owners(
     owners: Owners, views: Sequence[ViewContract], public_key: str
 ) -> tuple[SnapshotFile, FeatureVerdict]:
-    """Return the rows of all owners' files as one snapshot, and a verdict on the files that no device accepts.
-
-    Raises a DataError if the combined file, or the rows that all owners share, cannot be read.
-    """
+    """Merge all owners' files into one snapshot, with a verdict on unacceptable ones. DataError if unreadable."""
     generation, signed = owners.generation, signed_by(public_key)
     rows: dict[str, dict[bytes, bytes]] = {view.name: {} for view in views}
     of, per_owner = [name for name, _ in generation.header.views], [shared is None for shared in generation.shared]
@@ -297,7 +289,6 @@ def _refused(service: str, problem: str) -> ComparedSnapshot:
 def _compare(
     view: ViewContract, history: ViewHistory, device: Snapshot, file: SnapshotFile
 ) -> dict[str, FeatureVerdict]:
-    """Compare features, times and status of all keys that either side has."""
     names, made = [key.name for key in view.keys], file.header.made
     keys = LatestRows.of(history, made).keys
     keys = keys.filter(pa.array(of_kept_keys(view, keys, device)))
@@ -327,7 +318,6 @@ def _compare(
 
 
 def _device_answer(view: ViewContract, rows: Sequence[bytes | None], at: int) -> ViewAnswer:
-    """Return what a device answers from its rows at a moment."""
     codec = RowCodec(view)
     block = codec.decode([None if row is None else packed(row, view) for row in rows])
     return answer(view, block, None, at, None, False)

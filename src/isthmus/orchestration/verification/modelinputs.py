@@ -96,7 +96,6 @@ def _compare_predictions(
     api: Client,
     tolerance: float,
 ) -> tuple[FeatureVerdict, FeatureVerdict]:
-    """Compare the API's predictions with the model file's, in batches and one row at a time."""
     # If a request transform is not defined for a row, the model has no answer and the API refuses the row.
     answered = np.flatnonzero(np.isfinite(expected).all(axis=tuple(range(1, expected.ndim))))
     refusal = api.refused()
@@ -133,15 +132,12 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 
 
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
-    """Return the type and values of each model input, by name, read from the tensors that are fed to the graph.
-
-    An input of a request transform keeps its own type. Other inputs are Float32 or String.
-    """
+    """Return type and values of each model input by name, read from the tensors that are fed to the graph."""
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, placed(inputs), strict=True):
         tensor = fed[place.tensor]
-        if item.row:
+        if item.row:  # a request transform in the graph reads it with its own type
             tensors[item.name] = item.dtype, Values(tensor[place.position], next(masks))
         else:
             data = tensor[:, place.position]

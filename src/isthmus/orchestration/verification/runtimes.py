@@ -145,10 +145,7 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare each input tensor of a numeric core bit by bit: `expected` from Python, `found` from the client.
-
-    Two NaNs count as equal. `keys` are the names of the rows in examples.
-    """
+    """Compare inputs of a numeric core from Python and from the client bit by bit; NaNs are equal, `keys` name rows."""
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():

@@ -40,7 +40,6 @@ class ComparedRows:
 
     @classmethod
     def of(cls, table: pa.Table, keys: Sequence[str], times: Iterable[int | None]) -> "ComparedRows":
-        """Name the rows of a table by their keys."""
         names = [str(row) for row in table.select(list(keys)).to_pylist()]
         return cls(objects(names, len(names)), objects(times, len(names)))
 
@@ -56,10 +55,7 @@ class ComparedRows:
 
 @dataclass(frozen=True)
 class OnlineSide:
-    """Online side of a verdict: the rows in Redis at `url`, and a private server that answers from them.
-
-    `at` is the time of all questions, in microseconds since 1970 UTC.
-    """
+    """Online side of a verdict: Redis and a private server, both asked as of `at` (microseconds since 1970 UTC)."""
 
     store: OnlineStore
     url: str
@@ -72,17 +68,11 @@ class OnlineSide:
             return self.store.keys(view)
 
     def ahead(self, history: ViewHistory, keys: pa.Table) -> Mask:
-        """Return a mask of the keys whose row in Redis became known after all rows of the table, shape (n,).
-
-        Such rows were pushed and not collected yet, so the table cannot have them.
-        """
+        """Return a mask of the keys whose row in Redis was pushed, and not collected into the table yet; shape (n,)."""
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask of `ahead`, and the known times and content hashes of the keys' rows in Redis.
-
-        Times and hashes are null if the row is missing, expired or damaged.
-        """
+        """Return the mask of `ahead`, and known times and content hashes in Redis, null if there is no valid row."""
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.

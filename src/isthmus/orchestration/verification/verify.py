@@ -150,7 +150,6 @@ class _Verification:
         return snapshot, rows, pool.submit(ask_client, self.package, rows).result if rows else None
 
     def _views(self, offline: OfflineStore, verdict: Verdict, snapshot: ComparedSnapshot) -> None:
-        """Compare stored views and request transforms, and add the comparison of the snapshot."""
         for n, history in enumerate(self.histories):
             self.progress(f"comparing {history.view.name}", n / len(self.histories))
             compare_view(offline, history, self.online, verdict, all_keys=self.all_keys)

@@ -107,7 +107,6 @@ def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
 
 
 def _served(api: Client, keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """Return what a server answers about keys: features, status and event time."""
     view = history.view
     features = [(view.name, column.name) for column in view.fields]
     answer = api.lookup(features, key_values(view, keys), len(keys))
