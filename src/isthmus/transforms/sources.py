@@ -94,9 +94,9 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
     DataFrame has the columns but no rows. Files that engines cannot read unchanged, such as CSV, are converted to
     Parquet (or linked under other names) in `staging`, where later calls reuse them.
 
-    Raises ConfigurationError if the file or a declared column is missing or a time column has no time zone, NoRowsError
-    if a local file or folder has no rows, DataError if the file cannot be read, and DependencyError if the Python
-    package with the file is not installed, or the engine cannot open the file.
+    Raises ConfigurationError if the file or a declared column is missing, the folder is a Delta table, or a time column
+    has no time zone; NoRowsError if a local file or folder has no rows; DataError if the file cannot be read;
+    DependencyError if the Python package with the file is not installed, or the engine cannot open the file.
     """
     from pyspark.errors import PySparkException
 
@@ -162,6 +162,7 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
 
     None means unknown: a PostgreSQL query without `version_sql`, or a URL that is neither `s3://` nor `s3a://`. A
     table, a database or an S3 URL is opened with the storage `options`, and raises the errors of `land` if that fails.
+    A missing local file raises a ConfigurationError.
     """
     if source.sql:
         return _hash(sql.version(source, root))

@@ -33,7 +33,7 @@ class _DeltaTable:
 
 @contextmanager
 def open_table(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
-    """Open the newest version of a Delta table; raise DataError if it is damaged, DependencyError if out of reach."""
+    """Open the newest version of a Delta table; raise DataError if it is missing, DependencyError if unreachable."""
     with extra("offline"):
         from deltalake.exceptions import DeltaError, TableNotFoundError
     try:

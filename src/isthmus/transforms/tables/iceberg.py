@@ -46,7 +46,7 @@ class _IcebergTable:
 
 @contextmanager
 def open_table(source: Source) -> Iterator[SourceTable]:
-    """Open the current snapshot of an Iceberg table; raise DataError if damaged, DependencyError if out of reach."""
+    """Open the current snapshot of an Iceberg table; raise DataError if missing, DependencyError if unreachable."""
     with extra("iceberg"):
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
