@@ -21,14 +21,9 @@ class StyledText:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An SVG drawing, as a block or in a table cell.
+    """An SVG drawing, as a block or in a table cell. Cells do not show the `caption`.
 
-    Attributes:
-        content: SVG elements, without the `<svg>` around them; not escaped.
-        label: text for screen readers.
-        caption: plain text below the drawing; not shown in a table cell.
-        width: width of the view box, in pixels.
-        height: height of the view box, in pixels.
+    `content` are SVG elements, without the `<svg>` around them; not escaped. `label` is for screen readers.
     """
 
     content: str

@@ -95,14 +95,7 @@ Bar = tuple[float | None, float, Color]
 
 @dataclass(frozen=True)
 class ChartRow:
-    """A row of a chart, with a name on its left and `text` on its right.
-
-    Attributes:
-        bars: bars, drawn in this order.
-        span: ends of a horizontal line, for example a confidence interval.
-        dots: numbers shown as dots.
-        faint: numbers shown as small, faint dots.
-    """
+    """A row of a chart: bars in order, dots, small faint dots, and a line over `span`, for example an interval."""
 
     name: str
     color: Color = "soft"
@@ -143,13 +136,7 @@ def rows_chart(rows: Sequence[ChartRow], label: str, caption: str = "", *, log: 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a plot, drawn small and pale if `faint`.
-
-    Attributes:
-        name: text next to the point.
-        title: text that appears under the mouse.
-        interval: ends of a vertical line through the point, for example a confidence interval.
-    """
+    """A point of a plot. `title` appears under the mouse, and `interval` is a vertical line through the point."""
 
     x: float
     y: float

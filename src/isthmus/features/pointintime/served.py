@@ -40,12 +40,9 @@ _TIME = ARROW[UnixTimestamp.name]
 
 @dataclass(frozen=True, slots=True)
 class ServedDifference:
-    """Differences of one feature between the values that serving returned and the ideal join.
+    """Differences of one feature between the values that serving returned and the ideal join, over all spine rows.
 
-    Attributes:
-        compared: number of spine rows.
-        differing: number of rows with different values, nulls included.
-        lag_seconds: mean time from the served event to the ideal one, over rows with both; None without such rows.
+    `lag_seconds` is the mean time from the served event to the ideal one, over rows with both; None without such rows.
     """
 
     compared: int
@@ -119,11 +116,8 @@ class ServedJoin:
 class ServedPushes:
     """A replay of the pushed rows of a view: each was served from its push on, if it was newer than the served row.
 
-    For each materialization run, in order, call `until` with its time and then `decide`.
-
-    Attributes:
-        rows: the pushed rows, by the time of their push.
-        keys: the m keys that have pushed rows.
+    For each materialization run, in order, call `until` with its time and then `decide`. `rows` are the pushed rows by
+    the time of their push, and `keys` are the m keys that have any.
     """
 
     # A materialization run replaces all rows known by its horizon. A pushed row that became known later stays if it is

@@ -24,13 +24,7 @@ SQL = "a query: a single SELECT statement"
 
 
 class SpineRows:
-    """The rows of a spine in order. With `once`, they are a stream that can be read a single time.
-
-    Attributes:
-        schema: columns, in types that Parquet has, without metadata.
-        path: file or folder of the rows, if the user passed a path; else None.
-        count: number of rows; None if unknown before reading.
-    """
+    """The rows of a spine in order; with `once`, readable a single time. `count` is None if unknown before reading."""
 
     def __init__(
         self,
