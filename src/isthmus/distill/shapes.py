@@ -72,6 +72,7 @@ def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
 
 
 def precise(tensor: Tensor) -> Tensor:
+    """Return the tensor as float32 if it has half precision, else unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

@@ -12,6 +12,7 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def spread(count: int, wanted: int) -> Index:
+    """Return at most `wanted` row numbers below `count`, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 

@@ -61,8 +61,8 @@ class TeacherOutputs:
         note: called with a line of text for each shard that is skipped.
 
     Raises:
-        ConfigurationError: an option is not plain data, `rows` are not identities, `batch` is below 1, or the teacher
-            is not frozen.
+        ConfigurationError: an option is not plain data, `rows` are not identities, `batch` is below 1, or a part of the
+            teacher cannot be read for its fingerprint.
     """
 
     def __init__(  # noqa: PLR0913 - what identifies the outputs, and how they are computed
@@ -203,7 +203,7 @@ class TeacherOutputs:
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Read new shards of other processes; skip shards that are damaged or have other sizes, and `note` them."""
+        """Read new shards of other processes; skip damaged ones and other sizes, and report these with `note`."""
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
                 continue

@@ -86,7 +86,10 @@ class Bench:
         return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
     def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
-        """Measure students within the budget again, alternately; return all trials with the new `p50_us`."""
+        """Measure students within the budget again, alternately, so that their latencies are comparable.
+
+        Returns all trials, with the new `p50_us` of these students. Raises a DataError if a graph cannot be read.
+        """
         calls = {}
         for trial in trials:
             if trial.status == "trained":

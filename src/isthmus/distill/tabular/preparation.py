@@ -26,7 +26,7 @@ NUMBERS = "numbers"
 
 
 def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fit a plan to the rows of a Spark DataFrame before the time `before`, in microseconds since 1970."""
+    """Fit a plan to the rows of a Spark DataFrame before `before`, in Unix microseconds, with labels known by then."""
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 

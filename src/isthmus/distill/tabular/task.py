@@ -214,7 +214,7 @@ class TabularTask(Task):
         return self._case(student, self._raw(rows), self._data[rows])
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return a case with the extreme values of all types, without rows that a request transform rejects."""
+        """Return a case with edge values of all types, without rows that a request transform rejects."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         _, refused = material.request_inputs.complete(extremes)

@@ -69,8 +69,8 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
 def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) -> Split:
     """Split rows by (n,) values without nulls; rows with the same value are in the same part in every table.
 
-    The first 64 bits of a value's SHA-256, as a number from 0 to 1, select the part. `shares` are therefore shares of
-    the values, and only roughly of the rows. Raises a DataError if a part is empty.
+    The first 64 bits of a value's identity (`identities`), as a number from 0 to 1, select the part. `shares` are
+    therefore shares of the values, and only roughly of the rows. Raises a DataError if a part is empty.
     """
     first, second = (int(share * 2**64) for share in (shares[0], shares[0] + shares[1]))
     drawn = identities({"value": values})[:, :8].copy().view(">u8")[:, 0] if len(values) else np.array([], np.uint64)

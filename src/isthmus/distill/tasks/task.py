@@ -88,6 +88,7 @@ class Material:
 
     @cached_property
     def parts(self) -> Split:
+        """The rows for training, validation and test."""
         if self.division is not None:
             return self.division
         label = self.declaration.label
@@ -129,6 +130,7 @@ class Case:
     numbers: Sequence[int] = ()
 
     def row_name(self, row: int) -> str:
+        """Return the name of a row for messages."""
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
@@ -203,6 +205,7 @@ class Task(ABC):
         self.shape = {**self.shape, **material.declaration.shape}
 
     def with_shape(self, shape: Mapping[str, Any]) -> Self:
+        """Return a copy of this task with these values in its `shape`."""
         task = copy.copy(self)
         task.shape = {**self.shape, **shape}
         return task
@@ -271,7 +274,7 @@ class Task(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return metrics of outputs for these rows, NaN if undefined; `teacher` has its outputs for the same rows."""
+        """Return metrics of a model's outputs for these rows, NaN if undefined; `teacher` has the teacher's outputs."""
 
     def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
         """Return `metric` of `quality`; override it if it can be computed faster on its own."""
@@ -295,7 +298,10 @@ class Task(ABC):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Return figures for gates on a model file, which `run` runs; required only for tasks with a `writer`."""
+        """Return figures for gates on a model file, which `run` runs. Required only for tasks with a `writer`.
+
+        `teacher` has the outputs for all rows.
+        """
         raise NotImplementedError
 
     def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - for subclasses

@@ -14,7 +14,7 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 class FunctionTeacher(Teacher):
     """A function from a batch to a mapping of outputs, a tuple with an output per key, or a single output.
 
-    Its fingerprint covers its code and everything that refers to: helpers, constants, and arrays, networks and
+    Its fingerprint covers its code and everything that the code refers to: helpers, constants, and arrays, networks and
     estimators in its closure. A remote model, or state that cannot be read, needs a `version`, which then replaces
     everything except the code. If the function returns names of its `labels` instead of numbers, each becomes logits or
     probabilities with all mass on that class. Arguments are as in `Teacher`; the default name is the function's.

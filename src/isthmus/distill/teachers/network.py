@@ -29,7 +29,7 @@ class NetworkTeacher(Teacher):
         name: name for messages; by default the class name.
 
     Raises:
-        ConfigurationError: `Teacher` raises one, or no submodule has the name of a tap.
+        ConfigurationError: keys or labels are not valid (see `Teacher`), or no submodule has the name of a tap.
     """
 
     def __init__(

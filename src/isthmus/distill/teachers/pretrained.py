@@ -88,7 +88,8 @@ class PretrainedTeacher(NetworkTeacher):
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
     """Return a vector per row: the first position, or the mean over the positions where the mask is not 0.
 
-    `states` are (rows, positions, width), or feature maps (rows, width, height, width); the mask is (rows, positions).
+    `states` are (rows, positions, width), or feature maps (rows, channels, height, width); the mask is (rows,
+    positions).
     """
     if states.ndim > 3:
         states = states.flatten(2).transpose(1, 2)

@@ -38,7 +38,11 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
 
 def most_parameters(parameters: int, size: int) -> int:
-    """Return the maximum number of parameters of a student: a network's parameters, or trees' bytes / 4 (float32)."""
+    """Return the maximum number of parameters for a student of this teacher.
+
+    For a network this is its number of parameters, also in half precision. For trees it is their bytes as float32
+    numbers, since each node is one record.
+    """
     return max(parameters, size // 4)
 
 
@@ -64,7 +68,11 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
 
 
 def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
-    """Describe how many calls a `FunctionTeacher` still needs, with own batches for `first`; an empty text if none."""
+    """Describe how many calls a `FunctionTeacher` still needs for all its outputs, to announce the cost.
+
+    The rows at the indexes `first` are computed before all others. Returns an empty text for other teachers, and if no
+    output is missing.
+    """
     if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
         return ""
     extra = [(2, "to check that outputs repeat"), (0 if (outputs.path / _FILE).exists() else 1, "to time a row")]
