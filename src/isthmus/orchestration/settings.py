@@ -121,12 +121,12 @@ class StoresTable(_Table):
     Attributes:
         offline: folder (relative to the project) or object-storage URL of the Delta tables.
         storage_options: deltalake options for object storage, for `offline` and for sources, such as `AWS_REGION`.
-        Credentials must be in the environment.
+            Credentials must be in the environment.
         online: "embedded", or the URL of a Redis server or Redis Cluster.
         keep_contracts_hours: hours to keep the online rows of a replaced contract; at least one minute, so that every
-        server can switch.
+            server can switch.
         history_seconds: seconds between two collections of pushed rows, and of recorded answers, by `isthmus dev`,
-        `isthmus pushes collect --follow` and `isthmus answers collect --follow`.
+            `isthmus pushes collect --follow` and `isthmus answers collect --follow`.
     """
 
     offline: str = ".isthmus/offline"
@@ -167,7 +167,7 @@ class PackagesTable(_Table):
     Attributes:
         runtimes: runtimes to export for, besides the runtimes of each distillation; their libraries must be installed.
         signing_key: PEM file (relative to the project) with the private key that `export` signs with. The password of
-        an encrypted key comes from the environment.
+            an encrypted key comes from the environment.
         public_key: PEM file with the public key that every deployed or served package must be signed with.
     """
 
@@ -187,7 +187,7 @@ class ServerTable(_Table):
         check_share: share of requests whose rows are checked against their stored hashes.
         missing: answer for rows that the online store has lost: "refuse" (status 503) or "null".
         latency_objective_ms: p99 latency of the API in milliseconds above which training yields; by default the
-        objective in `[profiles.serving]`, which also selects the exported precision.
+            objective in `[profiles.serving]`, which also selects the exported precision.
         freshness_objective_hours: maximum age of the newest row, in hours by view; not part of the contract.
         record: recording of answers; off by default.
     """

@@ -49,7 +49,7 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
 
 
 def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """Return a mask of one row per match (-1 is none): the smallest distance, in a tie the smallest `at`."""
+    """Return a mask of one row per distinct match (-1 is none): the nearest one, in a tie the earliest by `at`."""
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
     chosen = np.zeros(len(match), bool)
@@ -58,7 +58,7 @@ def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
 
 
 def identities(*tables: pa.Table) -> Ints:
-    """Return a number per row of all tables in turn, equal for rows with equal values (and nulls) in all columns."""
+    """Number the rows of all tables in turn; rows with equal values (or nulls) in all columns get the same number."""
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)
     for name in tables[0].column_names:

@@ -58,7 +58,7 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of a replay: `same` answers are equal bit by bit, and `differences` has at most 10 others per cause."""
+    """Result of a replay: `same` answers are equal bit by bit; `differences` has at most 10 answers of each cause."""
 
     answers: int = 0
     rows: int = 0

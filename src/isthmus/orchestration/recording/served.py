@@ -151,7 +151,7 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers from `first` on and before `end`, with time zones, sorted by process and sequence."""
+        """Return the answers from `first` on and before `end` (times with a zone), sorted by process and sequence."""
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route

@@ -116,7 +116,7 @@ class RecordedAnswers:
         return len(rows)
 
     def keep(self, days: float, now: int) -> None:
-        """Delete answers from more than `days` before `now` (microseconds, 1970 UTC); compact days with many files."""
+        """Delete answers written over `days` before `now` (microseconds since 1970 UTC); compact days of many files."""
         with self._stored.writing():
             table = self._stored.open(check=False)
             if table is None:

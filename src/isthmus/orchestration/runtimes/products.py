@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class Product:
     """A runtime: its command line name and file formats. Call it to open the runtime.
 
-    Installs onnxruntime-web with npm if it is missing. Raises a DependencyError if another runtime is missing.
+    Installs onnxruntime-web with npm if it is missing. Raises a DependencyError if a runtime is not or cannot be
+    installed.
     """
 
     option: str

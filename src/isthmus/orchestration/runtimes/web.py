@@ -38,7 +38,7 @@ class _Output(msgspec.Struct):
 
 
 class WebRuntime:
-    """onnxruntime-web in the folder `cache` (default: the user's cache). `ask` waits up to two minutes for Node.
+    """onnxruntime-web in the folder `cache` (default: the user's cache). `ask` runs Node for up to two minutes.
 
     If it is missing, installs it with npm, which may take minutes, or raises a DependencyError if `install` is False.
     """

@@ -178,7 +178,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """Return the features that only the next snapshot discloses, not the last one, one line per view and keys."""
+    """Return the features that the next snapshot discloses and the last did not, one line per view and keys."""
     service, device = declared(project, name)
     before = shelf(project, service.name).before()
     known = () if before is None else before.discloses

@@ -92,7 +92,7 @@ class Outline(msgspec.Struct, frozen=True):
     Attributes:
         automation: Dagster's sensors run by default.
         days: first day of the daily build partitions, and the day after the last (None unless the project's clock is
-        fixed); None if builds have no partitions.
+            fixed); None if builds have no partitions.
         retrain: cron schedule for training; None trains only after drift.
         made_of: digest of the files and variables from which the outline was compiled.
         records: servers record answers.

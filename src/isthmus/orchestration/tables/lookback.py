@@ -37,7 +37,7 @@ def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frame
 
 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
-    """Compute one day again with twice the lookback, or a day more; raise a DataError if its rows differ.
+    """Compute the first day of `rows` again with twice the lookback, or a day more; raise a DataError if it differs.
 
     Does not detect windows that fill up only on later days, or that reach further than twice the lookback. Does nothing
     without a lookback or rows. `frames` are the complete sources; `rows` were computed with the declared lookback.
