@@ -24,7 +24,7 @@ _LONGEST = 600
 
 
 class IsthmusError(Exception):
-    """Base of every error for users. Its message has the place, the problem, the expected value and the remedy.
+    """Base of every error for users. The message has the place, the problem, the expected value and the remedy.
 
     Attributes:
         where: file, key, view, table or request with the error.
@@ -58,7 +58,7 @@ def _sentence(error: "IsthmusError | Problem") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a configuration, with the attributes of `IsthmusError`."""
+    """One problem of a configuration, with the fields of `IsthmusError`."""
 
     where: str
     found: str

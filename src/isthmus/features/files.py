@@ -96,8 +96,7 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
     """Fill a new folder with `write`, sync it to disk, and move it to `target`, replacing a folder there.
 
     If `write` raises an error, `target` stays as it was. While a folder is replaced, `target` is missing for a moment.
-    If several processes publish, the last one wins. The next call with the same `kind` (by default the target's name)
-    deletes what a killed process has left.
+    The last of several processes wins. The next call with the same `kind` deletes what a killed process has left.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:

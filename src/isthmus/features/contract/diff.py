@@ -1,8 +1,4 @@
-"""Describe the differences between two contracts, and the services whose models stop running because of them.
-
-A model runs under another contract of its project if its service has the same hash there. Adding an unrelated view,
-source or service changes the hash of the contract, but no value that the model reads.
-"""
+"""Describe the differences between two contracts, and the services whose models stop running because of them."""
 
 import json
 import re
@@ -36,12 +32,9 @@ _MOST = 5
 
 @dataclass(frozen=True)
 class ContractChange:
-    """A declaration that differs between two contracts.
+    """A declaration that differs between two contracts. `parts` has the changes in words: "ttl was 1 day, is 2 days".
 
-    Attributes:
-        kind: "view", "source", "service", …, or "project".
-        outcome: "new", "gone", "changed", or "renamed" for the project.
-        parts: the changes in words, for example "ttl was 1 day, is 2 days".
+    `outcome` is "new", "gone", "changed", or "renamed" for the project.
     """
 
     kind: str
@@ -55,11 +48,9 @@ class ContractChange:
 
 @dataclass(frozen=True)
 class ServiceChange:
-    """The effect of a contract change on the models of one service.
+    """The effect of a contract change on the models of one service; `because` has the differences in words.
 
-    Attributes:
-        outcome: "same" if existing models keep running, "changed" if they do not, "new" or "gone" for the service.
-        because: the differences in words; empty if the outcome is "same".
+    `outcome` is "same" if existing models keep running, "changed" if they do not, "new" or "gone" for the service.
     """
 
     service: str
@@ -105,11 +96,7 @@ def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
 
 
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
-    """Describe what changed for the models of a service, one line per declaration; empty if they keep running.
-
-    Raises:
-        RequestError: neither contract has the service.
-    """
+    """Describe what stops the models of a service, [] if they still run; raise RequestError if no contract has it."""
     before, after = old.services.get(service), new.services.get(service) or old.service(service)
     # The name of the project is part of the key of every online row.
     if before is not None and service in new.services and (before.hash, old.project) == (after.hash, new.project):
@@ -141,12 +128,7 @@ def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Raise unless the service of a model, named by `where`, is the same in both contracts.
-
-    Raises:
-        ContractMismatch: the service has changed; the message lists the differences.
-        RequestError: neither contract has the service.
-    """
+    """Raise ContractMismatch with the differences if a model's service has changed, RequestError if it is unknown."""
     if because := service_differences(old, new, service):
         raise ContractMismatch(
             where, f"its service has changed since the package was exported ({summary(because)})",
@@ -204,7 +186,6 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
 
 
 def _by_name(part: str, items: Sequence[Sequence[Any]] | None) -> dict[str, list[Any]]:
-    """Return columns by name with type and availability, or features as `view.feature` with neither."""
     if part in _PAIRS:
         return {".".join(item): [] for item in items or ()}
     return {name: more for name, *more in items or ()}
@@ -239,7 +220,6 @@ def _was(subject: str, words: Callable[[Any], str], before: Any, after: Any) -> 
 
 
 def _text(value: Any) -> str:
-    """Return a value of a canonical form as text; quote text that is not a plain word."""
     if value is None:
         return "none"
     if isinstance(value, list):

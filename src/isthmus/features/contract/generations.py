@@ -1,15 +1,4 @@
-"""The contracts of a project: the current one, the next one, and earlier ones (retired and forgotten).
-
-A contract becomes current when all of its rows are in the online store. Until then it is the next one: tables are built
-and rows are written for it, while servers still use the current one. A retired contract keeps its rows for a while, for
-models that were trained for it and for rolling back. It is then forgotten, and its rows are deleted.
-
-Rows of different definitions of a view must not mix, so each definition has its own slot: a suffix of the view's name
-in the online store. A view that did not change keeps its slot.
-
-Each kind of contract has a file in the state folder, which is replaced atomically. `contract.json` holds the current
-contract.
-"""
+"""The contracts of a project: the current one, the next one, and earlier ones (retired and forgotten)."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -44,8 +33,8 @@ class Generations:
     Attributes:
         current: contract that servers use; None before any contract became current.
         next: contract whose rows are still being built and written; None if the newest contract is current.
-        retired: replaced contracts that are still served.
-        forgotten: contracts that are not served, but may still have rows in the online store.
+        retired: replaced contracts that are still served, for models trained for them and for rolling back.
+        forgotten: contracts that are no longer served, and whose rows can be deleted from the online store.
     """
 
     current: Contract | None = None
@@ -55,11 +44,7 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the file of the current contract, `current`, and the files next to it. A missing file is empty.
-
-        Raises:
-            ContractMismatch: a file is damaged.
-        """
+        """Read the file `current` and those next to it, if they exist; raise ContractMismatch if one is damaged."""
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
         contract = _read(current, Contract.loads)
@@ -72,7 +57,7 @@ class Generations:
         return cls(contract, upcoming, retired, tuple(item.contract for item in forgotten))
 
     def write(self, current: Path) -> None:
-        """Write the file of the current contract, `current`, and the files next to it; remove files without a contract.
+        """Write the file `current` and those next to it; remove files without a contract.
 
         If the process is killed in between, no contract that has rows is lost.
         """
@@ -110,21 +95,14 @@ class Generations:
         return {view.hash: view for contract in self.every() for view in contract.views.values()}
 
     def of_model(self, exported: Contract, service: str) -> Contract | None:
-        """Return the latest served contract under which a model runs, or None.
-
-        `exported` is the contract under which the model was exported. The model runs if `service` has not changed.
-        """
+        """Return the latest served contract that has `service` as in `exported`, the contract of a model, or None."""
         for contract in self.served():
             if service in contract.services and not service_differences(exported, contract, service):
                 return contract
         return None
 
     def require_model(self, where: str, exported: Contract, service: str) -> Contract:
-        """Return the contract under which a model runs, like `of_model`, but never None.
-
-        Raises:
-            ContractMismatch: the model runs under no served contract. The message begins with `where` and says why.
-        """
+        """Return the contract under which a model runs, like `of_model`; raise ContractMismatch if there is none."""
         contract = self.of_model(exported, service)
         if contract is not None:
             return contract
@@ -143,9 +121,9 @@ class Generations:
         return list({item.slot: item for c in self.every() if (item := c.views.get(view)) is not None}.values())
 
     def placed(self, contract: Contract) -> Contract:
-        """Return a copy of a contract with the slot of each view set.
+        """Return a copy of a contract with each view's slot: a known definition keeps its slot, a new one gets its own.
 
-        A definition that is in one of these contracts already keeps its slot. A new definition gets an unused slot.
+        A slot is a suffix of the view's name in the online store, so that rows of different definitions do not mix.
         """
 
         def place(view: ViewContract) -> ViewContract:
@@ -161,10 +139,9 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy with `contract`, which `placed` returned, as the next contract.
+        """Return a copy with `contract`, from `placed`, as the next one, or with no next one if it is already current.
 
-        If it equals the current contract, there is no next one. A previous, different next contract is retired at the
-        time `at`, microseconds since 1970 UTC.
+        A different previous next contract is retired at the time `at`, in microseconds since 1970 UTC.
         """
         replaced = [self.next] if self.next is not None and self.next.hash != contract.hash else []
         upcoming = None if self.current is not None and self.current.hash == contract.hash else contract
@@ -175,7 +152,7 @@ class Generations:
     def switch(self, contract: Contract, at: int) -> "Generations":
         """Return a copy with `contract` as the current one and no next one.
 
-        The previous current and next contracts are retired at the time `at`, microseconds since 1970 UTC.
+        The previous current and next contracts are retired at the time `at`, in microseconds since 1970 UTC.
         """
         replaced = [item for item in (self.current, self.next) if item is not None and item.hash != contract.hash]
         # If the contract was retired, it stays in that file, which is written before `contract.json`.

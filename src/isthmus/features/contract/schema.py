@@ -1,9 +1,6 @@
-"""The contract: the canonical form of all declarations, and its hashes.
+"""The contract: the canonical form of all declarations, with hashes. `definition.compile` creates it.
 
-Servers, tables, rows and packages carry a contract or its hash instead of the definitions. The hash of a view covers
-everything that determines its values, the hash of a service covers the hashes of its views, and the hash of the
-contract covers everything. Settings that later releases added are omitted where they are not used, so that earlier
-contracts keep their hashes. `definition.compile` creates the contract.
+Settings that later releases added are omitted where they are not used, so that earlier contracts keep their hashes.
 """
 
 import hashlib
@@ -44,12 +41,7 @@ class _Canonical:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A named, typed value of the contract.
-
-    Attributes:
-        available: "server", "device" or "request".
-        size: declared number of elements of an array; None allows any number.
-    """
+    """A named, typed value. `available` is "server", "device" or "request"; `size` is an array's size, None for any."""
 
     name: str
     dtype: DataType
@@ -63,7 +55,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ViewContract(_Canonical):
-    """Everything a reader needs to know about a view.
+    """Everything a reader needs to know about a view. The hash covers everything that determines its values.
 
     Attributes:
         ttl: microseconds, or None for no limit.
@@ -71,8 +63,7 @@ class ViewContract(_Canonical):
         code: digest of the transform and of how its sources are read.
         lookback: microseconds before and after a row's event time that the transform reads; None for everything.
         version: version of the offline table.
-        slot: suffix that separates the online rows of this definition from other definitions of the view; see
-            `generations`. Not part of the declaration or the hash.
+        slot: suffix that separates the online rows of this definition from other definitions; not in the hash.
     """
 
     name: str
@@ -135,13 +126,7 @@ class ViewContract(_Canonical):
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """The expectations and the default of a request field.
-
-    Attributes:
-        source: request source that declares the rule; its graph computes which rows break it.
-        expected: the rule in words.
-        default: the default in words; a request may then omit the field. None without a default.
-    """
+    """The expectations and the default of a request field, in words; `default` None makes the field required."""
 
     source: str
     expected: str
@@ -153,16 +138,10 @@ class FieldRule:
 
 @dataclass(frozen=True)
 class TransformContract(_Canonical):
-    """Everything a reader needs to compute a request transform, including its graph.
+    """Everything a reader needs to compute a request transform, including its ONNX graph.
 
-    A request source with expectations or defaults has a transform of the same name, which computes its fields.
-
-    Attributes:
-        stored: stored input features, as (view, feature).
-        request: request fields that the transform reads.
-        fields: computed fields.
-        graph: compiled ONNX model; see `request.layout` for its tensors.
-        rules: request field to its expectations and default, for the fields that have any.
+    A request source with expectations or defaults has a transform of the same name, which computes its fields. `stored`
+    has (view, feature) pairs; `rules` has only the request fields with a rule.
     """
 
     name: str
@@ -211,13 +190,9 @@ def request_column(name: str, dtype: DataType, size: int | None = None) -> Colum
 
 @dataclass(frozen=True, slots=True)
 class ServiceContract:
-    """The features of a model, in order: stored features, request fields, and computed fields of request transforms.
+    """The features of a model, in order: stored (view, feature), request fields, and computed (transform, field).
 
-    Attributes:
-        features: stored features, as (view, feature).
-        request: request fields.
-        hash: SHA-256 of these features, the transforms, and every view that the service or a transform reads.
-        computed: computed fields, as (transform, field).
+    `hash` covers these features, the transforms, and every view that the service or a transform reads.
     """
 
     name: str
@@ -310,18 +285,14 @@ class Contract:
         return _declared("service", self.services, name)
 
     def inputs(self, service: str) -> tuple[Column, ...]:
-        """Return the columns that a service's model reads: stored features, request fields, then computed features.
-
-        Each group is in the order of the declaration. Features have their full names.
-        """
+        """Return the columns a model reads, by full name: stored features, request fields, then computed features."""
         declared = self.service(service)
         return (*map(self.stored, declared.features), *declared.request, *map(self.computed, declared.computed))
 
     def raw_inputs(self, service: str) -> tuple[Column, ...]:
-        """Return the columns from which all inputs of a service's model follow: stored features, then request fields.
+        """Return the columns that determine all inputs of a service's model: stored features, then request fields.
 
-        Computed features are not included, but the columns that their request transforms read are. In each group, the
-        columns that only request transforms read come last.
+        Columns that only request transforms read are included, last in each group; computed features are not.
         """
         used = self.used(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))

@@ -57,8 +57,7 @@ class IsthmusOfflineStoreConfig(FeastConfigBaseModel):
             `created`, rows are hidden until they were created; `filter_by_created_timestamp` requests this for one
             call. Rows of views that `isthmus apply` has registered are always visible from their known time.
         without_entities: rows of a retrieval without an entity dataframe. `moments` gives each key at all times between
-            two dates at which its value changed; `snapshot` gives each key at the second date, as in Feast's dask
-            store.
+            two dates at which its value changed; `snapshot` gives each key at the end, as in Feast's dask store.
         types: types of the values. `source` keeps the types of the source, as in Feast's own stores; `declared` uses
             the types that the view declares and the online store serves.
     """
@@ -269,8 +268,7 @@ def newest(
     """Return the rows of a source, and the positions of the newest row of each key between `start` and `end`.
 
     A row counts if its event time, or its created time, is in the interval and its event is not after the end, so that
-    successive runs do not miss late rows. With `created`, rows created in the future wait for a later run. None means
-    no bound.
+    successive runs do not miss late rows. With `created`, rows created in the future wait. None means no bound.
     """
     first, last = _bounds(start, end)
     condition = source.time_filter(first, last)

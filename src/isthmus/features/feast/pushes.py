@@ -44,8 +44,7 @@ def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
     `RemoteOnlineStoreConfig` sends them to the server in one request. `IsthmusOnlineStoreConfig` writes them to Redis
     in atomic pieces of `PIECE` rows; if one fails, earlier ones stay pushed. Raise ConfigurationError for another
     online store, RequestError if a column is missing or the server rejects the rows, DataError if a value does not fit,
-    is missing, or is a time in the future, and DependencyError if Redis or the server does not answer or too many rows
-    wait.
+    is null, or is a time in the future, and DependencyError if Redis or the server does not answer or has no room.
     """
     view = tagged_contract(table.name, table.tags)
     columns = _columns(view, rows)

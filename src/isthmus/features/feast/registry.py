@@ -43,8 +43,7 @@ def register(
     """Write `feature_store.yaml` in `folder`, and replace the registry beside it with the project's declarations.
 
     Also write `client/feature_store.yaml`, for lookups by a client that has only Feast. `server` is the URL of the
-    online lookup API. Return the registered objects, each as its kind and name; raise DependencyError if the registry
-    is damaged.
+    lookup API. Return the registered objects, each as its kind and name; raise DependencyError for a damaged registry.
     """
     config = {
         "project": contract.project.replace("-", "_"),

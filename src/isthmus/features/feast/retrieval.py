@@ -53,7 +53,7 @@ class IsthmusRetrievalJob(RetrievalJob):
         return self._to_arrow_internal(timeout).to_pandas()
 
     def persist(self, storage: SavedDatasetStorage, allow_overwrite: bool = False, timeout: int | None = None) -> None:
-        """Write the table atomically to `storage`.
+        """Write the table to `storage`, atomically.
 
         Raise SavedDatasetLocationAlreadyExists if the location exists and `allow_overwrite` is False.
         """
@@ -190,8 +190,7 @@ def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
 def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kind: WithoutEntities) -> pa.Table:
     """Return each key with each time from `start` to `end` at which a row of the key became visible.
 
-    A snapshot has each key that has a value at the end, with the end time. Only views with the most keys determine the
-    rows.
+    A snapshot has each key that has a value at the end, with the end time. Only views with the most keys are read.
     """
     names = spine_keys(views)
     first, last = micros(start), micros(end)

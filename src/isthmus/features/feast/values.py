@@ -214,7 +214,7 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """Cast a column to its declared type without loss, None for any type; raise DataError if a value does not fit."""
+    """Cast a column to `dtype`, floats to the nearest; None keeps its type. Raise DataError if a value does not fit."""
     if dtype is None:
         return column
     target = ARROW[dtype.name]
@@ -254,7 +254,6 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _compatible(actual: pa.DataType, target: pa.DataType) -> bool:
-    """Return True if a column of type `actual` may hold values of type `target`; text never holds numbers."""
     if pa.types.is_list(target):
         lists: bool = pa.types.is_list(actual) or pa.types.is_large_list(actual) or pa.types.is_fixed_size_list(actual)
         return lists and _compatible(actual.value_type, target.value_type)

@@ -97,8 +97,7 @@ def layout_of(
 ) -> ViewLayout:
     """Return the layout of a view. `inferred`, or the values in `keys`, give the types of undeclared join keys.
 
-    Raise ConfigurationError if rows cannot hold a type, and ContractMismatch if a registered view has changed or
-    belongs to another project.
+    Raise ConfigurationError if rows cannot hold a type, and ContractMismatch if a registered view has changed.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if keys and (not key_types or len(key_types) < len(table.entities)):

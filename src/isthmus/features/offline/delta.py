@@ -80,8 +80,7 @@ class StoredTable:
         """Write rows as the version after `table`, or the first if it is None; raise DataError if that version exists.
 
         `metadata`, whose names start with "isthmus.", is stored in the commit. If object storage reports an error but
-        the version has exactly this metadata, the commit counts as made. `options` are deltalake's, such as `mode` and
-        `predicate`.
+        the version has exactly this metadata, the commit counts as made. `options` are deltalake's, such as `mode`.
         """
         # No retries: the metadata is only right if this is the next commit of the table.
         properties = CommitProperties(
@@ -116,7 +115,7 @@ class StoredTable:
 
     @contextmanager
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Make a private local folder, then convert errors of writing like `reading`.
+        """Convert errors of writing to DataError or DependencyError; first make the folder of a private local table.
 
         No error is raised if object storage has made the commit nevertheless: the version after `before` (-1 for a new
         table, None for any version) has exactly this `metadata`.
@@ -177,7 +176,6 @@ def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
 
 
 def _check_files(table: DeltaTable, folder: Path) -> None:
-    """Raise an OSError if a file of a local table is missing, or has another size than in the Delta log."""
     for file in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
         path = folder / file["path"]
         if not path.exists():

@@ -17,8 +17,7 @@ Places = Ints
 class LatestRows:
     """The latest row of each of n keys at the time `at`, including expired rows; times are in microseconds.
 
-    `place` holds the ascending row numbers in the history. `horizon` is the latest known time up to `at` of any row in
-    the history, -2**63 without such a row.
+    `place` has row numbers in the history, ascending. `horizon` is the latest known time of any row by `at`, or -2**63.
     """
 
     history: ViewHistory

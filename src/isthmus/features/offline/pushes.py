@@ -97,12 +97,11 @@ class PushLog:
             return -1 if table is None else _last(table)
 
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
-        """Append rows in one commit, or create the log with them. Return the number of appended rows.
+        """Append rows in one commit, or create the log. Return how many; raise DataError if another run has interfered.
 
         `places`, shape (n,), are the rows' ascending places in the stream; rows at or before the log's last place are
         skipped. If the stream is not `intact`, because Redis was restored to an older state, such rows are skipped only
-        if the log has an equal row. A day with `FILES` or more files is rewritten as one. Raise DataError if another
-        run has written meanwhile.
+        if the log has an equal row. A day with `FILES` or more files is rewritten as one.
         """
         with self._stored.reading():
             table = self._stored.open()

@@ -56,7 +56,7 @@ class DaySpool(AbstractContextManager["DaySpool"]):
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """Yield the rows in tables of complete days, ordered by day, within a range if given; may be repeated."""
+        """Yield the rows by day in tables of complete days, only days `within` if given. Call it as often as needed."""
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():

@@ -128,8 +128,7 @@ class OfflineStore:
 
         `rows` has one row per key and times. `within` is the range of days to replace, None for the complete history.
         `done` are ranges that were computed from the same sources before, with the same result. Rows later than `now`,
-        in microseconds, are counted as `ahead`. Rows that do not fit in memory go to temporary files: use the result in
-        a `with` block.
+        in microseconds, are counted as `ahead`. Use the result in a `with` block, whose end deletes temporary files.
 
         Raise ConfigurationError if a stored column does not have the declared type, ContractMismatch if the table of a
         range belongs to another contract, and DataError if rows repeat a key and times or the table is damaged.
@@ -223,8 +222,7 @@ class OfflineStore:
         """Add pushed rows, as a transform returns them, to a view's table in one commit. Return how many were added.
 
         First append the rows to the `PushLog`, from which builds read them. Without a table of this contract, write
-        nothing: the next build adds the rows. Raise DataError, with the table unchanged, if another process has written
-        meanwhile.
+        nothing: the next build adds the rows. Raise DataError, with the table unchanged, on a conflict or an error.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None

@@ -1,8 +1,4 @@
-"""Find lost rows: compare the last materializations, in a file beside the contract, with the rows in Redis.
-
-The check costs a few commands, whatever the size of a view: its record, how many keys each server has evicted, and
-whether a sample of its keys is there.
-"""
+"""Find views whose rows Redis has lost, by comparing Redis with a file of the last materializations."""
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,12 +39,7 @@ LastMaterializations = Mapping[str, LastMaterialization]
 
 
 class Losses(NamedTuple):
-    """Views that may have lost rows.
-
-    Attributes:
-        views: online name of a view to why it may have lost rows.
-        policy: why Redis may evict rows; empty if it may not.
-    """
+    """Views that may have lost rows, with the reason by online name. `policy` is why Redis may evict rows, or empty."""
 
     views: Mapping[str, str] = {}
     policy: str = ""
@@ -71,7 +62,7 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Write the last materialization of a view to the file, atomically; entries of other views stay."""
+    """Write the last materialization of a view to the file, atomically; keep the entries of other views."""
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
@@ -97,8 +88,8 @@ def check(
 ) -> Generator[list[Command], list[Any], Losses]:
     """Yield lists of Redis commands, take their replies, and return the views that may have lost rows.
 
-    The caller sends each list to Redis and sends the replies to the generator. `written` comes from `read`. `nodes` are
-    the INFO of each server; without them, evictions are not checked.
+    The caller sends each list to Redis and its replies to the generator. `written` comes from `read`. `nodes` are the
+    INFO of each server; without them, evictions are not checked.
     """
     lost, commands = dict[str, str](), list[Command]()
     query = records.query(project, views)
@@ -119,7 +110,7 @@ def check(
 
 
 def _differs(record: Published | None, last: LastMaterialization | None, nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Return why a view may have lost rows according to its record, or an empty string."""
+    """Return why a view may have lost rows, judging by its record; empty if nothing is suspicious."""
     if record is None:
         return "" if last is None else "Redis has no record of the materialization"
     if last is not None and (record.built, record.at) < (last.built, last.at):
@@ -150,7 +141,7 @@ def refusal(view: str, why: str) -> LostRowsError:
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
-    """Raise a LostRowsError if a key has no row in a view that may have lost rows. `lost` is `Losses.views`."""
+    """Raise LostRowsError if a key has no row in a view that may have lost rows. `lost` is `Losses.views`."""
     for view in views:
         answer = answers[view.name]
         absent = (answer.status == Status.NOT_FOUND) & (answer.known == 0)

@@ -1,4 +1,4 @@
-"""Reading: the Redis commands of a lookup, and the time rules applied to the stored rows."""
+"""Reading online rows: the Redis commands of a lookup, and the time rules applied to the rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +26,11 @@ class ViewAnswer:
 
     Attributes:
         columns: values by feature name; null unless the status is present.
-        status: shape (n,) uint8, codes of `Status`.
-        complete: True if every row is present and has no null, so nothing needs masking.
-        event: shape (n,) int64 microseconds, 0 without a row.
-        known: shape (n,) int64 microseconds, 0 without a row.
-        foreign: index of each damaged row whose Redis key another program overwrote, to the Redis type of that key;
-            None or empty without such rows.
+        status: codes of `Status`, shape (n,).
+        complete: True if every row is present and has no null.
+        event: int64 microseconds, shape (n,), 0 without a row.
+        known: int64 microseconds, shape (n,), 0 without a row.
+        foreign: index of each damaged row whose Redis key another program overwrote, to the key's Redis type.
     """
 
     columns: Columns
@@ -43,15 +42,10 @@ class ViewAnswer:
 
 
 class LookupPlan:
-    """A compiled lookup that reads several views for many entity rows in a single round trip.
+    """A compiled lookup of several views: send `commands` to Redis in one round trip, and pass the replies to `decode`.
 
-    Send `commands` to Redis and pass the replies to `decode`. `earlier` contracts only improve the error about a row
-    that was written under one of them.
-
-    Attributes:
-        codecs: row codec by view name.
-        keys: join keys of all views, by name.
-        ahead: True to return rows whose event or known time is in the future, as Feast does.
+    `earlier` contracts only improve the error about a row that was written under one of them. With `ahead`, rows whose
+    event or known time is in the future are returned, as in Feast.
     """
 
     def __init__(
@@ -89,17 +83,14 @@ class LookupPlan:
         self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int, stamps: Mapping[str, Stamp],
         check: bool | None = None,
     ) -> dict[str, ViewAnswer]:  # fmt: skip
-        """Return the answer of each view by name, from the replies to `commands` for `rows` entity rows.
+        """Return the answer of each view, by name, from the replies to `commands` for `rows` entity rows.
 
-        Read the stamps before the rows, so that a row that carries its own times is newer than the stamp. `at` is the
-        time of the lookup in microseconds since 1970 UTC.
+        `at` is the time of the lookup in microseconds since 1970 UTC. Read `stamps` before the rows, so that a row that
+        carries its own times is newer than the stamp.
 
-        If `check` is None, a damaged row raises an error. Otherwise it gets the status DAMAGED; False checks only the
-        form of each row, and True also compares its content with its hash.
-
-        Raises:
-            ContractMismatch: rows were written under another contract: any row if `check` is None, else all rows.
-            DataError: a row is damaged, and `check` is None.
+        If `check` is None, raise DataError for a damaged row, and ContractMismatch for a row of another contract.
+        Otherwise such rows get the status DAMAGED, and ContractMismatch is raised only if all rows have another
+        contract; True also compares the content of each row with its hash.
         """
         answers = {}
         for group, views in enumerate(self._groups):
@@ -116,10 +107,7 @@ class LookupPlan:
     def with_foreign(
         self, answers: Mapping[str, ViewAnswer], rows: int, foreign: Mapping[int, str]
     ) -> dict[str, ViewAnswer]:
-        """Return copies of the answers with their attribute `foreign` set.
-
-        `foreign` maps the position of a command in `commands` to the Redis type of its key.
-        """
+        """Return copies of the answers with `foreign` set, from command positions to the Redis types of their keys."""
         marked = {}
         for group, views in enumerate(self._groups):
             own = {place - group * rows: kind for place, kind in foreign.items() if place // rows == group}
@@ -127,7 +115,7 @@ class LookupPlan:
         return marked
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
-        """Read the stamps and then the rows from Redis, in two round trips. Return the answer of each view by name."""
+        """Read the stamps and then the rows from Redis, in two round trips; return each view's answer by name."""
         (reply,) = ask(client, [record.query(self.contract.project, self.views)])
         stamps = record.stamps(self.views, reply)
         rows = len(next(iter(keys.values()), ()))
@@ -152,8 +140,7 @@ def answer(
 ) -> ViewAnswer:
     """Apply the time rules to stored rows: future rows are invisible unless `ahead`, and old rows expire.
 
-    `at` is the time of the lookup in microseconds since 1970 UTC. The stamp, if any, first replaces the times of rows.
-    Rows in the mask `damaged` get the status DAMAGED.
+    `at` is in microseconds since 1970 UTC. `stamp` first replaces the times of rows. `damaged` is a mask.
     """
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)

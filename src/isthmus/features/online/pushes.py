@@ -1,8 +1,7 @@
-"""The streams of pushed rows that have not reached the history: one Redis stream for each offline table.
+"""The Redis streams of pushed rows that have not reached the history, one stream for each offline table.
 
-A push appends its rows to the stream before it writes them, so every served row is in the history or queued for it.
-The two steps cannot be atomic: in a cluster, the stream is on one node and the rows are on all nodes. If a server is
-killed in between, its push was not confirmed; the next materialization writes the rows online.
+A push appends its rows to the stream before it writes them, so every served row is in the history or queued for it. If
+a server is killed in between, its push was not confirmed; the next materialization writes the rows online.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,13 +68,10 @@ return {1}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A pushed row in the stream.
+    """A pushed row in the stream. `place` is the stream id as a single number, ascending along the stream.
 
-    Attributes:
-        place: the stream id as a single number, ascending along the stream.
-        name: the entity key.
-        row: the packed row; if another program wrote the entry, bytes that are not a row of any view.
-        accepted: time at which the push was accepted, microseconds since 1970 UTC.
+    `name` is the entity key. `row` is not a row of any view if another program wrote the entry. `accepted` is the time
+    at which the push was accepted, in microseconds since 1970 UTC.
     """
 
     place: int
@@ -86,14 +82,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The pushed rows that wait for a history.
-
-    Attributes:
-        rows: number of waiting rows.
-        since: time at which Redis got the first of them, microseconds since 1970 UTC; None if no row waits.
-
-    If a collection is killed at its very end, its rows still count until the next collection.
-    """
+    """The number of pushed rows that wait, and since when, in microseconds since 1970 UTC; None if no row waits."""
 
     rows: int
     since: int | None
@@ -111,6 +100,7 @@ def backlog_commands(project: str, table: str) -> list[Command]:
 
 
 def backlog(replies: Sequence[Any]) -> Backlog:
+    # A collection that was killed at its very end leaves its rows counted until the next one.
     length, entries, collected = replies
     # Do not count the last collected entry, which stays, or the entry without a row that `restore` adds.
     if entries and (entries[0][0] == collected or b"" in entries[0][1]):
@@ -146,13 +136,9 @@ def newest(client: Client, project: str, table: str) -> int:
 def waiting(
     client: Client, project: str, table: str, count: int, after: int = -1, until: int | None = None
 ) -> list[Entry]:
-    """Return the first `count` entries of a stream with `after < place <= until`, in order.
+    """Return up to `count` entries of a stream with `after < place <= until` (None: no limit), in order.
 
-    `until` None means no limit. The list may be shorter, since it omits the empty entry that `restore` adds. If Redis
-    gave an entry an id that is too large for a place, first renumber the whole stream.
-
-    Raises:
-        redis.RedisError: Redis does not answer, or rejects a command.
+    First renumber the stream if an id is too large for a place. Raise redis.RedisError if Redis does not answer.
     """
     first, last = "-" if after < 0 else f"({_id(after)}", "+" if until is None else _id(max(until, 0))
     entries = _entries(client, project, table, lambda name: client.xrange(name, first, last, count=count))
@@ -160,7 +146,7 @@ def waiting(
 
 
 def _entries(client: Client, project: str, table: str, read: Callable[[bytes], Any]) -> list[Any]:
-    """Return the entries that `read` finds in a stream. Renumber the stream first if an id is too large for a place."""
+    """Return the entries that `read` finds in a stream, which is first renumbered if an id is too large for a place."""
     name = stream(project, table)
     entries: list[Any] = read(name)
     if any(ms >> _MOMENT or count >> _SEQUENCE for ms, count in (_numbers(entry[0]) for entry in entries)):
@@ -181,10 +167,7 @@ def aside(project: str, table: str) -> bytes:
 
 
 def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]) -> None:
-    """Copy entries to the stream of unreadable entries. They stay in their own stream until `trim` removes them.
-
-    A repeat after a kill skips entries that were already copied.
-    """
+    """Copy entries to the stream of unreadable entries, unless already copied. `trim` later removes the originals."""
     name = aside(project, table)
     for place in (_id(entry.place) for entry in entries):
         if not client.xrange(name, place, place):
@@ -196,23 +179,19 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
 
 
 def put_back(client: Client, project: str, table: str) -> None:
-    """Move the entries that were set aside back to the stream, except malformed ones, which stay.
-
-    After a kill an entry may be there twice, and counts as one row.
-    """
+    """Move entries that were set aside back to the stream, except malformed ones, which stay."""
     for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]
+            # If the process is killed here, the entry is in both streams, and counts as one row.
             run(client, APPEND, arguments, [([stream(project, table)], [])])
             client.xdel(aside(project, table), name)
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Note `place` in Redis as the last collected entry, and remove all entries before it. Return how many.
-
-    The entry at `place` stays: while it exists, Redis has not lost any later entry.
-    """
+    """Note `place` in Redis as collected, and remove all entries before it, not the one at it; return how many."""
     client.set(_collected(project, table).decode(), _id(place))
+    # The entry at `place` stays: while it exists, Redis has not lost any later entry.
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
 
 
@@ -227,10 +206,9 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 
 
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
-    """Restart a lost stream with an empty entry at `place`, so that Redis gives all later entries greater ids.
+    """Restart a lost stream with an empty entry at `place`, so that later ids are greater; remove all earlier entries.
 
-    Removes all earlier entries. `seen` is the last place that the caller has read in the stream, or -1. Does nothing if
-    newer entries have arrived, which must be collected first, or if the stream's ids are at `place` or beyond.
+    Do nothing if the stream has entries after `seen`, the caller's last place (or -1), or ids at `place` or beyond.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.

@@ -1,9 +1,7 @@
-"""The record of a view: which version of its offline table Redis holds, and whether the rows are complete.
+"""The record of a view in Redis: which version of its offline table Redis holds, and whether the rows are complete.
 
-The record is written after the rows, into the same Redis: a single server that still has the record has the earlier
-rows, too. With it, the next materialization compares two versions of a table instead of a table with Redis. It also
-carries the stamp: if all unchanged rows of a view get the same new times, the times are written once in the record
-and not into every row.
+The record is written after the rows, so a single server that still has the record has the rows, too. With it, the next
+materialization compares two versions of a table instead of a table with Redis.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +20,7 @@ WAITING = 1_000_000
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Times that all rows of a view known by `until` have, instead of their own; microseconds since 1970 UTC."""
+    """New times of all rows of a view known by `until`, written here instead of into each row; in microseconds."""
 
     until: int
     event: int
@@ -43,16 +41,14 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a view.
 
     Attributes:
-        contract: hash of the view's contract.
-        version: version of the offline table that was written.
-        fingerprint: hash of the rows of that version.
+        fingerprint: hash of the rows of the offline table's `version`.
         built: time at which the table was written, milliseconds since 1970 UTC.
         at: time whose latest rows were written, microseconds since 1970 UTC.
-        horizon: latest known time that a materialization has covered.
-        servers: number of evicted keys by Redis process.
+        horizon: latest known time that a materialization has covered, microseconds since 1970 UTC.
+        servers: number of evicted keys by run id of each Redis process.
         stamp: common times of the unchanged rows, if they have any.
         pending: True while rows are being written, or if that run was killed.
-        complete: while a run is pending, the horizon of the last run that wrote all of its rows, or NEVER if unknown.
+        complete: while a run is pending, the horizon of the last run that wrote all of its rows; NEVER if unknown.
     """
 
     contract: str

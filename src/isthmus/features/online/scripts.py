@@ -1,7 +1,6 @@
-"""Lua scripts with which Redis decides which rows replace stored rows and which are removed.
+"""Lua scripts with which Redis decides which rows replace stored rows, so that writers may run in any order.
 
-Batch jobs, streams and pushes can therefore write concurrently, in any order, and reach the same state. A "pushed" row
-is a row that does not come from the offline table. Rows appended to the stream (`pushes`) also reach the history.
+A pushed row is a row that does not come from the offline table.
 """
 
 import struct
@@ -134,8 +133,7 @@ class PushStep(Enum):
 def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
     """Yield the steps that write pushed rows while a materialization may be running. Return the counts of `WRITE`.
 
-    The caller performs each step. For `READ` it sends back the record of the view; for a rule (bytes) it runs `WRITE`
-    and sends back the counts.
+    The caller performs each step: for `READ` it sends back the view's record; for bytes, a rule, the counts of `WRITE`.
     """
     # Without a record, the next materialization compares every row.
     before = yield PushStep.READ

@@ -1,8 +1,4 @@
-"""The online store: the latest row of every view and key, in Redis.
-
-Each project and entity key has a Redis hash, with a field per view that holds a packed row. A lookup is a single
-pipelined round trip, whatever the number of views and keys.
-"""
+"""The online store: the latest row of every view and key, as fields of one Redis hash per project and entity key."""
 
 import re
 import struct
@@ -41,13 +37,7 @@ EVERYTHING = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """The effect of a write.
-
-    Attributes:
-        compared: number of rows offered.
-        changed: number of rows with new content.
-        written: number of rows that replaced a stored row, or that Redis did not have.
-    """
+    """The effect of a write: rows compared, rows with new content, and rows that Redis lacked or replaced."""
 
     compared: int
     changed: int
@@ -70,13 +60,11 @@ class OnlineStore:
         *,
         horizon: int | None = None,
     ) -> WriteCounts:
-        """Write n rows of a view. A row replaces the stored row, unless that row is newer by (event, known, content).
+        """Write n rows; a row replaces the stored row unless that is newer by (event, known, content).
 
-        Times have shape (n,), int64 microseconds. Without `horizon`, the rows count as pushed: the next materialization
-        checks them.
-
-        Pass `horizon`, in microseconds, only for rows of the offline table. A row then also replaces a newer stored row
-        that was known by the horizon, because the table no longer has that row.
+        Times have shape (n,), int64 microseconds. Pass `horizon`, in microseconds, only for rows of the offline table:
+        a row then also replaces a newer row that was known by the horizon, because the table no longer has that row.
+        Without it, the rows count as pushed, and the next materialization checks them.
         """
         codec = RowCodec(view)
 
@@ -133,13 +121,10 @@ class OnlineStore:
         accepted: int,
         waiting: int = records.WAITING,
     ) -> None:
-        """Queue packed rows for the next collection into the history.
+        """Queue packed rows for the next collection into the history, without serving them; `put` serves rows.
 
         `accepted` is the current time in microseconds since 1970 UTC. `waiting` is the maximum number of queued rows,
-        including these. The rows are not served: `put` makes them readable online.
-
-        Raises:
-            DependencyError: the queue has no room for all rows. No row was queued.
+        including these. Raise DependencyError, without queueing a row, if there is no room for all of them.
         """
         arguments = pushes.appended(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
@@ -149,7 +134,7 @@ class OnlineStore:
         return pushes.backlog(ask(self.client, pushes.backlog_commands(self.contract.project, table)))
 
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
-        """Record keys whose rows were pushed. The next materialization checks them."""
+        """Record the keys of pushed rows in Redis. The next materialization checks them."""
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
             arguments = scripts.announced(names[part], known[part])
@@ -177,26 +162,19 @@ class OnlineStore:
         return records.decode(self.record_text(view))
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
-        """Replace the record of the view if it still equals `before`, None for a missing record.
-
-        Return True if the record is now `record`, and False if another process has replaced it.
-        """
+        """Replace a view's record and return True; return False if it no longer equals `before` (None: no record)."""
         arguments = [view.online_name.encode(), before or b"", record]
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        """Return the lock that a materialization of the view must hold. It is not acquired yet.
-
-        The lock expires after `LEASE_SECONDS` unless the holder calls `reacquire` in time.
-        """
+        """Return the lock that a materialization must acquire. It expires after `LEASE_SECONDS` without `reacquire`."""
         name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """Return the recorded join keys of pushed rows, or None if the caller must compare every row.
+        """Return the recorded keys of pushed rows, and forget those known by `horizon` and the mark of `distrust`.
 
-        None means that there were too many keys to record, or that `distrust` was called. Remove from Redis the mark
-        of `distrust`, and the recorded keys whose rows were known by the horizon.
+        None means that the caller must compare every row: there were too many keys, or `distrust` was called.
         """
         name = self._suspects(view).decode()
         with self.client.pipeline(transaction=True) as pipeline:
@@ -221,14 +199,11 @@ class OnlineStore:
         return row if same else None
 
     def remove(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Remove the rows of these keys that were known by the horizon. Return the number of removed rows.
-
-        Rows written under another contract are unreadable, so they are always removed.
-        """
+        """Remove the rows of these keys that were known by `horizon` or have another contract; return how many."""
         return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
     def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Scan Redis for all keys of the view, and remove the rows of keys not in `keys`, by the rules of `remove`."""
+        """Scan Redis, and remove the rows of keys that are not in `keys` by the rules of `remove`; return how many."""
         keep = set(entity_keys(self.contract.project, view.keys, keys))
         batches = ([name for name in names if name not in keep] for names in self._names(view))
         return self._remove(view, batches, horizon)
@@ -285,7 +260,7 @@ class OnlineStore:
         return not all(self._exist(view, loss.decode_sample(keys)))
 
     def losses(self, written: loss.LastMaterializations) -> loss.Losses:
-        """Ask Redis which views may have lost rows, given their last materializations by online name.
+        """Ask Redis which views may have lost rows since their last materializations, given by online name.
 
         If the Redis user may not run INFO, evictions and restarts are not checked.
         """
@@ -322,11 +297,9 @@ class OnlineStore:
         return {str(node["run_id"]): int(node["evicted_keys"]) for node in self._info()}
 
     def still_holds(self, servers: Mapping[str, int]) -> bool:
-        """Return whether Redis still has every row that it had when the method `servers` returned the argument.
-
-        A restarted single server that has the record of a view also has its rows, which were written first. A restarted
-        cluster node may have lost them.
-        """
+        """Return True if Redis still has every row that it had when the method `servers` returned this argument."""
+        # A restarted single server that has the record of a view also has its rows, which were written first.
+        # A restarted cluster node may have lost them.
         for node in self._info():
             evicts = node["maxmemory"] and node["maxmemory_policy"] != "noeviction"
             restarted = str(node["run_id"]) not in servers

@@ -1,7 +1,4 @@
-"""Feature values as NumPy columns, the common form of Arrow columns, packed rows, responses and model inputs.
-
-Servers load this module. They load Arrow (`values.arrow`, a third of their memory) only when it is needed.
-"""
+"""Feature values as NumPy columns. Servers load this module without Arrow, which is a third of their memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +18,8 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 class Values:
     """A column: values of shape (n,) and the mask of non-null values.
 
-    Fixed-width types have their NumPy type (Bool as uint8, UnixTimestamp as int64 microseconds), with 0 for null. All
-    other types have dtype object, with None for null. An array of fixed-width elements is a NumPy array; an array of
-    String or Bytes is a list.
+    Fixed-width types have their NumPy type (Bool as uint8, UnixTimestamp as int64 microseconds), with 0 for null. Other
+    types have dtype object, with None for null: arrays are NumPy arrays, or lists of String or Bytes.
     """
 
     data: np.ndarray[Any, Any]
@@ -83,10 +79,7 @@ def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
 
 
 def concatenated(parts: Sequence[Mapping[str, Values]]) -> Mapping[str, Values]:
-    """Return the rows of several tables with the same columns, one after another; a single table is returned as it is.
-
-    Without tables, there are no columns.
-    """
+    """Concatenate the rows of tables with the same columns; a single table is returned as it is, {} without tables."""
     if len(parts) < 2:
         return parts[0] if parts else {}
     return {

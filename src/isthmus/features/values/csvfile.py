@@ -1,7 +1,4 @@
-"""Read CSV files as typed Arrow batches. A value depends only on its cell and the declared type of its column.
-
-The first row names the columns. Empty lines are not rows, as in Python's `csv`.
-"""
+"""Read CSV files as typed Arrow batches. A value depends only on its cell and the declared type of its column."""
 
 import csv
 import re
@@ -50,13 +47,8 @@ class CsvFile:
     ) -> None:
         """Read the header; raise DataError if the file is empty or damaged, or two columns have the same name.
 
-        Args:
-            path: CSV file.
-            where: place of an error.
-            types: column name to type. Names that the file does not have are ignored; other columns are String.
-            nulls: texts of cells that are null, quoted or not.
-            name: name of the file in errors, if `where` does not contain it.
-            remedy: function that returns the remedy for a column with a cell of the wrong type.
+        `types` gives column types; names that the file lacks are ignored, and other columns are String. `nulls` are the
+        texts of null cells, quoted or not. `where` and `name` place an error; `remedy` gives the remedy for a column.
         """
         self._path, self._where, self._name, self._remedy = path, where, name and f"{name} ", remedy
         self._nulls = pa.array(nulls, pa.string())
@@ -72,12 +64,7 @@ class CsvFile:
         self.schema = pa.schema([(column, ARROW[kind]) for column, kind in zip(header, self._kinds, strict=True)])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, in batches.
-
-        Raises:
-            DataError: the file cannot be read, a row has more or fewer cells than the header, a cell does not have its
-                column's type, or the last quoted cell does not end. The message names the row; the header is row 1.
-        """
+        """Yield the rows in order; raise DataError, naming the row, if a cell is invalid or the file is damaged."""
         rows, batches = 0, self._cells()
         last = next(batches)
         for cells in batches:

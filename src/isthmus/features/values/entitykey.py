@@ -14,10 +14,9 @@ _TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "Str
 
 
 def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
-    """Return the name of the Redis hash of an entity key.
+    """Return the name of an entity key's Redis hash. Different keys always have different names.
 
-    The name starts with the project and a delimiter, then the names of the join keys in alphabetical order, then each
-    value with its type and, for text and bytes, its length. Different keys always have different names.
+    It has the project, the names of the join keys in alphabetical order, and each value with its type and length.
     """
     ordered = sorted(keys, key=lambda pair: pair[0].name)
     values = [_encode([value], column)[0] for column, value in ordered]
@@ -46,10 +45,8 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
-    """Decode a result of `entity_key` for the same project and columns; return values by alphabetical order of columns.
-
-    Other names are not detected reliably: encode the values again and compare.
-    """
+    """Return the values in a name from `entity_key`, by column in alphabetical order. Other names are not detected."""
+    # To detect other names, encode the values again and compare.
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
 
@@ -74,10 +71,7 @@ def decode_values(data: bytes) -> tuple[KeyValue, ...]:
 
 
 def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
-    """Return the size in bytes of the key, without its prefix, that begins at byte `place` of `data`.
-
-    Raise ValueError if no key with these columns begins there.
-    """
+    """Return the size in bytes of the key, without prefix, at byte `place`; raise ValueError if there is none."""
     start = place
     for column in sorted(columns, key=lambda column: column.name):
         if data[place : place + 1] != _TAGS[column.dtype.name]:
@@ -87,10 +81,7 @@ def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
 
 
 def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
-    """Return the encoded value of the join key `name`, with its type tag, from a key without its prefix.
-
-    Raise KeyError if no column has this name.
-    """
+    """Return the encoded value of the join key `name` from a key without prefix; raise KeyError for an unknown name."""
     place = 0
     for column in sorted(columns, key=lambda column: column.name):
         end = place + _size(key, place)

@@ -9,10 +9,7 @@ from isthmus.features.values.columns import Mask, Values
 
 
 def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:
-    """Return a mask, shape (n,), of rows where two columns are equal: two nulls, two NaNs, or values of the same bits.
-
-    Two arrays are equal if their lengths and all their elements are.
-    """
+    """Return a mask, shape (n,), True for two nulls, two NaNs, or two values or arrays with the same bits."""
     same: Mask
     if dtype.numpy is not None:
         same = identical(left.data, right.data)

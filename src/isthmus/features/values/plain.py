@@ -11,11 +11,9 @@ _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """Convert a column to JSON values: times to whole microseconds since 1970 UTC, and bytes to Base64.
+    """Convert a column to JSON values: times to whole microseconds since 1970 UTC, bytes to Base64, NaN to "NaN".
 
-    NaN and infinities become "NaN", "Infinity" and "-Infinity".
-
-    Times without a zone or with nanoseconds, and values without a JSON form, become text; the reader reports the error.
+    Values without a JSON form, and times without a zone or finer than a microsecond, become text, which readers reject.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

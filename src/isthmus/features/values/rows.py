@@ -1,18 +1,14 @@
-"""The packed online row: a binary value per view and key.
+"""The packed online row: a binary value per view and key. All numbers are little-endian.
 
-    version  1 byte
-    prefix   8 bytes   first bytes of the view's contract hash
-    event    8 bytes   event time, microseconds since 1970 UTC, signed
-    known    8 bytes   known time, in the same form
-    content  8 bytes   hash of the following sections, 63 bits
-    nulls    1 bit per feature, 1 = null, the first feature in the lowest bit
-    fixed    fixed-width features in declared order, 0 for null
-    ends     4 bytes per variable-length feature: the offset of its end in the last section
-    bytes    variable-length features, concatenated; no bytes for null; see `variable` for their form
-
-All numbers are little-endian. The fixed part has the same width in all rows of a view, so the rows of many keys decode
-together as a NumPy array. The content hash has 63 bits, so that it is the same number in languages without unsigned
-integers.
+version  1 byte
+prefix   8 bytes   first bytes of the view's contract hash
+event    8 bytes   event time, microseconds since 1970 UTC, signed
+known    8 bytes   known time, in the same form
+content  8 bytes   hash of the following sections, 63 bits, so that it fits a signed integer
+nulls    1 bit per feature, 1 = null, the first feature in the lowest bit
+fixed    fixed-width features in declared order, 0 for null
+ends     4 bytes per variable-length feature: the offset of its end in the last section
+bytes    variable-length features, concatenated; no bytes for null; see `variable` for their form
 """
 
 import hashlib
@@ -51,12 +47,8 @@ class Block:
 class Selection:
     """Features of one type that are read together: neighboring fixed-width features, or one variable-length feature.
 
-    Attributes:
-        names: the m features.
-        part: index of the fixed part's field that holds them, or of a variable-length feature's end.
-        picks: positions in that field; None for the whole field, in order.
-        bytes: index of the null byte with each feature's bit, shape (m,).
-        masks: the bit, shape (m, 1).
+    `part` is the index of the fixed part's field that holds them, or of a variable-length feature's end. `picks` are
+    positions in that field, None for all. `bytes`, shape (m,), and `masks`, shape (m, 1), are their null bits.
     """
 
     names: tuple[str, ...]
@@ -68,13 +60,9 @@ class Selection:
 
 
 class Columns(Mapping[str, Values]):
-    """The features of n rows, each decoded when it is read.
+    """The features of n rows, each decoded when it is read; reading raises DataError if a text or array is damaged.
 
-    Reading raises DataError if a row is damaged in a way that its header does not show.
-
-    Attributes:
-        complete: True if there are rows, no row is missing, and no value is null.
-        packed: fixed parts of the rows, shape (n,).
+    `complete` is True if there are rows, none of them is missing, and no value is null. `packed` has the fixed parts.
     """
 
     def __init__(self, codec: "RowCodec", rows: Sequence[bytes | None], packed: np.ndarray[Any, Any]) -> None:
@@ -110,10 +98,7 @@ class Columns(Mapping[str, Values]):
         return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
 
     def only(self, present: Mask) -> "Columns":
-        """Return a copy of the columns in which all rows outside the mask `present`, shape (n,), are null.
-
-        Their values are erased, so an expired value cannot be read.
-        """
+        """Return a copy in which rows outside the mask `present` are null, so that an expired value cannot be read."""
         packed = self.packed.copy()
         packed[~present] = self._codec.nothing
         rows = [row if keep else None for row, keep in zip(self._rows, present.tolist(), strict=True)]
@@ -143,15 +128,9 @@ class Columns(Mapping[str, Values]):
 
 
 class RowCodec:
-    """Encoder and decoder of one view's rows.
+    """Encoder and decoder of one view's rows. Errors about a row of an `earlier` definition say what has changed.
 
-    Args:
-        earlier: earlier definitions of the view. An error about a row of an earlier one says what has changed since.
-
-    Attributes:
-        width: bytes of the fixed part.
-        every: null bits of a row without values.
-        nothing: fixed part of a missing row: times of 0 and nulls.
+    `width` is the size of the fixed part in bytes, `every` the null bits of a row without values.
     """
 
     def __init__(self, view: ViewContract, earlier: Iterable[ViewContract] = ()) -> None:
@@ -225,11 +204,9 @@ class RowCodec:
         return intact
 
     def decode(self, rows: Sequence[bytes | None]) -> Block:
-        """Decode the rows of n keys together; None is a missing row. The content hashes are not checked.
+        """Decode the rows of n keys, None for a missing row, without checking content hashes.
 
-        Raises:
-            ContractMismatch: a row was written under another contract of the view.
-            DataError: a row is damaged.
+        Raise ContractMismatch if a row was written under another contract of the view, and DataError if one is damaged.
         """
         block = self._decode(rows)
         return self.refuse(rows) if block is None else block
@@ -237,11 +214,8 @@ class RowCodec:
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
         """Decode the rows of n keys, and treat damaged rows and rows of another contract as missing.
 
-        Returns the rows, and the mask, shape (n,), of rows that were treated so, or None if all rows are sound. `check`
-        also compares the content of each row with its hash; otherwise only its form is checked.
-
-        Raises:
-            ContractMismatch: all rows were written under another contract of the view.
+        Return the rows, and the mask of rows that were treated so, None if all are sound. `check` also compares the
+        content of each row with its hash. Raise ContractMismatch if all rows were written under another contract.
         """
         block = self._decode(rows)
         if block is not None and not check:

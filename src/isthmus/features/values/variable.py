@@ -18,10 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
-    """Encode n values in the form of `Values`, with null as empty bytes.
-
-    Raise a DataError with place `where` for text that UTF-8 cannot encode, and for an array with nulls.
-    """
+    """Encode n values, null as empty bytes; raise DataError at `where` for text that UTF-8 cannot encode."""
     try:
         if dtype.element is None:
             return [b"" if value is None else _blob(value) for value in values]
@@ -31,10 +28,7 @@ def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
 
 
 def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, Any]:
-    """Decode results of `pack`, shape (n,). Pass None for a null, since `pack` does not tell it from an empty value.
-
-    Raise ValueError if bytes are not a value of the type.
-    """
+    """Decode results of `pack`, with None for nulls, which look like empty values; raise ValueError if invalid."""
     element = dtype.element
     if dtype.name == "String":
         return objects([None if text is None else text.decode() for text in packed], len(packed))
