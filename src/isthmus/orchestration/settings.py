@@ -284,8 +284,7 @@ class ProjectSettings(BaseSettings):
 def load(path: Path) -> ProjectSettings:
     """Load the settings from an isthmus.toml and the environment, whose variables take precedence.
 
-    Raises a ConfigurationError that lists all problems: no such file, wrong values, and ISTHMUS_ variables that are not
-    settings.
+    Raises a ConfigurationError if the file is missing, an ISTHMUS_ variable is not a setting, or values are wrong.
     """
     if not path.is_file():
         problem = Problem(FILE, "does not exist", "a file with a [project] table")

@@ -110,7 +110,7 @@ class TrainingData:
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def pandas(self) -> "pd.DataFrame":
-        """Join all rows, again on each call. Return a DataFrame whose integers and booleans stay such beside nulls."""
+        """Join all rows, again on each call, into a DataFrame; integers and booleans keep their type beside nulls."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
@@ -120,11 +120,11 @@ class TrainingData:
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
     def write(self, path: Path | str, *, like: TrainingSet | None = None) -> TrainingSet:
-        """Write the rows atomically with a record that reproduces them. Also note the folder under the record's id.
+        """Write the rows atomically, with a record that reproduces them, and note the folder under the record's id.
 
         The folder `path` gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. A
-        training set in it is replaced; other content raises a DataError. If `like` is set, copies its statistics, and
-        raises a DataError if the result does not equal it.
+        training set there is replaced, and any other existing folder raises a DataError. If `like` is set, copies its
+        statistics, and raises a DataError if the result does not equal it.
         """
         target = require_local("training set", path).absolute()
         if target.exists() and not (target / RECORD).is_file():
@@ -188,7 +188,7 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """Prepare a join of features to a spine, as described in `notebook.training_data`. Rows are joined when read."""
+    """Prepare a join of features to a spine: see `notebook.training_data`. Rows are joined when they are read."""
     contract = project.applied()
     offline = project.offline_store()
     selection = select_features(contract, features)
@@ -344,7 +344,7 @@ def _tables(
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
-    """Return types for a spine's columns, from declarations. Names with conflicting types are left out."""
+    """Return types for the columns of a spine, from the contract. Names with conflicting types are left out."""
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
     for spine in contract.spines.values():

@@ -42,7 +42,7 @@ TypedValues = tuple[DataType, Values]
 
 
 class Client:
-    """Client of a private server, which may need 20 seconds to start. Errors include the last problem in its log."""
+    """Client of a private server. The first request waits up to 20 seconds until the server is ready."""
 
     def __init__(self, contract: Contract, server: "subprocess.Popen[bytes]", log: Path) -> None:
         self._contract, self._server, self._log = contract, server, log

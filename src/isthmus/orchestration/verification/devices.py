@@ -56,9 +56,9 @@ _ALTERED = "was altered since it was written"
 class ComparedSnapshot:
     """Comparison of a snapshot with the tables, by view and feature.
 
-    `skipped` is the reason if no snapshot was compared, or empty. `file` has the rows of all owners; it is None, and
-    the public key (PEM) empty, if rows were not compared. `owners` is the path of the owners' files, None if devices
-    share one.
+    `skipped` is the reason if no snapshot was compared, else empty. If no rows were compared, `file` is None and the
+    PEM public key empty. `file` has the rows of all owners. `owners` is the path of their files; None if devices share
+    one.
     """
 
     views: Mapping[str, Mapping[str, FeatureVerdict]] = field(default_factory=dict)
@@ -88,10 +88,9 @@ def compare_snapshot(
 ) -> ComparedSnapshot:
     """Compare each row of the newest snapshot of the student's service with the tables as of its time.
 
-    Skips a snapshot that is older than the tables or the declaration, or too old for devices at the time `at`
-    (microseconds since 1970 UTC). A snapshot that devices would reject, because it was altered or its signature is
-    invalid, counts as a difference. If each owner has a file, every file is checked. Without a signing key, creates
-    one.
+    Skips a snapshot that is older than the tables or the declaration, or too old for devices at `at` (microseconds
+    since 1970 UTC). A snapshot that devices would reject, because it was altered or its signature is invalid, counts as
+    a difference. If each owner has a file, checks every file. Without a signing key, creates one.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:

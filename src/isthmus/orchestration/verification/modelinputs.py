@@ -119,7 +119,7 @@ def _compare_predictions(
 
 
 def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return for each row the pair of numbers that differs most, shape (n,) per side. Other shapes count as NaN."""
+    """Return for each row the pair of numbers that differs most, shape (n,) per side; NaN answers if shapes differ."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]

@@ -44,7 +44,7 @@ class ClientRun(NamedTuple):
 
 
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
-    """Run the reference client for up to two minutes. An error, also of a missing onnxruntime-web, is returned."""
+    """Run the reference client for up to two minutes. An error is returned, not raised; installs nothing."""
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
     try:
@@ -145,7 +145,7 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare inputs of a numeric core from Python and from the client bit by bit; NaNs are equal, `keys` name rows."""
+    """Compare the inputs of a numeric core from Python and from the client bit by bit. `keys` name the rows."""
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():
