@@ -1,4 +1,4 @@
-"""The latency of a project's servers, which each write it to a small file, for training on the same machine."""
+"""The latency of a project's servers: each writes its counters to a small file, for training on the same machine."""
 
 import platform
 import secrets
@@ -29,6 +29,7 @@ class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         at: seconds of the machine's monotonic clock, which all its processes share.
+        objective_ms: upper limit for the p99, in milliseconds.
         bounds: upper bounds of durations in seconds, ascending; the objective is among them.
         counts: requests answered since the server's start, by bound; the last count is above all bounds.
     """
@@ -60,7 +61,7 @@ class Latency(NamedTuple):
 
 
 class LatencyWriter:
-    """Writer of a server process's samples into a project's folder. See `LatencySample` for the other arguments."""
+    """Writes a server process's samples into a project's folder. See `LatencySample` for the arguments."""
 
     def __init__(self, folder: Path, objective_ms: float, bounds: Sequence[float]) -> None:
         # Not named after the process id: processes in two containers may have the same id.
@@ -70,8 +71,8 @@ class LatencyWriter:
     def write(self, counts: Sequence[int]) -> None:
         """Replace this server's file with its current counters, one per bound plus one above all bounds.
 
-        If the file does not exist yet, this creates the folder, and deletes files of killed servers and other machines
-        there.
+        If the file does not exist yet, this creates the folder, and deletes all files there but recent ones of this
+        machine.
         """
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
         if not self._file.exists():

@@ -49,7 +49,7 @@ def declared(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem for each field of a dataclass with a wrong type, except `but`; `where` begins its location."""
+    """Return a problem for each dataclass field whose value has a wrong type, except `but`. `where` is its prefix."""
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()

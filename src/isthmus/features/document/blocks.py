@@ -23,7 +23,7 @@ class StyledText:
 class Figure:
     """An SVG drawing, as a block or in a table cell. Cells do not show the `caption`.
 
-    `content` are SVG elements, without the `<svg>` around them; not escaped. `label` is for screen readers.
+    `content` is SVG elements without the `<svg>` around them, and is not escaped. `label` is for screen readers.
     """
 
     content: str

@@ -1,4 +1,4 @@
-"""A search for the rows that the point-in-time join finds: `clock.as_of` for many keys and times in one pass."""
+"""The search behind the point-in-time join: `clock.as_of` for many keys and times in one pass over a history."""
 
 from collections.abc import Callable, Sequence
 
@@ -51,7 +51,7 @@ class AsOfQueries:
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
     def offer(self, keys: Sequence[pa.ChunkedArray], event: Ints, known: Ints, first: int) -> None:
-        """Search rows of the history that follow each other from row number `first` on. Times are in microseconds."""
+        """Search consecutive rows of the history, numbered from `first`. Times have shape (m,), in microseconds."""
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)

@@ -272,7 +272,7 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def moments(spine: pa.Table, first: int) -> Ints:
-    """Return spine times in microseconds; raise DataError for a null or unfit time. Rows are numbered from `first`."""
+    """Return spine times in microseconds; raise DataError with the row, counted from `first`, of a null or bad time."""
     times = spine["event_timestamp"]
     if times.null_count:
         row = first + pc.index(times.is_null(), True).as_py()
@@ -281,7 +281,7 @@ def moments(spine: pa.Table, first: int) -> Ints:
 
 
 def cast(spine: pa.Table, name: str, expected: pa.DataType, first: int) -> pa.ChunkedArray:
-    """Cast a spine column; raise DataError if a value does not fit. Rows are numbered from `first` in the message."""
+    """Cast a spine column; raise DataError with the row, counted from `first`, of a value that does not fit."""
     column = spine[name]
     try:
         return column.cast(expected)

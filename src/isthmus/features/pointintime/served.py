@@ -92,7 +92,7 @@ class ServedJoin:
             self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the spine rows in order, with the values that serving had at each row's time; count them in `report`.
+        """Yield the spine rows in order, with the values that serving had at each row's time, and update `report`.
 
         Raises DataError if a row has no time, or a value that does not fit its type.
         """

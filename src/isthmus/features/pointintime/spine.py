@@ -40,7 +40,7 @@ class SpineRows:
         self._read, self._once, self._exhausted = read, once, False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, in the types of `schema`; raise DataError if they cannot be read, or not again."""
+        """Yield the rows in order; raise DataError if they cannot be read, or are a stream that was already read."""
         if self._exhausted:
             raise DataError("spine", "is a stream that was already read",
                             remedy="pass a table or a file instead")  # fmt: skip

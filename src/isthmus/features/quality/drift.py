@@ -118,8 +118,8 @@ def windows(
 ) -> dict[str, list[FeatureStatistics]]:
     """Return statistics of each column in up to `WINDOWS` windows of the rows up to `until`, newest first.
 
-    `until` and `length` are in microseconds. Windows are thinned evenly, and those without rows are left out. The lists
-    are empty if fewer than two windows fit between the first row and `until`.
+    `until` and `length` are in microseconds. If there are more windows, an evenly spread selection is measured. Windows
+    without rows are left out. The lists are empty if fewer than two windows fit between the first row and `until`.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
@@ -160,7 +160,7 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """Return the population stability index of two sides with rows, and the index that chance exceeds once in 1,000."""
+    """Return the population stability index, and the index that chance exceeds 1 in 1,000 times. Needs rows."""
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]

@@ -40,9 +40,10 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 class EmbeddedRedis:
     """The server of one folder, shared by all processes that open it in a `with` statement.
 
-    Entering creates the folder and makes it private. If no server runs, it starts one and a watcher process, and waits
-    up to 10 seconds for the server. Leaving stops the server if this is its last user. Raises DependencyError if no
-    server is installed, or if it does not start or answer.
+    Creating this makes a private temporary folder for the socket. Entering creates the folder and makes it private. If
+    no server runs, it starts one and a watcher process, and waits up to 10 seconds for the server. Leaving stops the
+    server if this is its last user. Raises DependencyError if no server is installed, or if it does not start or
+    answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -256,7 +257,7 @@ def _running(process: int) -> bool:
 
 
 def _socket_folder(folder: Path) -> Path:
-    """Return a private folder with a short path: the path of a Unix socket is limited to about 100 bytes."""
+    """Create a private folder with a short path, since a Unix socket's path is limited to about 100 bytes."""
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     private = Path(tempfile.gettempdir()) / f"isthmus-{os.getuid()}-{name}"
     private.mkdir(mode=0o700, exist_ok=True)

@@ -1,1 +1,1 @@
-"""A request transform at run time."""
+"""Request transforms at run time."""

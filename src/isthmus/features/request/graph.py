@@ -36,8 +36,8 @@ class OneRow:
     """A request transform's graph that computes one row at a time. Threads may share it.
 
     `session` creates a session of the runtime, for nodes that only the runtime can compute. `pays` is True if this
-    should be faster than running the whole graph in the runtime. Raises UnreadableGraph for arrays or unknown
-    operators.
+    should be faster than the runtime alone. Raises UnreadableGraph if the graph takes arrays or has an unknown
+    operator.
     """
 
     def __init__(self, graph: bytes, layout: Layout, session: Session) -> None:
@@ -142,7 +142,7 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Compute n rows from values by input name. Fields that Spark would refuse are null, and in `refused`."""
+        """Compute n rows from values by input name. Fields that Spark would refuse are null and marked in `refused`."""
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -180,7 +180,7 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Return the first row in which Spark would refuse a field, or None. `computed` is the result of `run`."""
+        """Return a field that Spark would refuse and its first such row, or None; `computed` is the result of `run`."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}

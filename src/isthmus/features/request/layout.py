@@ -55,7 +55,7 @@ class Layout(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True,
     rename={"inputs": "given", "outputs": "found"},
 ):  # fmt: skip
-    """The tensor and row of each column of a graph: its place in the list of its element type.
+    """The tensor and row of each column of a graph: the row is the column's place in the list of its element type.
 
     `masks` has all input columns, `fields` all output fields, and `arrays` the element type and size of array columns.
     """
