@@ -36,12 +36,11 @@ def rehearse(
     """Compute the loss of the first batch and run the graph of a new student, before the teacher computes all outputs.
 
     Computes the teacher's outputs for this batch if the objective uses them and they are missing. Starts a child
-    process for each further runtime of the declaration; runtimes that cannot run the student are reported with `note`,
-    not raised. Restores torch's random state.
+    process for each further runtime of the declaration; reports runtimes that cannot run the student with `note`.
+    Restores torch's random state.
 
-    Raises a ConfigurationError if a gate names a figure that no report has, the student is larger than its teacher, a
-    step has no loss, a batch would split a group of rows, or student, teacher and objective do not fit each other; a
-    DataError if an input leaks the label; and a GateFailed if the loss is not finite.
+    Raises a ConfigurationError if gates, sizes, settings, groups of rows, student, teacher and objective do not fit
+    each other, a DataError if an input leaks the label, and a GateFailed if the loss is not finite.
     """
     declared = task.material.declaration
     where = declared.where

@@ -50,8 +50,7 @@ class Restored:
 def create_task(material: Material) -> Task:
     """Create the task that a declaration names; imports the module of your own task.
 
-    Raises a ConfigurationError if the task or a name of its shape does not exist, and a DataError if the table misses
-    data.
+    Raises a ConfigurationError for an unknown task or name of its shape, and a DataError if the table lacks data.
     """
     kind = task_class(material.declaration)
     require_shape(kind, material.declaration.shape, material.declaration.where)
@@ -249,7 +248,6 @@ def code(kind: type, without: frozenset[str]) -> Any:
 
 
 def _described(kinds: Sequence[type], without: Collection[str]) -> str:
-    """Describe the code of classes without some members, and the code that the remaining members refer to."""
     parts = []
     for kind in kinds:
         tree = codehash.class_tree(kind)

@@ -32,10 +32,9 @@ class GraphWork(msgspec.Struct, frozen=True):
 
 
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
-    """Return the cost of an ONNX graph for one row.
+    """Return the cost of an ONNX graph for one row; `shapes` has the shape of each input with symbolic sizes.
 
-    `shapes` has the shape of each input with symbolic sizes. The row dimension is the one with the symbol of the first
-    output's first axis, or axis 0 if that axis has no symbol.
+    The row dimension is the symbol of the first output's first axis, or axis 0 if that axis has no symbol.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph

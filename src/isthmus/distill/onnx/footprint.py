@@ -28,8 +28,8 @@ class Footprint(msgspec.Struct, frozen=True):
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
     """Start a fresh process that opens a model and computes one answer; return its memory and load time (Linux only).
 
-    If loading takes longer than `max_load_ms`, measures in a second process and returns the faster run; None accepts
-    the first run. Raises a GateFailed if the process fails.
+    If loading takes longer than `max_load_ms`, measures again and returns the faster run. Raises a GateFailed if the
+    process fails.
     """
     first = _footprint(model, feeds, threads)
     if max_load_ms is None or first.load_ms <= max_load_ms:

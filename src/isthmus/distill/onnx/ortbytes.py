@@ -124,7 +124,6 @@ class _Writer:
         return int(self._builder.EndObject())
 
     def _place(self, kind: Any, value: Any) -> Any:
-        """Return a scalar unchanged; write other values, unless an equal one was written, and return their offset."""
         if isinstance(kind, str) and kind != "str" and kind not in _TABLES:
             return value
         if kind in _UNIQUE:

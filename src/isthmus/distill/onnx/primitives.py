@@ -59,7 +59,6 @@ class _Writer:
         self.nodes: list[onnx.NodeProto] = []
 
     def step(self, operator: str, *inputs: str | float, wide: bool = False, **attributes: Any) -> str:
-        """Add a node and return the name of its output; numbers are float32, or float64 if `wide`."""
         kind = np.float64 if wide else np.float32
         names = [value if isinstance(value, str) else self.constant(np.array(value, kind)) for value in inputs]
         name = f"{self.node.output[0]}/{next(self._numbers)}"

@@ -110,7 +110,6 @@ def _quantized(
     source: onnx.ModelProto, rows: Sequence[Feeds], operators: Sequence[str], layers: Sequence[str],
     steps: Mapping[str, tuple[Array, Array]],
 ) -> onnx.ModelProto:  # fmt: skip
-    """Run ONNX Runtime's quantizer; `steps` has the tensors whose step and zero point are fixed."""
     forced = {
         tensor: [{"scale": step, "zero_point": zero, "quant_type": QuantType.QUInt8}]
         for tensor, (step, zero) in steps.items()

@@ -210,7 +210,6 @@ def _mean(values: Sequence[float]) -> Interval:
 def _pupils(
     task: Task, models: Mapping[str, nn.Module], means: Mapping[str, Mapping[str, Interval]]
 ) -> dict[str, dict[str, Any]]:
-    """Return intervals, size and latency of student and control; their graphs are timed alternately."""
     row, sizes, calls = task.feeds(task.material.parts.test[:1]), {}, {}
     for name, model in models.items():
         graph = student_graph(task, model).SerializeToString()

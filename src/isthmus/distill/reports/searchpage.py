@@ -167,7 +167,6 @@ def _near(limit: float | None, values: Sequence[float]) -> list[float]:
 
 
 def _stairs(dots: Sequence[Dot], *, more: bool) -> list[Line]:
-    """Return a line of steps through the dots that are better than all dots to their left."""
     best = max if more else min
     ordered = sorted(dots, key=lambda dot: (dot.x, -dot.y if more else dot.y))
     reached = [*accumulate((dot.y for dot in ordered), best)]

@@ -57,8 +57,6 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message from the child: the first describes the program, the next ones are answers."""
-
     error: str = ""
     missing: str = ""
     inputs: tuple[Description, ...] = ()
@@ -75,13 +73,13 @@ class Loaded(NamedTuple):
 class Program(AbstractContextManager["Program"]):
     """A model file, running in a child process until `close`, or the end of a `with` block.
 
-    A subclass names the runtime's `libraries`, and the Python `package` that runs its files. Its module calls `serve`:
-    the child is `python -m MODULE MEMORY`. Rows are computed one at a time, so the program needs the memory for a
-    single row. The process is killed if it takes more than `SECONDS` to load the file or to answer a message.
+    A subclass names the runtime's `libraries`, and the Python `package` that runs its files; its module calls `serve`.
+    Rows are computed one at a time. The process is killed if it takes more than `SECONDS` to load the file or to answer
+    a message. `tensors` and `outputs` are the expected ones, `max_sizes` has the maximum of each named size, and
+    `memory` limits the bytes besides libraries and file (Linux).
 
-    `tensors` and `outputs` are the expected ones, `max_sizes` has the maximum of each named size, and `memory` limits
-    the bytes besides libraries and file (Linux). Raises a DependencyError if the runtime is not installed, and a
-    ProgramRejected if the file is not a program, has different inputs or outputs, or takes too long to load.
+    Raises a DependencyError if the runtime is not installed, and a ProgramRejected if the file is not a program, has
+    different inputs or outputs, or takes too long to load.
     """
 
     libraries: ClassVar[Libraries]
@@ -190,7 +188,6 @@ class Program(AbstractContextManager["Program"]):
 def _require(
     what: str, tensors: Sequence[TensorInfo], actual: Sequence[Description], max_sizes: Mapping[str, int]
 ) -> list[TensorInfo]:
-    """Return the tensors in the program's order; raise a ProgramRejected if the program has different ones."""
     places = {tensor.name: place for place, tensor in enumerate(actual) if tensor.name}
     ordered = sorted(tensors, key=lambda tensor: places.get(tensor.name, -1)) if places else [*tensors]
     shapes = [[max_sizes.get(size, 0) if isinstance(size, str) else size for size in t.shape] for t in ordered]

@@ -191,7 +191,6 @@ class Bench:
 
 @contextmanager
 def _exclusive(lock: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock file within the block; wait without limit while another search holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as handle:
         try:

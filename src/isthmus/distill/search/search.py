@@ -61,13 +61,11 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 
     `trials=None` means the declared number. Computes the teacher's missing outputs into `cache`, then trains each
     student that fits the budget. Each search has a subfolder of `folder`, named by a digest of everything it depends on
-    and this machine; trained weights are in `folder`/students. `runs` is for checkpoints. If there is nothing new to
-    try, returns the stored report.
+    and this machine; trained weights are in `folder`/students, checkpoints in `runs`. If there is nothing new to try,
+    returns the stored report.
 
-    Raises a ConfigurationError if the declaration has no search, or does not fit the task; a DataError if the table
-    does not fit, an input leaks the label, or the journal is damaged; a DependencyError if the disk is full, the
-    machine lacks something, or another process runs this search; a GateFailed if the first loss is not finite. SIGINT
-    and SIGTERM raise Stopped during training; the same call then continues.
+    Raises a ConfigurationError, DataError, DependencyError or GateFailed if declaration, table, machine or first loss
+    is unfit, and Stopped on SIGINT or SIGTERM; the same call then continues.
     """
     declared, count = _declared(material, trials)
     task = create_task(material)
@@ -125,7 +123,6 @@ def _declared(material: Material, trials: int | None) -> tuple[Search, int]:
 
 
 def _teacher_outputs(task: Task, cache: Path, progress: Progress) -> tuple[TeacherOutputs, TeacherCost]:
-    """Return the complete outputs, after all checks that need only an untrained student."""
     material, teacher, report = task.material, task.teacher(), _within(progress, "teacher", 0.0, 0.2)
     rows, settings = (
         np.arange(task.material.table.num_rows),

@@ -21,7 +21,7 @@ POINTS = 15
 STEEPEST = 10.0
 """Maximum slope of a line, so that rounding differences between logits are amplified at most this much."""
 _FAR = float(np.finfo(np.float32).max)
-"""Where unused points lie: beyond any logit."""
+"""Position of unused points: beyond any logit."""
 
 
 class Calibrator(nn.Module, ABC):

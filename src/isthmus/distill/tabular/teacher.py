@@ -121,7 +121,6 @@ class _Fitted(NamedTuple):
 
 
 def _codes(categories: Array, vocabularies: Sequence[Sequence[str]]) -> Array:
-    """Return float32 codes of the texts, NaN for texts outside the vocabulary."""
     codes = np.full(categories.shape, np.nan, np.float32)
     for position, vocabulary in enumerate(vocabularies):
         places = {text: float(place) for place, text in enumerate(vocabulary)}

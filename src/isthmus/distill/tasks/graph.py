@@ -57,7 +57,6 @@ def _require_open(task: Task, graph: onnx.GraphProto) -> None:
 
 
 def _remedy(task: Task, sizes: Mapping[tuple[str, int], tuple[int, ...]], rows: tuple[int, ...]) -> str:
-    """Return advice with the torch.onnx.export arguments for the sizes that differ; equal sizes share one name."""
     names = {rows: "N"}
     spare = iter((*task.max_sizes, *"PQRSTUVWXYZ"))
     axes: dict[str, dict[int, str]] = {name: {} for name, _ in sizes}

@@ -190,7 +190,6 @@ def _implementations(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _configuration(folder: Path, where: str) -> dict[str, Any]:
-    """Read a model's configuration; raise a ConfigurationError if the folder has unreadable or unsafe files."""
     problems, config = [], {}
     try:
         config = json.loads((folder / "config.json").read_bytes())

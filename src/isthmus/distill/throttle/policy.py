@@ -64,9 +64,8 @@ class Throttle:
     """Applies the policy to this process: changes its priority and its cores, and says when to pause.
 
     Call `look` between two steps, `pause` if it returns True, and `end` at the end, which undoes the changes. `latency`
-    returns None without a server, and `report` is called with a line of text about each change. The process first gives
-    up the cores beyond `threads`, the number of threads that compute. With `pauses=False`, it never pauses. `slowed`
-    and `paused` are the seconds on fewer cores and in pauses, starting with those of earlier runs.
+    returns None without a server. The process first gives up the cores beyond `threads`; with `pauses=False` it never
+    pauses. `slowed` and `paused` are seconds on fewer cores and in pauses, earlier runs included.
     """
 
     def __init__(

@@ -61,7 +61,6 @@ if sys.platform == "linux":
         return threads
 
     def _set(thread: int, scheduling: _Scheduling) -> None:
-        """Apply the scheduling as far as this user is allowed to."""
         with suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(thread, scheduling.cores)
             with suppress(PermissionError):

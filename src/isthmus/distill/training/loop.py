@@ -363,7 +363,6 @@ class _Run:
         self.saved = time.monotonic()
 
     def end(self) -> None:
-        """Load the best weights so far into the module and remove all wrappers."""
         if self.throttle:
             self.throttle.end()
         self.log.end()

@@ -12,11 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Collect the first SIGINT or SIGTERM within the block in the list; a second one has its usual effect.
-
-    Outside the main thread the list stays empty. An ignored signal stays ignored, like SIGINT in a shell's background
-    jobs.
-    """
+    """Collect the first SIGINT or SIGTERM in the list, in the main thread only; a second one has its usual effect."""
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}
 

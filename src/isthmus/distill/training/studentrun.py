@@ -99,11 +99,9 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     """Train a student in place, and leave it on the CPU with the best weights.
 
     Writes checkpoints and event files to `folder`, and resumes from a checkpoint of the same run there. After training,
-    calls `Task.after_training`.
-
-    Raises a ConfigurationError, before the first step, if settings, objective, student and teacher do not fit; a
-    DependencyError if memory or disk is full; a GateFailed if a loss, a gradient or an output is not finite, with the
-    best weights so far in the student; and Stopped on SIGINT or SIGTERM.
+    calls `Task.after_training`. Raises a ConfigurationError, before the first step, if the parts do not fit; a
+    DependencyError if memory or disk is full; a GateFailed if a number is not finite, and Stopped on SIGINT or SIGTERM,
+    with the best weights so far in the student.
     """
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device
@@ -180,7 +178,6 @@ def _checked(
 
 
 def _require_least(module: _Student, batch: TeacherBatch, task: Task, rows: int) -> None:
-    """Raise a ConfigurationError if the smallest part of an epoch fails although a larger one passed."""
     place, remedy = f"smallest part of an epoch, {rows} rows", "change batch or accumulation"
     try:
         with torch.no_grad():
