@@ -72,8 +72,8 @@ class AgedJoin:
             place = rows.column_names.index("event_timestamp")
             then = rows.set_column(place, rows.schema.field(place), made.cast(rows.schema.field(place).type))
             result = rows
-            # The snapshot has the rows that were valid when it was made. Rows that are past their ttl by now have expired
-            # on the device, too.
+            # The snapshot has the rows that were valid when it was made. A row that has become older than its ttl since
+            # then has expired on the device, too.
             for view, join in self._views:
                 past = pa.Table.from_batches(join.batches(then.to_batches()), join.schema)
                 event = past[view.full_name(_EVENT.name)]
