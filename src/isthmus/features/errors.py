@@ -211,7 +211,7 @@ _EXTRAS = {
 
 
 def missing_extra(error: BaseException) -> DependencyError | None:
-    """Return a DependencyError that says which extra to install, or None if `error` is not a failed import of one."""
+    """Return a DependencyError that names the extra whose library could not be imported, or None for other errors."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name not in _EXTRAS:
         return None

@@ -40,7 +40,7 @@ def require_local(where: str, place: Path | str) -> Path:
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:
-    """Return a Delta path or URL unchanged; raise ConfigurationError if deltalake cannot open it or opens another."""
+    """Return a Delta path or URL unchanged; raise ConfigurationError if deltalake would panic or open another."""
     # deltalake resolves links, converts the path to a URL and decodes it again, so escaping does not help.
     url = is_url(place)
     invalid = _DELTA.search(place if url else os.path.realpath(place)) or (re.search("[#?]", place) if url else None)
@@ -51,7 +51,7 @@ def require_delta(where: str, place: str, remedy: str) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace or create a file with permissions `mode`, and missing parents. A crash leaves the old or new content."""
+    """Replace or create a file, and missing parent folders. A crash leaves either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -70,7 +70,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder, and missing parents, that only its owner can enter. Restrict an existing folder of this user."""
+    """Create a folder that only its owner can enter, also if it exists; missing parents get default permissions."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_mode & 0o077 and status.st_uid == os.geteuid():

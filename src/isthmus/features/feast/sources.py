@@ -79,7 +79,7 @@ class FeastSource:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
-        """Return the source of a view; raise ConfigurationError if it is not a file. Keys in `untyped` have no type."""
+        """Return a view's source; raise ConfigurationError if it is not a file. `untyped` keys lack a declared type."""
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]

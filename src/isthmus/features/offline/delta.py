@@ -117,8 +117,8 @@ class StoredTable:
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
         """Convert errors of writing to DataError or DependencyError; first make the folder of a private local table.
 
-        No error is raised if object storage has made the commit nevertheless: the version after `before` (-1 for a new
-        table, None for any version) has exactly this `metadata`.
+        An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
+        table) has exactly this `metadata`. Without `before` or `metadata`, no error is ignored.
         """
         try:
             if self._private and self.options is None:

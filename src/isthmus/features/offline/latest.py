@@ -17,7 +17,7 @@ Places = Ints
 class LatestRows:
     """The latest row of each of n keys at the time `at`, including expired rows; times are in microseconds.
 
-    `place` has row numbers in the history, ascending. `horizon` is the latest known time of any row by `at`, or -2**63.
+    `place` has row numbers in the history, ascending. `horizon` is the latest known time up to `at`, or -2**63.
     """
 
     history: ViewHistory
@@ -50,7 +50,7 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Return a mask of the rows of `later` that equal row `places[i]` here; -1 counts as different.
+        """Return a mask, True where row i of `later` equals row `places[i]` of this state, and False for -1.
 
         Without `times`, compare only the content hashes, not the event and known times. `places` comes from `matches`.
         """

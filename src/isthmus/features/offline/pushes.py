@@ -97,7 +97,7 @@ class PushLog:
             return -1 if table is None else _last(table)
 
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
-        """Append rows in one commit, or create the log. Return how many; raise DataError if another run has interfered.
+        """Append rows in one commit, or create the log; return their number. Raise DataError on a concurrent write.
 
         `places`, shape (n,), are the rows' ascending places in the stream; rows at or before the log's last place are
         skipped. If the stream is not `intact`, because Redis was restored to an older state, such rows are skipped only

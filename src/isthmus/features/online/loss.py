@@ -62,7 +62,7 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Write the last materialization of a view to the file, atomically; keep the entries of other views."""
+    """Write a view's last materialization to the file, beside those of other views. Call it under a lock."""
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 

@@ -133,7 +133,7 @@ class PushStep(Enum):
 def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
     """Yield the steps that write pushed rows while a materialization may be running. Return the counts of `WRITE`.
 
-    The caller performs each step: for `READ` it sends back the view's record; for bytes, a rule, the counts of `WRITE`.
+    The caller performs each step: for `READ` it sends back the view's record; for a rule (bytes), `WRITE`'s counts.
     """
     # Without a record, the next materialization compares every row.
     before = yield PushStep.READ
