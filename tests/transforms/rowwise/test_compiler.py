@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark us
 from isthmus.transforms import engine
 from isthmus.transforms.rowwise.compiler import compile_columns
 from isthmus.transforms.rowwise.core.expressions import NotCompilableError, node_of, traced
-from isthmus.transforms.rowwise.core.types import DOUBLE, INT, STRING
+from isthmus.transforms.rowwise.core.types import DOUBLE, INT, STRING, array_of
 from tests.transforms.rowdraws import INPUTS, SIMPLE, compound, edges, every, whatever
 from tests.transforms.rowfunctions import PAGE, functions, page
 from tests.transforms.rowproof import Expression, Proof
@@ -117,7 +117,7 @@ def test_the_shape_is_kept_where_only_a_stacked_function_needs_it() -> None:
     [
         (lambda: F.sha2("s", 256), "graphs have no sha2", "Hashed among the steps"),
         (lambda: F.expr("a + 1"), "SQL text", "functions of pyspark"),
-        (lambda: F.col("nowhere"), "is not an input", "one of a, d, s"),
+        (lambda: F.col("nowhere"), "is not an input", "one of a, d, s, x"),
         (lambda: F.col("s") < "b", "do not order texts", "== or isin"),
         (lambda: F.col("s") + 1, "takes numbers, not string, int", "cast"),
         (lambda: F.col("s").cast("int"), "runtimes convert string to int in different ways", "a cast among"),
@@ -126,6 +126,11 @@ def test_the_shape_is_kept_where_only_a_stacked_function_needs_it() -> None:
          "reads other rows", "a transform of a view"),
         (lambda: F.lit(__import__("decimal").Decimal("1.5")), "literal that graphs do not support", "a float"),
         (lambda: F.exists(F.array("a"), lambda item: item + 1), "takes booleans", "a comparison"),
+        (lambda: F.col("x") == F.col("x"), "do not compare whole arrays", "their elements"),
+        (lambda: F.col("x") >= F.col("x"), "do not compare whole arrays", "their elements"),
+        (lambda: F.col("x").eqNullSafe(F.col("x")), "do not compare whole arrays", "their elements"),
+        (lambda: F.col("x").isin(F.col("x")), "do not compare whole arrays", "their elements"),
+        (lambda: F.array_contains(F.array("x"), F.col("x")), "do not compare whole arrays", "their elements"),
         (lambda: F.round("d", -1), "rounds to", "0 to 9"),
         (lambda: F.date_trunc("century", F.timestamp_seconds("a")), "unknown unit 'century'", "year"),
     ],
@@ -135,7 +140,7 @@ def test_what_cannot_be_compiled_is_refused_in_words(
 ) -> None:
     del spark
     with traced(), pytest.raises(NotCompilableError) as refused:
-        compile_columns({"z": column()}, {"a": INT, "d": DOUBLE, "s": STRING})
+        compile_columns({"z": column()}, {"a": INT, "d": DOUBLE, "s": STRING, "x": array_of(DOUBLE, 3)})
     problem = refused.value.problem("request transform moment")
     assert found in str(problem)
     assert instead in problem.expected

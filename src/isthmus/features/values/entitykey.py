@@ -61,7 +61,7 @@ def decode_values(data: bytes) -> tuple[KeyValue, ...]:
     while data:
         tag, end = data[:1], _size(data, 0)
         if tag == b"b":
-            values.append(data[1] != 0)
+            values += struct.unpack_from("<?", data, 1)
         elif tag in (b"s", b"y"):
             values.append(data[5:end].decode() if tag == b"s" else data[5:end])
         else:

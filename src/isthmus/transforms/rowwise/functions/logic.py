@@ -23,7 +23,13 @@ def alike(node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
     return [casts.widened(value, BOOLEAN if kind == VOID else kind) for value in values]
 
 
-def equal(kind: SqlType, left: Tensor, right: Tensor) -> Tensor:
+def _require_scalars(node: ExpressionNode, kind: SqlType) -> None:
+    if kind.element:
+        raise NotCompilableError(node, "graphs do not compare whole arrays", "a comparison of their elements")
+
+
+def equal(node: ExpressionNode, kind: SqlType, left: Tensor, right: Tensor) -> Tensor:
+    _require_scalars(node, kind)
     graph, same = left.graph, left.equals(right)
     if not kind.fractional or graph.never_nan(left) or graph.never_nan(right):
         return same
@@ -31,6 +37,7 @@ def equal(kind: SqlType, left: Tensor, right: Tensor) -> Tensor:
 
 
 def less(node: ExpressionNode, kind: SqlType, left: Tensor, right: Tensor) -> Tensor:
+    _require_scalars(node, kind)
     graph = left.graph
     if kind.tensor == TensorProto.STRING:
         raise NotCompilableError(node, "graphs do not order texts", "== or isin")
@@ -47,7 +54,7 @@ def less(node: ExpressionNode, kind: SqlType, left: Tensor, right: Tensor) -> Te
 @rule("==", 2)
 def _equal(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     left, right = alike(node, values)
-    return graph.result(BOOLEAN, equal(left.kind, left.data, right.data), [left, right])
+    return graph.result(BOOLEAN, equal(node, left.kind, left.data, right.data), [left, right])
 
 
 @rule("<=> equal_null", 2)
@@ -55,7 +62,7 @@ def _same(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     left, right = alike(node, values)
     here, there = _there(graph, left), _there(graph, right)
     both, neither = here & there, ~(here | there)
-    equals = both & equal(left.kind, left.data, right.data)
+    equals = both & equal(node, left.kind, left.data, right.data)
     return Value(BOOLEAN, equals | neither, None, graph.either(left.raises, right.raises))
 
 
@@ -81,7 +88,7 @@ def _in(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 
 def any_equal(graph: Graph, node: ExpressionNode, value: Value, options: Sequence[Value]) -> Value:
-    pairs = [graph.result(BOOLEAN, equal(value.kind, value.data, item.data), [value, item]) for item in options]
+    pairs = [graph.result(BOOLEAN, equal(node, value.kind, value.data, item.data), [value, item]) for item in options]
     return joined(graph, node, pairs, operator="Or")
 
 
