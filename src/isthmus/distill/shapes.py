@@ -32,12 +32,15 @@ def integers(tensor: Any, layout: str) -> Expected:
 
 
 def booleans(tensor: Any, layout: str) -> Expected | None:
-    """Expect a boolean mask, True for each element that counts; None stands for a mask that is True everywhere."""
+    """Expect a boolean mask that is True for elements to use. Without a mask, return None, which `agree` skips."""
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Raise a ConfigurationError with the given problems, all tensors that do not fit and all empty ones; skip None."""
+    """Raise a ConfigurationError that lists the given problems and all tensors that are empty or do not fit, if any.
+
+    Sizes with the same name, and devices, must be equal in all tensors. Arguments that are None are skipped.
+    """
     failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}
     for name, expected in tensors.items():
@@ -50,7 +53,10 @@ def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> 
 def agree_pair(
     where: str, layout: str, student: Any, teacher: Any, *problems: Problem | None, **tensors: Expected | None
 ) -> None:
-    """Call `agree` with `student` and `teacher` as floats in the same layout, and with the further tensors."""
+    """Raise a ConfigurationError unless student and teacher are float tensors of this layout and all `tensors` fit.
+
+    The error lists every misfit and the given problems. Problems and tensors that are None are skipped.
+    """
     agree(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
 
 
@@ -59,9 +65,9 @@ def positive(name: str, value: float) -> Problem | None:
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """Return a problem unless all indexes are at least 0 and below `limit`; synchronizes with a GPU.
+    """Return a problem if an index is negative or at least `limit`, else None. Synchronizes with a GPU.
 
-    On a GPU, an index out of range would kill the process without naming the tensor.
+    Without this check, an index out of range on a GPU would kill the process without naming the tensor.
     """
     if indexes.numel() == 0:
         return None
@@ -77,10 +83,10 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:
-    """Return the entries where the mask is True, (..., n) to (selected, n); half precision becomes float32.
+    """Return the entries of a tensor where the mask `where` is True, (selected, n); half precision becomes float32.
 
-    The mask covers the leading axes; without a mask, the tensor keeps its shape. Call it before computing anything, so
-    that NaN in the masked entries reaches neither loss nor gradient.
+    The mask has the tensor's leading axes. Without a mask, returns the whole tensor. Select before computing anything,
+    so that NaN in entries left out reaches neither loss nor gradient.
     """
     return precise(tensor if where is None else tensor[where])
 

@@ -28,29 +28,29 @@ class StudentOutput(nn.Module, ABC):
         self.calibration = calibration
 
     def scores(self, last: Tensor) -> Tensor:
-        """Return the scores for losses and metrics: logits or standardized numbers, float32 (n,) or (n, classes)."""
+        """Convert the last linear layer's output to scores: logits or standardized numbers, (n,) or (n, classes)."""
         return last[:, 0]
 
     def final(self, scores: Tensor) -> Tensor:
-        """Return the scores after calibration or clipping; call it only after training."""
+        """Return calibrated scores, or for numbers clipped scores. Call it only after training."""
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
 
     @abstractmethod
     def forward(self, scores: Tensor) -> Tensor:
-        """Return the graph's output for scores that are not yet calibrated or clipped."""
+        """Calibrate or clip the scores, and convert them to the graph's output, such as probabilities."""
 
     @abstractmethod
     def from_scores(self, scores: Array) -> Array:
-        """Return the graph's output for final scores, in float64."""
+        """Convert calibrated or clipped scores to the graph's output, such as probabilities, in float64."""
 
     @abstractmethod
     def to_scores(self, answers: Array) -> Array:
-        """Return the final scores that gave these outputs of the graph: the inverse of `from_scores`."""
+        """Convert outputs of the graph, such as probabilities, back to calibrated or clipped scores."""
 
     @abstractmethod
     def write(self, build: Building, last: str, name: str) -> None:
-        """Add the ONNX nodes that turn the tensor `last` (the last linear layer) into the output `name`."""
+        """Add ONNX nodes from the tensor named `last`, the last linear layer's output, to the output named `name`."""
 
     def _calibrated(self, build: Building, logits: str) -> str:
         return logits if self.calibration is None else self.calibration.write(build, logits)
@@ -95,7 +95,7 @@ class Probabilities(StudentOutput):
         return np.exp(log_softmax(scores))
 
     def to_scores(self, answers: Array) -> Array:
-        """Return logits (n, classes): log probabilities, where 0 counts as the smallest normal float32."""
+        """Convert probabilities to logits (n, classes): logarithms, with 0 replaced by the smallest normal float32."""
         return np.log(np.maximum(answers.astype(np.float64), np.finfo(np.float32).tiny))
 
     def write(self, build: Building, last: str, name: str) -> None:

@@ -29,14 +29,14 @@ class Calibrator(nn.Module, ABC):
 
     @abstractmethod
     def learn(self, logits: Array, labels: Index) -> None:
-        """Fit the parameters, in place, to the logits of the validation part, (n,) or (n, classes), and its labels."""
+        """Fit this map, in place, to the logits of the validation part, (n,) or (n, classes), and to its labels."""
 
     @abstractmethod
     def forward(self, logits: Tensor) -> Tensor: ...
 
     @abstractmethod
     def write(self, build: Building, logits: str) -> str:
-        """Add the nodes of this map to an ONNX graph, and return the name of the tensor with the calibrated logits."""
+        """Add this map's nodes to an ONNX graph, after the tensor named `logits`; return the name of their output."""
 
 
 def create_calibrator(declared: Calibration | None) -> Calibrator | None:
@@ -51,7 +51,7 @@ class TemperatureCalibrator(Calibrator):
         self.register_buffer("inverse", torch.ones(()))
 
     def learn(self, logits: Array, labels: Index) -> None:
-        """Set the temperature, 1/20 to 20, with the least log loss, which is convex in the inverse temperature."""
+        """Set the temperature, within 1/20 to 20, that gives these logits and labels the least log loss."""
         wide = logits.astype(np.float64)
         if wide.ndim == 1:
             wide = np.stack([np.zeros_like(wide), wide], 1)
@@ -99,14 +99,14 @@ class IsotonicCalibrator(Calibrator):
             buffer.copy_(torch.tensor([*numbers, *[far] * spare]))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Add up how far each line rises below the logit: all runtimes have these operators."""
+        """Return calibrated logits: the summed rises of all lines below each logit. All runtimes have these sums."""
         ends = torch.cat([self.starts[1:], self.starts.new_full((1,), _FAR)])
         parts = torch.minimum((logits[:, None] - self.starts).clamp(min=0), ends - self.starts)
         below = (logits - self.starts[0]).clamp(max=0)
         return self.values[0] + below + (parts * self.slopes).sum(1)
 
     def write(self, build: Building, logits: str) -> str:
-        """Add nodes that look up and apply a logit's line. Its end caps the result, against rounding errors."""
+        """Add nodes that find and apply each logit's line, capped at its end; return the name of their output."""
         starts, values, slopes = (buffer.numpy() for buffer in (self.starts, self.values, self.slopes))
         tables = {
             "start": np.insert(starts, 0, starts[0]), "value": np.insert(values, 0, values[0]),
@@ -128,11 +128,11 @@ class IsotonicCalibrator(Calibrator):
 
 
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
-    """Return starts and values of the points of an increasing map, from (n,) logits and their labels of 0 and 1.
+    """Fit an increasing, piecewise linear map of logits; return the logits where its lines start, and its values there.
 
-    Starts with sqrt(n) / 2 bins, at most 15. Merges adjacent bins until the share of ones increases from bin to bin
-    ("pool adjacent violators", Ayer et al., 1955) and no line is steeper than `STEEPEST`. Each bin counts half a one
-    and half a zero more, so that no share is 0 or 1.
+    `logits` are (n,), with labels of 0 and 1. The rows begin in sqrt(n) / 2 bins, at least 1 and at most 15, by logit.
+    Adjacent bins merge until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al., 1955)
+    and no line is steeper than `STEEPEST`. Each bin counts half a one and half a zero more, so no share is 0 or 1.
     """
     order = np.argsort(logits, kind="stable")
     # A bin's mean logit represents the bin only if its logits are close, so prefer noisy bins to wide ones.

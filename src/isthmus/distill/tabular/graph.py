@@ -25,12 +25,12 @@ REFUSED = "refused"
 
 
 def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
-    """Return the ONNX graph of a student, from raw values to the output of `student.answer`, float32.
+    """Return the ONNX graph of a student, from raw values to the float32 output of `student.answer`.
 
-    Inputs: `numeric`, float32 (N, numbers) with NaN for null; `categories`, string (N, categories) with "" for null;
-    and the inputs of request transforms. `numeric` and `categories` lack the fields that request transforms compute,
-    which are the network's last numbers and last categories; an input without fields is absent. Booleans are uint8,
-    since ONNX Runtime's Swift package does not accept bool. The output is NaN where a request transform rejects a row.
+    Its inputs are `numeric`, float32 (N, numbers) with NaN for null; `categories`, string (N, categories) with "" for
+    null; and the inputs of the request transforms, if any. Fields that request transforms compute come last in the
+    network, and are not in `numeric` and `categories`. An input without fields is omitted. Booleans are uint8, since
+    ONNX Runtime's Swift package does not accept bool. The output is NaN in rows that a request transform rejects.
     """
     build, request = Building(), request or RequestInputs()
     inputs: list[onnx.ValueInfoProto] = []
@@ -60,7 +60,10 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
-    """Return the graph from raw inputs to `core_tensors`, and to `refused`, bool (N,), if rows may be rejected."""
+    """Return the ONNX graph from raw inputs to the inputs of the student's numeric core (`core_tensors`).
+
+    If a request transform can reject rows, the graph has another output, `refused`, bool (N,).
+    """
     build = Building()
     inputs: list[onnx.ValueInfoProto] = []
     prepared = _prepared(build, student, request, inputs, truth=TensorProto.BOOL)
@@ -81,9 +84,9 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
-    """Return `head.json`, with which clients without ONNX Runtime turn the raw `inputs` into the core's inputs.
+    """Return the content of `head.json`, with which clients without ONNX Runtime turn `inputs` into the core's inputs.
 
-    Raises a GateFailed if a request transform uses an operator that does not compute the same bits in every language.
+    Raises a GateFailed if a request transform uses an operator whose results are not bitwise equal in every language.
     """
     model = head_graph(student, request)
     outputs = {tensor.name: tensor.element for tensor in core_tensors(student)}

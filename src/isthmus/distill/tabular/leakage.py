@@ -17,11 +17,11 @@ _MOST_VALUES = 1024
 
 
 def separation_auc(values: Values, labels: Array) -> float:
-    """Return the AUC, 0.5 to 1, with which numbers or texts (n,) separate labels of 0 and 1 (n,).
+    """Return the AUC, 0.5 to 1, with which the values of an input, (n,), separate labels of 0 and 1, (n,).
 
-    Takes the best of three orders: rising values, falling values, and null or not. Texts are ordered by the share of
-    ones in the even rows and scored on the odd rows, so a unique key does not count as a leak. Returns 0.5 with too few
-    rows.
+    Takes the best of three orders: rising values, falling values, and null or not (arrays: only the last). Texts are
+    ordered by their share of ones in the even rows and scored on the odd rows, so a unique key does not count as a
+    leak. Returns 0.5 if a label has fewer than `FEW` rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -32,11 +32,11 @@ def separation_auc(values: Values, labels: Array) -> float:
 
 
 def mean_recall(values: Values, labels: Array) -> float:
-    """Return the mean recall, 0 to 1, with which numbers or texts (n,) predict classes (n,).
+    """Return the mean recall, 0 to 1, with which the values of an input, (n,), predict classes (n,).
 
     Each odd row is predicted as the most common class of the even rows with the same value, so a unique key does not
-    count as a leak. Null is a value. Of very many distinct numbers, neighbors count as the same value. Returns 0 with
-    too few rows.
+    count as a leak. Null is a value. With more than 1,024 distinct numbers, neighbors count as the same value. Classes
+    with fewer than `FEW` odd rows are left out; returns 0 if fewer than two classes remain.
     """
     places, classes = _places(values), int(labels.max(initial=0)) + 1
     pairs, counts = np.unique(places[::2] * classes + labels[::2], return_counts=True)
@@ -50,9 +50,9 @@ def mean_recall(values: Values, labels: Array) -> float:
 
 
 def rank_correlation(values: Values, labels: Array) -> float:
-    """Return the absolute Spearman correlation of numbers or texts (n,) with labels (n,), without nulls.
+    """Return the absolute Spearman correlation of an input's values, (n,), with labels (n,), without rows of null.
 
-    Texts are ordered by the mean label of the even rows and scored on the odd rows. Returns 0 with too few rows.
+    Texts are ordered by their mean label in the even rows and scored on the odd rows. Returns 0 for arrays or few rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]

@@ -26,7 +26,10 @@ NUMBERS = "numbers"
 
 
 def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fit a plan to the rows of a Spark DataFrame before `before`, in Unix microseconds, with labels known by then."""
+    """Fit a plan to the rows of a Spark DataFrame whose time is before `before` and whose labels were known by then.
+
+    `before` is in microseconds since 1970 UTC.
+    """
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 
@@ -111,7 +114,7 @@ def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: 
 
 
 def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
-    """Return the positions of the numbers, one list per group with the same steps, in the network's order."""
+    """Group numbers that have the same preparation steps; return a list of their positions in the network per group."""
     groups: dict[str, list[int]] = {}
     for place, number in enumerate(numbers):
         groups.setdefault(repr(number.steps), []).append(place)

@@ -34,16 +34,16 @@ class Scores:
         self.student_inputs = task.material.request_inputs.fed(task.material.student_inputs)
 
     def teacher(self, rows: Columns) -> Array:
-        """Return the teacher's scores; `rows` has a column for each input of the teacher."""
+        """Return the teacher's scores; `rows` has a column per input of the teacher. Fits the teacher on first use."""
         count = len(next(iter(rows.values())).data)
         return self.scores(self.boosting.answers(network_inputs(rows, self._material.teacher_inputs, count)))
 
     def scores(self, answers: Array) -> Array:
-        """Convert outputs of the teacher, for example from the cache, to scores."""
+        """Convert outputs of the teacher (logits or standardized numbers) to scores (probabilities or numbers)."""
         return self._student.answer.from_scores(answers)
 
     def student(self, rows: Columns) -> tuple[Array, Case]:
-        """Return the student's scores, NaN for rejected rows, and the case to compare model files with."""
+        """Return the student's scores, NaN for rejected rows, and a Case with the inputs for its model files."""
         complete, refused = self._material.request_inputs.complete(rows)
         data = network_inputs(complete, self._material.student_inputs, len(refused))
         core = core_feeds(*self._student.prepare(data))

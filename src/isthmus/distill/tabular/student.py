@@ -47,7 +47,10 @@ class Student(nn.Module):
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> Any:
-        """Return scores of prepared rows; in eval mode, if calibrated, a dict of `logits` and `uncalibrated` logits."""
+        """Return the scores of prepared rows: as they are in training mode, calibrated or clipped in eval mode.
+
+        In eval mode, a student with a calibration returns a dict of calibrated `logits` and `uncalibrated` logits.
+        """
         scores = self.answer.scores(_last(self.embeddings, self.layers, numbers, places))
         if self.training:
             return scores
@@ -55,7 +58,7 @@ class Student(nn.Module):
         return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
 
     def logits(self, data: TabularTensors) -> Array:
-        """Prepare raw rows and return their float32 scores, (n,) or (n, classes), on the CPU. Switches to eval mode."""
+        """Return calibrated or clipped scores of raw rows, float32 (n,) or (n, classes). Switches to eval mode."""
         self.eval()
         with torch.inference_mode():
             scores = self(*map(torch.from_numpy, self.prepare(data)))
@@ -79,7 +82,10 @@ class CoreNetwork(nn.Module):
 
 
 def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
-    """Describe the core's inputs: `numbers`, float32 (N, width), and `places`, int32 (N, k); omit one of width 0."""
+    """Describe the inputs of the numeric core: `numbers`, float32 (N, width), and `places`, int32 (N, embedded texts).
+
+    An input without columns is omitted.
+    """
     widths = student.prepare.preparation.width, len(student.embeddings)
     tensors = TensorInfo(NUMBERS, "float", ("N", widths[0])), TensorInfo(PLACES, "int32", ("N", widths[1]))
     return tuple(tensor for tensor, width in zip(tensors, widths, strict=True) if width)
@@ -127,7 +133,7 @@ class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def read_record(folder: Path) -> StudentRecord:
-    """Read the record of a trained student; raise a DataError if it is missing or damaged."""
+    """Read `student.json` from the folder of a trained student; raise a DataError if it is missing or damaged."""
     try:
         return msgspec.json.decode((folder / RECORD).read_bytes(), type=StudentRecord)
     except (OSError, msgspec.MsgspecError) as error:

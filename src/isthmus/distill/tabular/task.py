@@ -116,7 +116,7 @@ class TabularTask(Task):
         )
 
     def identities(self) -> Array:
-        """Return the row numbers as identities, since the teacher only ever sees rows of its own table."""
+        """Return the row numbers, as (n, 16) uint8: the teacher only ever sees rows of its own table."""
         names = np.zeros((self.material.table.num_rows, 2), np.int64)
         names[:, 1] = np.arange(len(names))
         return names.view(np.uint8)
@@ -184,7 +184,7 @@ class TabularTask(Task):
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return `lift_kept`: the student's lift over chance as a share of the reference's, if that is positive."""
+        """Return `lift_kept`: the student's lift over chance divided by the reference's, if the latter is positive."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
@@ -214,7 +214,7 @@ class TabularTask(Task):
         return self._case(student, self._raw(rows), self._data[rows])
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return a case with edge values of all types, without rows that a request transform rejects."""
+        """Return a case of rows with extreme values that no request transform rejects; empty if all are rejected."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         _, refused = material.request_inputs.complete(extremes)
@@ -237,7 +237,7 @@ class TabularTask(Task):
         return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
 
     def content(self) -> str:
-        """Return a digest of the network's inputs: learned parameters may differ in the last bit."""
+        """Return a digest of the network's prepared inputs and targets. The preparation may differ in the last bit."""
         digest = hashlib.sha256()
         for column in (self._numbers, self._places, self._kind.targets):
             digest.update(f"{column.dtype} {tuple(column.shape)}".encode())

@@ -33,7 +33,7 @@ def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> TabularTensors:
 
 
 def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-    """Return the column of each input; raise a DataError if one is missing or does not fit its type."""
+    """Return the column of each input, by name; raise a DataError if one is missing or does not fit its type."""
     return {item.name: _column(table, item) for item in inputs}
 
 
@@ -53,7 +53,7 @@ def _column(table: pa.Table, item: ModelInput) -> Values:
 
 
 def vocabularies(train: TabularTensors) -> list[tuple[str, ...]]:
-    """Return the most frequent texts of each category, most frequent first, at most `VOCABULARY`, without ""."""
+    """Return, per text column, the `VOCABULARY` most frequent texts (or fewer), most frequent first, without ""."""
     known = []
     for column in train.categories.T:
         counts = Counter(column.tolist())

@@ -13,7 +13,7 @@ from isthmus.package.inputs import Feeds
 
 
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
-    """Run a module, in eval mode and on `device`, in batches; return its outputs as float32 arrays by key.
+    """Run a module, already in eval mode on `device`, on rows in batches; return its outputs as float32 arrays by key.
 
     Drops outputs that are not tensors. Raises a ConfigurationError if the sizes of an output differ between batches.
     """
@@ -35,9 +35,9 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
-    """Raise a ConfigurationError if a module is random in eval mode, or if a row's output depends on the other rows.
+    """Raise a ConfigurationError if a module in eval mode is random, or if a row's output depends on the other rows.
 
-    Call it before measuring a module. Restores the module's buffers and torch's random state.
+    Call this before measuring a module. Restores the module's buffers and torch's random state.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -98,7 +98,10 @@ def _differences(
 
 
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
-    """Run a graph, or its core, on rows in batches; return the outputs in the form `quality` takes."""
+    """Run a graph on rows in batches; return its outputs by key, in the form that `Task.quality` takes.
+
+    `run` maps inputs to outputs. With `core`, it gets the inputs of the graph's numeric core.
+    """
 
     def running(places: Index) -> Callable[[Feeds], Answers]:
         return (lambda _: run(task.core_feeds(places))) if core else run

@@ -31,13 +31,13 @@ class RequestInputs:
         return cls(transforms, (*stored, *request), computed)
 
     def fed(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
-        """Return the inputs of the graph: network inputs that are not computed, then the transforms' inputs."""
+        """Return the graph's inputs: those of the network that no transform computes, then those of the transforms."""
         computed = {transform.full_name(field.name) for transform, field in self.computed}
         rows = (ModelInput(column.name, column.dtype, row=True) for column in self.columns)
         return (*(item for item in inputs if item.name not in computed), *rows)
 
     def complete(self, raw: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """Run the transforms on the graph's inputs; return all columns by name, and a mask of rejected rows."""
+        """Run the transforms on the raw inputs; return raw and computed columns, and a mask of rejected rows."""
         columns = dict(raw)
         refused = np.zeros(len(next(iter(raw.values())).data), bool)
         for graph in self._graphs:

@@ -29,7 +29,7 @@ _EDGES: dict[str, tuple[Any, Any]] = {
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
-    """Return five edge-case rows: nulls, zeros, largest values, smallest values, `row` with unseen texts."""
+    """Return five rows: nulls, zeros, largest values, smallest values, and `row` with an unseen text per String."""
     edge_rows = {}
     for name, values in row.items():
         dtype = types[name]

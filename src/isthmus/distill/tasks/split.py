@@ -32,10 +32,11 @@ class Split:
 
 
 def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
-    """Split rows by (n,) event times; (n,) `known` are the times when labels became known, all in microseconds.
+    """Split rows by event time; leave out training and validation rows whose label became known after their part ended.
 
-    The shares count rows in order of event time. A boundary is the event time of the first row beyond the share, so
-    rows with equal times stay together. Raises a DataError if a part is empty.
+    `event` and `known` (when labels became known) are (n,), in microseconds. `shares` count rows in order of event
+    time. A boundary is the event time of the first row beyond the share, so rows with equal times stay together. Raises
+    a DataError if a part is empty.
     """
     if not len(event):
         raise DataError("training set", "no rows", expected="at least one row in each part")
@@ -69,8 +70,8 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
 def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) -> Split:
     """Split rows by (n,) values without nulls; rows with the same value are in the same part in every table.
 
-    The first 64 bits of a value's identity (`identities`), as a number from 0 to 1, select the part. `shares` are
-    therefore shares of the values, and only roughly of the rows. Raises a DataError if a part is empty.
+    A hash of the value selects the part, so `shares` are shares of the values, and only roughly of the rows. Raises a
+    DataError if a part is empty.
     """
     first, second = (int(share * 2**64) for share in (shares[0], shares[0] + shares[1]))
     drawn = identities({"value": values})[:, :8].copy().view(">u8")[:, 0] if len(values) else np.array([], np.uint64)
@@ -101,9 +102,9 @@ def split_table(
 ) -> Split:
     """Split a training set by a hash of the column `by`, or by time with the columns `event_timestamp` and `known_at`.
 
-    A split by time leaves out rows whose label became known after their part ended, and keeps rows with the same value
-    in the column `within` together: all of them get the latest of their event times and of their known times. Raises a
-    DataError if a column is missing or has nulls, or a part is empty.
+    A split by time leaves out rows whose label became known after their part ended. Rows with the same value in
+    `within` stay together: the latest event time and the latest known time among them count for all. Raises a DataError
+    if a column is missing or has nulls, or a part is empty.
     """
     if by is not None:
         return split_by_value(required_column(table, by, "the values to split by"), shares)
@@ -117,7 +118,7 @@ def split_table(
 
 
 def group_numbers(table: pa.Table, within: str) -> Index:
-    """Return a number from 0 per row for its value in the column `within`; raise a DataError if a value is missing."""
+    """Number the values of the column `within` from 0; return each row's number. Raise a DataError for nulls."""
     values = required_column(table, within, "the groups of rows").combine_chunks()
     numbers: Index = pc.cast(values.dictionary_encode().indices, pa.int64()).to_numpy(zero_copy_only=False)
     return numbers
@@ -130,7 +131,7 @@ def _latest(times: Index, groups: Index) -> Index:
 
 
 def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
-    """Return the labels of all rows; raise a DataError unless they are 0 or 1 and each part has both."""
+    """Return the label column as int64; raise a DataError unless all labels are 0 or 1, and each part has both."""
     labels = whole_numbers(table, label, pa.int64())
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
@@ -144,7 +145,7 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
 
 
 def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
-    """Return a column; raise a DataError that shows `expected` if it is missing or has nulls."""
+    """Return a column; raise a DataError if it has nulls or is missing. The latter error shows the text `expected`."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]

@@ -83,12 +83,12 @@ class Material:
 
     @property
     def student_table(self) -> pa.Table:
-        """The table with the student's inputs, row by row like `table`."""
+        """The table with the student's inputs: `device` if there is one, else `table`. Both have the same rows."""
         return self.table if self.device is None else self.device
 
     @cached_property
     def parts(self) -> Split:
-        """The rows for training, validation and test."""
+        """The rows for training, validation and test. Raises a DataError if the table cannot be split."""
         if self.division is not None:
             return self.division
         label = self.declaration.label
@@ -205,7 +205,7 @@ class Task(ABC):
         self.shape = {**self.shape, **material.declaration.shape}
 
     def with_shape(self, shape: Mapping[str, Any]) -> Self:
-        """Return a copy of this task with these values in its `shape`."""
+        """Return a copy of this task with these options in its `shape`; its other options stay."""
         task = copy.copy(self)
         task.shape = {**self.shape, **shape}
         return task
@@ -215,7 +215,7 @@ class Task(ABC):
         """Create the teacher."""
 
     def references(self) -> Mapping[str, Teacher]:
-        """Return further models that the report measures next to the teacher, by name."""
+        """Return further models that the report measures next to the teacher, by name; none by default."""
         return {}
 
     @abstractmethod
@@ -223,10 +223,10 @@ class Task(ABC):
         """Return these rows as the batch that teacher and references are called with."""
 
     def tokenizers(self) -> tuple[Any, Any] | None:
-        """Return the tokenizers of teacher and student, or None without tokenizers.
+        """Return the tokenizers of teacher and student, or None, the default, for a task without text.
 
-        A tokenizer is from transformers or tokenizers, or a function from text to ids. Before the first step both are
-        compared on texts for which tokenizers often differ.
+        A tokenizer is an object of the transformers or tokenizers library, or a function from text to ids. Before the
+        first step both are compared on texts for which tokenizers often differ.
         """
         return None
 
@@ -239,30 +239,30 @@ class Task(ABC):
         return student
 
     def line(self) -> str:
-        """Return the argument of the Distillation that reproduces the task's `shape`."""
+        """Return the Python source of the Distillation argument that reproduces the task's `shape`."""
         return f"shape={dict(self.shape)!r}"
 
     @abstractmethod
     def batch(self, rows: Tensor) -> Batch:
-        """Return these rows, int64 (n,), as the student's batch, on the CPU."""
+        """Return the rows with these numbers, int64 (n,), as a batch for the student, on the CPU."""
 
     def leaks(self) -> Sequence[str]:
-        """Describe the student's inputs that reveal the label on their own; by default none.
+        """Describe each input that reveals the label on its own; none by default.
 
-        If there is one, `distill` raises a DataError: it is known only after the label, or makes a model unnecessary.
+        If there are any, `distill` raises a DataError: such an input is known too late, or makes a model unnecessary.
         """
         return ()
 
     def groups(self, rows: Index) -> Index | None:  # noqa: ARG002 - for subclasses
-        """Return the group number of each row; a batch never splits a group. None, the default, means no groups."""
+        """Return the group number of each row, or None, the default, without groups. A batch never splits a group."""
         return None
 
     def after_training(self, student: nn.Module) -> None:  # noqa: B027 - most learn nothing more
-        """Fit parts of the student, such as a calibration, to the validation part, in place; by default nothing."""
+        """Fit parts of the student, such as a calibration, to the validation part, in place; by default do nothing."""
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return the student's objective. The control is trained on its terms that do not use the teacher."""
+        """Return the student's objective. The control, trained without a teacher, uses its terms on labels alone."""
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:  # noqa: ARG002 - for subclasses
         """Return the batch to train on instead of `batch`, for example one that the student generated.
@@ -274,46 +274,46 @@ class Task(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return metrics of a model's outputs for these rows, NaN if undefined; `teacher` has the teacher's outputs."""
+        """Return a model's metrics for these rows by name, NaN if undefined. `teacher` has the teacher's outputs."""
 
     def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
-        """Return `metric` of `quality`; override it if it can be computed faster on its own."""
+        """Return the metric `metric` of `quality`. Override this if that metric can be computed faster on its own."""
         return self.quality(answers, rows, teacher)[self.metric]
 
     @abstractmethod
     def model(self, student: nn.Module) -> ModelProto:
-        """Return the ONNX graph that a device runs."""
+        """Return the ONNX graph of a student, as a device runs it."""
 
     def network(self, student: nn.Module) -> nn.Module | None:
-        """Return the graph as a torch module, from the tensors in the order of `feeds` to the outputs.
+        """Return a torch module that computes the graph's outputs from the tensors of `feeds`, in order.
 
         By default the student. Return None if no module computes everything that the graph does.
         """
         return student
 
     def writer(self, student: nn.Module) -> "TextWriter | None":  # noqa: ARG002 - for subclasses
-        """Return the text generator of a student in eval mode; None, the default, for other models."""
+        """Return the text generator of a student in eval mode; None, the default, if the model generates no text."""
         return None
 
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Return figures for gates on a model file, which `run` runs. Required only for tasks with a `writer`.
+        """Measure a model file, which `run` runs, and return figures for gates by name. Required only with a `writer`.
 
         `teacher` has the outputs for all rows.
         """
         raise NotImplementedError
 
     def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - for subclasses
-        """Return the `tolerance` for a student's package, by precision."""
+        """Return the largest allowed differences of a student's package by precision; `tolerance` by default."""
         return self.tolerance
 
     def graph_batches(self, rows: Index) -> Iterator[Index]:
-        """Yield the rows in batches that the graph takes."""
+        """Yield the rows in batches of at most `graph_rows`, or `at_once` if that is None."""
         return in_batches(rows, self.graph_rows or self.at_once)
 
     def core(self, student: nn.Module) -> Core | None:  # noqa: ARG002 - for subclasses
-        """Return the part of the graph after strings and booleans, for runtimes that support neither.
+        """Return the numeric part of the graph, for runtimes without strings and booleans.
 
         Return None, the default, if `network` covers the whole graph. With a core, also implement `core_feeds` and fill
         `Case.core`.
@@ -329,20 +329,20 @@ class Task(ABC):
         """Return the inputs of the graph for these rows, arrays by name."""
 
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
-        """Return what the exported graph should return, computed in torch by a student in eval mode without gradients.
+        """Return the outputs that the exported graph should give, computed in torch by a student in eval mode.
 
-        By default the tensors of `feeds` are the arguments of its `forward`, in order.
+        By default the tensors of `feeds` are the arguments of the student, in order. Call it with gradients disabled.
         """
         outputs = answers(self, student(*map(torch.from_numpy, feeds.values())))
         return {key: value.numpy() for key, value in outputs.items() if isinstance(value, Tensor)}
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the graph's inputs for these rows, with the outputs of the student in torch."""
+        """Return a case: the graph's inputs for these rows, and the student's outputs in torch."""
         fed = self.feeds(rows)
         return Case(fed, self.expected(student, fed))
 
     def numbered_case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the result of `case` with the row numbers, for messages."""
+        """Return a case with the graph's inputs, the student's outputs in torch, and the row numbers for messages."""
         return replace(self.case(student, rows), numbers=rows.tolist())
 
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - for subclasses
@@ -356,19 +356,19 @@ class Task(ABC):
         return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Return the outputs of a graph for one of the `graph_batches`, in the form `quality` takes."""
+        """Run a graph with `run` on one of the `graph_batches`; return its outputs in the form that `quality` takes."""
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return more files for the package: content and purpose by name; `teacher` has the outputs for all rows."""
+        """Return further files for the package: content and purpose by name. `teacher` has the outputs for all rows."""
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
         """Compare the outputs of student and teacher for the same rows, by the first output of the same key and shape.
 
         Returns `agreement` and `kl` for logits, counting each token of a text, and `cosine` for other outputs, NaN if
-        an embedding is zero. Returns only `agreement` if the teacher has `indexes` of classes, and an empty mapping if
-        no output can be compared.
+        an embedding is zero. Returns only `agreement` if the teacher has `indexes` of its best classes, and an empty
+        dict if no output can be compared.
         """
         if "logits" in student and "indexes" in teacher:
             return {"agreement": float((student["logits"].argmax(-1) == teacher["indexes"][..., 0]).mean())}
@@ -383,39 +383,39 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """Return this task for some rows, numbered from 0, with the graph's inputs from `table`; `Tabular` only."""
+        """Return a copy of this task for some rows, numbered from 0, whose graph inputs are `table`; `Tabular` only."""
         raise NotImplementedError
 
     def raw_case(self, student: nn.Module, raw: Mapping[str, Values]) -> Case:
-        """Return the case of rows outside the training set, from raw values of the graph's inputs; `Tabular` only."""
+        """Return a case of rows outside the training set, from raw values of the graph's inputs. Only for `Tabular`."""
         raise NotImplementedError
 
     def sliced(self, rows: Index) -> pa.Table:
-        """Return the columns by which the report slices the test rows: the student's inputs except times."""
+        """Return the columns by which the report slices these rows: the student's inputs except times."""
         inputs = [item.name for item in self.material.student_inputs if item.dtype != UnixTimestamp]
         return self.material.table.select(inputs).take(rows)
 
     def identities(self) -> Array:
-        """Return the identity of each row for the teacher, (n, 16) uint8; by default from its input values."""
+        """Return an identity of each row for the teacher's cache, (n, 16) uint8; by default from the input values."""
         return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
 
     def options(self) -> dict[str, Any]:
-        """Return plain data, besides rows and teacher, that the teacher's outputs depend on; part of their identity."""
+        """Return plain data that determines the teacher's outputs besides rows and teacher; part of their cache key."""
         return {}
 
     def content(self) -> str:
-        """Return a digest of the training data without the teacher's outputs."""
+        """Return a digest of the training data without the teacher's outputs; by default `Material.training_set`."""
         return self.material.training_set
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for subclasses
-        """Return further figures of the report, named as in `measured`, from the quality of each model."""
+        """Return further figures for the report, named in `measured`, from the metrics (`quality`) of each model."""
         return {}
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for subclasses
-        """Return further files to store next to the weights of a student with this identity."""
+        """Return further files by name, to store next to the weights of a student with this identity."""
         return {}
 
 
 def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
-    """Return a module's outputs by key; raise a ConfigurationError if their number differs from the task's keys."""
+    """Return a module's outputs by key; raise a ConfigurationError if the number of unnamed outputs does not fit."""
     return named(outputs, task.keys, f"{task.material.declaration.where}: student")

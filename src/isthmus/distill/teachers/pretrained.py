@@ -86,10 +86,10 @@ class PretrainedTeacher(NetworkTeacher):
 
 
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
-    """Return a vector per row: the first position, or the mean over the positions where the mask is not 0.
+    """Return a vector per row: with `first` that of the first position, else the mean where the mask is not 0.
 
-    `states` are (rows, positions, width), or feature maps (rows, channels, height, width); the mask is (rows,
-    positions).
+    `states` are (rows, positions, width), or feature maps (rows, channels, height, width). The mask is (rows,
+    positions); None averages over all positions.
     """
     if states.ndim > 3:
         states = states.flatten(2).transpose(1, 2)

@@ -59,7 +59,7 @@ class Teacher(ABC):
 
     @property
     def runtime(self) -> str:
-        """The library that computes its outputs, for reports."""
+        """The library that computes the teacher's outputs, for reports."""
         return "Python"
 
     @property
@@ -72,7 +72,7 @@ class Teacher(ABC):
         `rows` are row numbers for messages; by default the positions in the batch.
 
         Raises:
-            ConfigurationError: the teacher is no longer frozen, or lacks an output.
+            ConfigurationError: the teacher is no longer frozen (see `hold`), or lacks an output.
             DataError: an output is not finite, or has the wrong number of rows.
         """
         self.hold()
@@ -106,13 +106,13 @@ class Teacher(ABC):
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
-        """Check that the teacher is still frozen; raise a ConfigurationError that lists the parts that are not."""
+        """Raise a ConfigurationError if a part is not frozen: in training mode, requires a gradient, or was changed."""
         problems, remedy = self._thawed()
         if problems:
             raise ConfigurationError(self.where, problems, remedy=remedy)
 
     def relabelled(self, labels: Sequence[str]) -> "Teacher":
-        """Return a copy with its classes in this order, or the teacher itself if that is their order already.
+        """Return a copy with its classes in this order, or the teacher itself if its classes already have this order.
 
         Raises a ConfigurationError if the teacher's labels are unknown, or are not the same set.
         """
@@ -188,7 +188,7 @@ _ABSTAINS = (
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
-    """Return a problem unless the labels are the expected ones in any order."""
+    """Return a problem if the labels are not the expected ones, in any order; else None."""
     if sorted(labels) == sorted(expected):
         return None
     more, less = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
@@ -214,7 +214,7 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
 
 
 def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Return outputs by key: a mapping unchanged; a tuple or a single output by the keys in order.
+    """Return outputs by key: a mapping unchanged; the items of a tuple, or a single output, by the keys in order.
 
     Raises a ConfigurationError if the number of outputs differs from the number of keys.
     """
@@ -228,7 +228,7 @@ def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
 
 
 def count(batch: Any) -> int | None:
-    """Return the number of rows of a batch; None if it is unknown or its parts disagree."""
+    """Return the number of rows of a batch; None if it is unknown, or differs between the batch's parts."""
     if isinstance(batch, Mapping | tuple):
         parts = batch.values() if isinstance(batch, Mapping) else batch
         counts = {number for part in parts if (number := count(part)) is not None}

@@ -45,7 +45,10 @@ class Policy:
     recovering: bool = False
 
     def then(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """Return the next state; `strained` says if the p99 is above its objective, `deepest` is the last degree."""
+        """Return the next state, whose degree differs by at most 1. `deepest` is the last degree; `now` is in seconds.
+
+        `strained` says if the p99 is above its objective.
+        """
         if strained:
             settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
@@ -88,7 +91,7 @@ class Throttle:
         return self._policy.degree == len(self._cores)
 
     def look(self) -> bool:
-        """Read the latency, at most once per `LOOK_SECONDS`; change the degree, apply it, and return whether to pause.
+        """Read the latency, at most once per `LOOK_SECONDS`; adapt priority and cores; return whether to pause.
 
         Reports each change, and warns once if training has hardly run for `STARVED_SECONDS`.
         """
@@ -161,10 +164,10 @@ class Throttle:
 def throttled(
     latency: Callable[[], Latency | None] | None, progress: Progress, threads: int, paused: Callable[[float], None]
 ) -> Iterator[Progress]:
-    """Yield a progress function that also slows down or pauses its caller if servers need the machine.
+    """Yield a progress function that, when called, also slows down or pauses the process if servers need the machine.
 
-    If `latency` is None, servers are ignored. `paused` is called with the seconds of each pause. The priority of the
-    process is restored at the end.
+    If `latency` is None, yields `progress` itself. `paused` is called with the seconds of each pause. The cores and
+    priority of the process are restored at the end.
     """
     if latency is None:
         yield progress

@@ -25,7 +25,7 @@ class Priority:
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """Lower the priority of all threads and use only the last `cores` cores; with `idle`, run only on idle ones."""
+        """Lower the priority of all threads and use only the last `cores` cores; with `idle`, only their idle time."""
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():
@@ -34,7 +34,7 @@ class Priority:
                 _set(thread, _Scheduling(policy, max(before.nice, NICE), frozenset(sorted(before.cores)[-cores:])))
 
     def restore(self) -> None:
-        """Undo `lower`; without the right to raise a priority, it stays low (sched(7), RLIMIT_NICE)."""
+        """Undo `lower`; the priority stays low if this user may not raise it (sched(7), RLIMIT_NICE)."""
         if sys.platform == "linux" and self._before:
             for thread in _threads():
                 _set(thread, self._of(thread))

@@ -65,7 +65,7 @@ class Checkpoints:
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """Return state and tensors of the last complete checkpoint of this run, or None."""
+        """Return state and tensors of the newest intact checkpoint of this run, or None if there is none."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:
@@ -83,7 +83,7 @@ class Checkpoints:
         return None
 
     def write(self, state: RunState, tensors: Tensors) -> None:
-        """Replace the older checkpoint; if the folder cannot be written, keep both and raise a DependencyError."""
+        """Replace the older checkpoint. If the folder cannot be written, raise a DependencyError and keep both."""
         try:
             publish(self._folder / self._next, lambda fresh: self._fill(fresh, state, tensors))
         except (OSError, SafetensorError) as error:
@@ -130,7 +130,7 @@ def final(best: Tensors) -> dict[str, torch.Tensor]:
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Load the tensors of `pack` or `final` into module and optimizer; return the best weights.
 
-    After `final`, the module gets the best weights, and the optimizer starts anew.
+    The tensors of `final` are only the best weights: they go into the module, and the optimizer starts anew.
     """
     begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
     weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
@@ -155,7 +155,7 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
 def discard(folder: Path, *, finished: bool = True) -> None:
     """Delete the checkpoints of a run; its event files stay.
 
-    With `finished=False`, keep a checkpoint whose training is over, since its final weights may still be needed.
+    With `finished=False`, keep the checkpoint of a training that has ended, since its weights may still be needed.
     """
     for place in _PLACES:
         if not finished and _is_over(folder / place):

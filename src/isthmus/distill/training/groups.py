@@ -11,9 +11,9 @@ from isthmus.features.errors import Problem
 def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -> Sequence[torch.Tensor]:
     """Return the row numbers of each batch of an epoch, such that no batch splits a group.
 
-    `groups`, int64 (rows,), has the group number of each row. Groups come in random order, and rows of a group in their
-    own. There are as many batches as without groups, and none is empty: a batch has the groups that end within its
-    share of `batch` rows. No group may have more than `batch` rows.
+    `groups`, int64 (rows,), has the group number of each row. Groups come in random order; rows of a group keep theirs.
+    There are as many batches as without groups, and none is empty: a batch has the groups whose last row is among its
+    `batch` rows. No group may have more than `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)
@@ -26,7 +26,7 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
 
 
 def cuts(groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str) -> list[Problem]:
-    """Return a problem for each setting that would split the rows of a group."""
+    """Return a problem for each setting (`batch`, `accumulation`) or number of processes that would split a group."""
     largest, together = int(groups.bincount().max()), "1: a group of rows stays together"
     checks = [
         ("batch", settings.batch, settings.batch >= largest, f"at least {largest}, the rows of the largest group"),

@@ -97,7 +97,7 @@ class Training:
     groups: torch.Tensor | None = None
 
     def run(self) -> list[dict[str, float]]:
-        """Train to the end.
+        """Train the module in place, and leave it in eval mode with the best weights.
 
         Returns:
             An entry per evaluation: step, means of loss and terms since the previous evaluation, and metrics.
@@ -112,7 +112,7 @@ class Training:
         return self.train().state.history
 
     def train(self) -> Outcome:
-        """Train like `run`, and return the module with its final state."""
+        """Train like `run`, with the same errors; return the module, its final state and the seconds of pauses."""
         problems = self.settings.problems(self.where)
         if self.groups is not None:
             problems += cuts(self.groups, self.settings, self.accelerator.num_processes, self.where)

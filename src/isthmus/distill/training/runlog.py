@@ -23,7 +23,7 @@ class RunLog:
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """Open the event files; at `step` 0 delete those of an earlier run, else drop their steps after `step`."""
+        """Start timing and open the event files: at `step` 0 delete earlier files, else drop the steps after `step`."""
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 
@@ -35,7 +35,7 @@ class RunLog:
         self._last_line = self._last_point = self._began
 
     def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        """Log a step if a line or a plot is due; `rows` are those since the last call, and `place` begins the line."""
+        """Log a step if a line or a plot is due. `rows` counts rows since the last call; `place` begins the line."""
         self._rows += rows
         now = time.monotonic()
         if self._writer and now - self._last_point >= PLOT_SECONDS:
@@ -45,7 +45,7 @@ class RunLog:
             self._report(step, {"loss": values["loss"]}, place)
 
     def paused(self, seconds: float) -> None:
-        """Exclude a pause from the rows per second and the remaining time."""
+        """Leave a pause out of the rows per second and the remaining time."""
         self._began += seconds
 
     def evaluation(self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], place: str) -> None:

@@ -12,7 +12,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Collect the first SIGINT or SIGTERM in the list, in the main thread only; a second one has its usual effect."""
+    """Yield a list that gets the first SIGINT or SIGTERM instead of its usual effect, which a second signal has.
+
+    Only works in the main thread; elsewhere the list stays empty. Restores the handlers at the end.
+    """
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}
 

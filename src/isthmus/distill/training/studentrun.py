@@ -99,9 +99,9 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     """Train a student in place, and leave it on the CPU with the best weights.
 
     Writes checkpoints and event files to `folder`, and resumes from a checkpoint of the same run there. After training,
-    calls `Task.after_training`. Raises a ConfigurationError, before the first step, if the parts do not fit; a
-    DependencyError if memory or disk is full; a GateFailed if a number is not finite, and Stopped on SIGINT or SIGTERM,
-    with the best weights so far in the student.
+    calls `Task.after_training`. Raises a ConfigurationError, before the first step, if student, objective, outputs and
+    settings do not fit; a DependencyError if memory or disk is full; a GateFailed if a number is not finite. Raises
+    Stopped on SIGINT or SIGTERM, with the best weights so far in the student.
     """
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device

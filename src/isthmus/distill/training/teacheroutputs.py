@@ -38,7 +38,7 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
 
 def most_parameters(parameters: int, size: int) -> int:
-    """Return the maximum number of parameters for a student of this teacher.
+    """Return the maximum number of parameters for a student of a teacher with these parameters and `size` bytes.
 
     For a network this is its number of parameters, also in half precision. For trees it is their bytes as float32
     numbers, since each node is one record.
@@ -49,8 +49,8 @@ def most_parameters(parameters: int, size: int) -> int:
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
     """Open the cached outputs of a teacher, indexed by position in `rows`; missing ones are computed when first read.
 
-    Classes are reordered to the task's, if it has any. Raises a ConfigurationError if the teacher is not a `Teacher`,
-    or its labels are not the task's classes.
+    Outputs per class are reordered to the task's classes, if it has any. Raises a ConfigurationError if the teacher is
+    not a `Teacher`, or its labels are not the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -70,8 +70,8 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
 def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
     """Describe how many calls a `FunctionTeacher` still needs for all its outputs, to announce the cost.
 
-    The rows at the indexes `first` are computed before all others. Returns an empty text for other teachers, and if no
-    output is missing.
+    The rows at the indexes `first` are computed first. Returns an empty text for other teachers, and if no output is
+    missing.
     """
     if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
         return ""
@@ -85,11 +85,11 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
 ) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
-    """Compute a teacher's missing outputs for these rows and its cost, and return all outputs and the cost.
+    """Compute a teacher's missing outputs for these rows and measure its cost; return all outputs and the cost.
 
-    Both are cached: a teacher with complete outputs is not even loaded. Pass `outputs` if `open_outputs` was already
-    called with the same arguments. `paused` is called with the seconds of each pause for servers. Raises a
-    ConfigurationError if the teacher is not a `Teacher`.
+    Both are written to the cache, and a teacher whose outputs and cost are cached is not even loaded. Pass `outputs` if
+    `open_outputs` was already called with the same arguments. Pauses while servers need the machine, and calls `paused`
+    with the seconds of each pause. Raises a ConfigurationError if the teacher is not a `Teacher`.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:

@@ -87,7 +87,7 @@ class ClassLabels(Kind):
         return multiclass_log_loss(self.values[rows], answers["logits"])
 
     def chance(self, rows: Index) -> float:
-        """Return the log loss of always predicting the class shares of the training part."""
+        """Return the log loss, on these rows, of always predicting the class shares of the training part."""
         logits = np.broadcast_to(np.log(self._shares), (len(rows), len(self._shares)))
         return multiclass_log_loss(self.values[rows], logits)
 

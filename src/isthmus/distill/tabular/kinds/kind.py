@@ -73,19 +73,19 @@ class Kind(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """Return all metrics of a model; `answers` has its scores for `rows`, in their order."""
+        """Return all metrics of a model by name; `answers` holds the model's scores for `rows`, in the same order."""
 
     @abstractmethod
     def score(self, answers: Answers, rows: Index) -> float:
-        """Return the figure of `quality` that `metric` names, without computing the rest."""
+        """Return the metric that `metric` names, without computing the other metrics of `quality`."""
 
     @abstractmethod
     def chance(self, rows: Index) -> float:
-        """Return the `metric` that a model without inputs reaches on these rows."""
+        """Return the value of `metric` on these rows for a model that ignores all inputs."""
 
     @abstractmethod
     def leak(self, column: Values, rows: Index) -> str:
-        """Describe how an input alone reveals the label, or return an empty text; `column` has its values in `rows`."""
+        """Describe how an input, with these values in `rows`, reveals the label by itself; return "" if it does not."""
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
         return agreement(student[self.key], teacher[self.key])

@@ -70,14 +70,14 @@ class RankLabels(Kind):
         return chance_ndcg(self.values[rows], self.groups[rows], self._at)
 
     def leak(self, column: Values, rows: Index) -> str:
-        """Describe an input that separates rows with a relevance above 0 from rows with 0, or return an empty text."""
+        """Describe how an input alone separates relevance 0 from higher relevance; return "" if it does not."""
         area = separation_auc(column, (self.values[rows] > 0).astype(np.int64))
         return (
             f"separates the relevant rows of the training part with an AUC of {area:.4f}" if area >= LEAK_FROM else ""
         )
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:  # noqa: ARG002 - scales differ
-        """Return no figures: the scores of student and teacher have different scales."""
+        """Return an empty dict: the scores of student and teacher have different scales."""
         return {}
 
 
