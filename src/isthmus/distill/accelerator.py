@@ -37,7 +37,7 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """Return the device of a profile; raise a DependencyError if CUDA or bf16 is requested but not available."""
+    """Return the CPU or GPU to train on; raise a DependencyError if a requested CUDA device or bf16 is unavailable."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",
@@ -58,7 +58,7 @@ def resolve(profile: TrainingProfile) -> torch.device:
 
 @contextmanager
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
-    """Turn an out-of-memory error in the block, which computes `rows` at once, into a DependencyError with a remedy."""
+    """Turn an out-of-memory error in the `with` block into a DependencyError that names the place and a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -82,7 +82,7 @@ def peak(device: torch.device) -> int:
 
 
 def is_full(error: Exception) -> bool:
-    """Return True if an error of torch means that memory ran out."""
+    """Return True if an error of torch means that there is no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 

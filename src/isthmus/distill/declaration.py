@@ -99,7 +99,7 @@ class Tabular:
         return Plan(numbers, texts)
 
     def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return the problems of `preparation`: unused patterns, wrong steps, and steps for the wrong type."""
+        """Return a problem for each entry of `preparation` that fits no input, is invalid, or is for another type."""
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"
@@ -143,7 +143,7 @@ class Tabular:
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 
     def unfit(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem for a spine label of the wrong type, and for a `Rank` whose `within` column is missing."""
+        """Return a problem if the spine's label has the wrong type or the spine lacks a `Rank`'s column `within`."""
         if not isinstance(self.label, Label):
             return []
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
@@ -314,7 +314,7 @@ class Distillation:
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
     def misfits(self, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return a problem for each preparation of a `Tabular` that does not fit the student's inputs."""
+        """Return a problem for each preparation that does not fit the student's inputs; only a `Tabular` has any."""
         return self.task.misfits(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
@@ -382,7 +382,7 @@ class Distillation:
         return problems + self._misset(self.settings, self.where)
 
     def misnamed(self, measured: Sequence[str]) -> list[Problem]:
-        """Return a problem for each gate on an unknown figure; `measured` are the task's own figures."""
+        """Return a problem for each unknown gate without a dot, such as "taught"; `measured` are the task's figures."""
         known = (*OVERALL, *measured)
         names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
         expected = f"{one_of(known)}, or a model and its figure, such as student.p99_us"
@@ -397,11 +397,11 @@ class Distillation:
         return wrong
 
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings of student and control for this many training rows, with the defaults filled in."""
+        """Return the settings for student and control, with defaults for a profile and a number of training rows."""
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings of the search's students for this many training rows: its own, or `training_settings`."""
+        """Return the settings for the students of a search: its own, or `training_settings` if it declares none."""
         settings = None if self.search is None else self.search.settings
         if settings is None:
             return self.training_settings(profile, rows)

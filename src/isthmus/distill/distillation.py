@@ -50,7 +50,7 @@ class DistillationReport:
 
     @property
     def id(self) -> str:
-        """Digest of everything that the student depends on."""
+        """Id of the student: a digest of everything that it depends on."""
         return str(self.data["id"])
 
     def as_dict(self) -> dict[str, Any]:
@@ -138,7 +138,6 @@ def _existing(task: Task, path: Path, progress: Progress) -> DistillationReport 
 def _complete(
     task: Task, teacher: Teacher, opened: TeacherOutputs, cache: Path, stages: "_Stages"
 ) -> tuple[dict[str, TeacherOutputs], dict[str, TeacherCost]]:
-    """Compute missing outputs of teacher (all rows) and references (test part); return all outputs and costs."""
     rows, test, references = np.arange(task.material.table.num_rows), task.material.parts.test, task.references()
     outputs, costs = {"teacher": opened}, dict[str, TeacherCost]()
     # Open these before the teacher runs, since it rejects references whose labels differ from the task's.
@@ -208,7 +207,7 @@ class _Trainings:
 
     @property
     def only_reporting_changed(self) -> bool:
-        """True if the weights were selected for a student that differs only in reporting code. Call `begin` first."""
+        """True if these trainings began for another student, so only reporting code has changed. Call `begin` first."""
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:

@@ -144,7 +144,7 @@ def limited(gates: Iterable[Gate]) -> bool:
 
 
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    """Return a problem for each bound that the label does not support, and each `lost` bound with wrong limits."""
+    """Return a problem for each bound that the label does not support, and each `lost` bound with invalid limits."""
     measures = {} if label is None else BOUNDED.get(type(label), {})
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
     parts = (f"{' or '.join(_PREFIXES[kind])}, a dot, and {one_of(names)}" for kind, names in measures.items())
@@ -159,7 +159,7 @@ def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> l
 
 
 def describe(bound: "Bound") -> str:
-    """Describe the measured value of a bound on production quality."""
+    """Return the measured value of a bound on production quality as text, such as "auc is 0.81 (0.79 to 0.83)"."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
     found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""
@@ -168,7 +168,7 @@ def describe(bound: "Bound") -> str:
 
 
 def requirement(bound: "Bound") -> str:
-    """Describe the required value of a bound on production quality."""
+    """Return the required value of a bound on production quality as text, such as "auc at least 0.8"."""
     return f"{bound.measure} {_limits(bound.at_least, bound.at_most)}"
 
 

@@ -13,7 +13,11 @@ from isthmus.features.types import INPUTS
 def input_problems(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Return a problem for each input that a model cannot read or a device lacks; `distillations` are the project's."""
+    """Check all inputs, and return a problem for each that a model cannot read or that a device or the spine lacks.
+
+    Also checks that the fallback `stale` names another of the project's `distillations`, without stored features, and
+    that the template of a `Causal` only names features of the student's service.
+    """
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)
     if isinstance(distillation.task, Causal):
@@ -22,7 +26,6 @@ def input_problems(
 
 
 def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]:
-    """Report inputs that are bytes or arrays, and arrays that a request transform of the student takes."""
     return [
         Problem(f"distillation {distillation.name}, {role}", f"reads {column.name}, of type {column.dtype}",
                 "numbers, times and Strings")
@@ -42,7 +45,6 @@ def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]
 def _unusable_fallback(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Report a `stale` that names a distillation that does not exist or reads stored features."""
     known = {each.name: each for each in distillations}
     name, where = distillation.stale, f"distillation {distillation.name}: stale"
     if not isinstance(name, str):

@@ -31,12 +31,12 @@ class Label(ABC):
 
     @property
     def grouped_by(self) -> str | None:
-        """The column whose equal values keep rows together, in one part and one batch; None if rows are independent."""
+        """Name of the column whose equal values keep rows in one part and one batch; None if rows are independent."""
         return None
 
     @abstractmethod
     def stands_for(self, value: float) -> bool:
-        """Return True if `value` could be a prediction, and so a device's answer when its features are stale."""
+        """Return True if `value` could be a prediction, so that a device may return it when its features are stale."""
 
     def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - for subclasses
         return []

@@ -40,7 +40,8 @@ def rehearse(
     Restores torch's random state.
 
     Raises a ConfigurationError if gates, sizes, settings, groups of rows, student, teacher and objective do not fit
-    each other, a DataError if an input leaks the label, and a GateFailed if the loss is not finite.
+    each other, a DataError if an input leaks the label, a GateFailed if the loss is not finite, and a DependencyError
+    if memory is full.
     """
     declared = task.material.declaration
     where = declared.where
@@ -95,8 +96,8 @@ def rehearse(
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
     """Measure an untrained student on the validation part, and check that metric and gates name known figures.
 
-    Call it with the complete outputs and the cost of the teacher. Raises a ConfigurationError for an unknown figure, or
-    if the student is larger than its teacher.
+    `outputs` must be complete, `cost` is the teacher's, and `references` has the names of further models. Raises a
+    ConfigurationError for an unknown figure, or if the student is larger than its teacher.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):

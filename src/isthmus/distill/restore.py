@@ -50,7 +50,8 @@ class Restored:
 def create_task(material: Material) -> Task:
     """Create the task that a declaration names; imports the module of your own task.
 
-    Raises a ConfigurationError for an unknown task or name of its shape, and a DataError if the table lacks data.
+    Raises a ConfigurationError if the task or a name in the declared `shape` is unknown, and a DataError if the table
+    lacks data.
     """
     kind = task_class(material.declaration)
     require_shape(kind, material.declaration.shape, material.declaration.where)
@@ -84,8 +85,9 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
 def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
     """Load a student with its fitted preparation; contract and profile may differ from its training.
 
-    `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if it
-    was trained on another training set or its declaration has changed, and a DataError if a file is missing or damaged.
+    `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if the
+    student was trained on another training set or its declaration has changed, and a DataError if a file is missing or
+    damaged.
     """
     try:
         report = json.loads((folder / REPORT).read_bytes())
@@ -112,7 +114,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
 
 
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
-    """Read all files that `restored` needs for these weights and return the report; raise a DataError if one fails."""
+    """Read all files that `restored` needs for these weights and return the report; raise a DataError if this fails."""
     try:
         report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -140,16 +142,16 @@ def _load(task: Task, file: Path) -> nn.Module:
 def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
     """Return a digest of everything that the weights of all seeds depend on, in 12 hexadecimal digits.
 
-    It covers the rows and their split, inputs and label, the shape of the student, the code of the task without the
-    members in `JUDGING`, the metric that selects the weights, settings, seeds, profile, the versions of Isthmus and
-    torch, and the teacher's outputs, whose identity is `outputs`.
+    It covers the rows and their split, inputs and label, the shape of the student, the metric that selects the weights,
+    settings, seeds, profile, the versions of Isthmus and torch, the teacher's outputs, whose identity is `outputs`, and
+    the code of the task without the members that only affect report and package (`JUDGING`).
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return the id of a student: like `training_identity`, but also for its report, so with all code of the task."""
+    """Return the id of a student, 12 hexadecimal digits: a digest of all that its weights and its report depend on."""
     return _identity(task, settings, outputs, whole(origins(task)))
 
 
@@ -177,7 +179,7 @@ def origins(task: Task) -> dict[str, str]:
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return `origins` of a task class; `material` needs only declaration, label, student_inputs and training_set."""
+    """Return the result of `origins` for a task class, from its declaration, label, student_inputs and training_set."""
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
     if isinstance(declared.task, Tabular):
@@ -214,7 +216,8 @@ def whole(made_of: dict[str, str]) -> dict[str, str]:
 def trained_alike(before: dict[str, Any], task: Task, part: str = "training") -> bool:
     """Return whether training the task today would give the student whose report has `before` as its `made_of`.
 
-    With `part="report"`, return whether its report would be equal as well. Earlier versions wrote one digest for both.
+    With `part="report"`, return whether also the report would be equal. If the digest of the whole task is equal, both
+    are: earlier versions recorded only this digest.
     """
     now = origins(task)
     return before.get("training_set") == now["training_set"] and (
@@ -226,9 +229,9 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 def code(kind: type, without: frozenset[str]) -> Any:
     """Return plain data that describes the code of a task class and its bases, without the members in `without`.
 
-    The description starts at the other members that Isthmus calls and follows the names that their code mentions, so a
-    member in `without` that they use is included. It includes every member if names are computed, if a decorator or a
-    metaclass sees the class, or if a base class comes from an installed package.
+    Starts at the members that Isthmus calls and follows the names in their code, so a member in `without` is included
+    if other members use it. Includes every member if names are computed, if a decorator or a metaclass sees the class,
+    or if a base class comes from an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]

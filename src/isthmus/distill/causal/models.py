@@ -52,11 +52,12 @@ def language(source: str, where: str) -> Language:
 
 
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
-    """Create an untrained model for a vocabulary: the result of the function `source`, or a Llama if `source` is None.
+    """Create an untrained causal language model for a vocabulary.
 
-    The function gets the vocabulary size. The Llama has the sizes in `shape` and a context of `context` tokens; torch's
-    global generator draws its weights. Raises a ConfigurationError if the function cannot be imported, its model does
-    not fit, or `shape` does not give each head an even number of units.
+    If `source` is "module:function", calls that function with the vocabulary size. If it is None, builds a Llama with
+    the sizes in `shape` and a context of `context` tokens, whose weights torch's global generator draws. Raises a
+    ConfigurationError if the function cannot be imported, if its model does not fit, or if the width in `shape` does
+    not give each head an even number of units.
     """
     if source is not None:
         model = _causal(called(source, where, vocabulary.size), source, where)
@@ -93,7 +94,7 @@ def function_of(source: str) -> Any:
 
 
 def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
-    """Return a trainable copy of a model with only the tokens of the vocabulary, all of them if it is not pruned."""
+    """Return a trainable copy of a model. If the vocabulary is pruned, the copy only has embeddings for its tokens."""
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
         return model
@@ -111,7 +112,7 @@ def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
 
 
 def adapted(model: Any, lora: Lora, where: str) -> Any:
-    """Freeze a model and add trainable LoRA layers in place; raise a ConfigurationError if no layer matches."""
+    """Freeze a model, add trainable LoRA layers in place, return it; raise a ConfigurationError if no layer matches."""
     with extra("lora"):
         from peft import LoraConfig, inject_adapter_in_model
     config = LoraConfig(

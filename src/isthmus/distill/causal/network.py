@@ -12,7 +12,7 @@ from isthmus.features.errors import DataError
 
 
 def seen(positions: Tensor) -> Tensor:
-    """Return the attention mask, bool (n, 1, P, P): a token sees its own text, begun by position 0, up to itself."""
+    """Return a mask, bool (n, 1, P, P): a token sees itself and the text before it, back to the last position 0."""
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
     return (texts[:, None, :, None] == texts[:, None, None, :]) & (order[None, :] <= order[:, None])
@@ -36,7 +36,7 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return logits and cache, extended in place; `mask` (n, 1, P, cached + P) is True where a token may attend."""
+        """Return logits and `cache`, extended in place (None without one); a token attends where `mask` is True."""
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
             past_key_values=cache, use_cache=cache is not None,
@@ -124,7 +124,7 @@ def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end:
 
 
 def continued(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return the positions and targets of blocks from `written`; targets are new tokens up to the first end token."""
+    """Return positions and targets for blocks from `written`: only new tokens up to the first end token are targets."""
     length = tokens.shape[1]
     places = positions[:, prompt - 1 : prompt] + torch.arange(1, length - prompt + 1, device=tokens.device)
     following = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORED)], 1)

@@ -164,7 +164,7 @@ class CausalTask(Task):
         return {"tokenizer": hashlib.sha256(self.vocabulary.tokenizer).hexdigest()}
 
     def student(self) -> nn.Module:
-        """Return a trainable copy of the base, or a new model; raise a ConfigurationError if it cannot be exported."""
+        """Return a copy of the base, or an untrained model; raise a ConfigurationError if it cannot be exported."""
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
             new = models.trimmed(self._language.model, self.vocabulary)
@@ -202,7 +202,11 @@ class CausalTask(Task):
         })  # fmt: skip
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
-        """Return the batch, or at random one that the student (`on_policy`) or the teacher (`sequences`) continued."""
+        """Return the batch or, at random, a batch of texts that a model wrote after the first tokens of each block.
+
+        With the probability `on_policy`, the student writes and the teacher scores the texts during the call. With the
+        probability `sequences`, the texts are the teacher's stored continuations.
+        """
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
             return batch
@@ -234,7 +238,11 @@ class CausalTask(Task):
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return `perplexity` and `general_loss`; with a base, also `gain` and `regression`. NaN without tokens."""
+        """Return `perplexity` on domain texts and `general_loss`, the loss per token of general texts; NaN without any.
+
+        With a base, whose outputs are `teacher`, also returns `gain`, the share by which perplexity fell, and
+        `regression`, the share by which the general loss rose.
+        """
         figures = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         figures["general_loss"] = self._mean(answers, rows, domain=False)
         if self.declared.base is not None:
@@ -252,7 +260,7 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return the share of targets with the same likeliest token; empty with a base, which stores only losses."""
+        """Return `agreement`, the share of equal likeliest tokens; {} with a base, for which only losses are stored."""
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -294,7 +302,7 @@ class CausalTask(Task):
         return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Return inputs for one block: its middle token, and an all-zero cache, since only the sizes matter."""
+        """Return graph inputs to measure latency with: a block's middle token, and zeros as a half-full cache."""
         (row,), half = rows.tolist(), self.declared.context // 2
         tokens = self.tokens[row, half : half + 1].numpy()
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
@@ -306,7 +314,7 @@ class CausalTask(Task):
             return cache_shape(_model(self.student()).config)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the case for one block: the middle token of its first text, and the cache of the tokens before it."""
+        """Return the middle token of a block's first text, the cache of earlier tokens, and the student's outputs."""
         (row,) = rows.tolist()
         length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
         half, run = length // 2, self.writer(student).reference.run
@@ -326,7 +334,7 @@ class CausalTask(Task):
         return self.writer(student).reference.run(feeds)
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Run a graph on one block, token by token, and return `losses`, `best` and `counts`, float32 (1, context)."""
+        """Run a graph token by token over one block; return `losses`, `best` and `counts`, float32 (1, context)."""
         (row,) = rows.tolist()
         empty = past = np.zeros((1, 0, *self._cache()), np.float32)
         steps = []
@@ -342,7 +350,7 @@ class CausalTask(Task):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Estimate a file's metrics on the test part: the student's, plus the mean difference on a few blocks."""
+        """Estimate a file's metrics on the test part: the student's, corrected by the difference on a few blocks."""
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)
         kinds = [np.flatnonzero(domain == kind) for kind in (True, False)]

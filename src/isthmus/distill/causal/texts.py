@@ -31,7 +31,10 @@ class Texts:
 
     @classmethod
     def of(cls, material: Material, name: str | None) -> "Texts":
-        """Read texts and 0/1 labels from the input `name` or the only text input; raise a DataError for a bad row."""
+        """Read texts and 0/1 labels from a training set; `name` is the input with the texts, None the only text input.
+
+        Raises a ConfigurationError without such an input, and a DataError for a missing or empty text or another label.
+        """
         where = material.declaration.where
         inputs = [item.name for item in material.student_inputs if item.dtype == String]
         chosen = inputs if name is None else [each for each in inputs if each == name]
@@ -58,7 +61,7 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """Return up to three distinct prompts: the first words of texts, at most six words and `most` tokens each."""
+        """Return up to three distinct prompts, the beginnings of texts: at most six words and `most` tokens each."""
         prompts: dict[str, None] = {}
         for row in rows.tolist():
             prompts[_beginning(self.texts[row], vocabulary, most)] = None
@@ -67,7 +70,7 @@ class Texts:
         return (*prompts,)
 
     def require_tokens(self, tokens: Sequence[Sequence[int]], begin: int) -> None:
-        """Raise a DataError if a text has only the `begin` tokens that the tokenizer puts before every text."""
+        """Raise a DataError if a text has no tokens of its own; `begin` counts the tokens that precede every text."""
         if empty := [row for row, text in enumerate(tokens) if len(text) == begin]:
             found = f"{len(empty):,} texts have no tokens, the first in row {empty[0]}"
             raise DataError(self.where, found, expected="at least one token per text")
@@ -121,10 +124,9 @@ class _Block(NamedTuple):
 def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *, cut: bool, where: str) -> Blocks:
     """Pack the token ids of texts into blocks of `context` tokens, in order, and put the token `end` after each text.
 
-    The model learns to predict `end`. A text neither sees the text before it in the block nor is predicted from it.
-    With `cut`, a text may continue in the next block, without seeing its beginning. Otherwise a block is padded where
-    the next text does not fit, and a text longer than a block raises a DataError. `rows` are the texts' rows in the
-    training set.
+    The model learns to predict `end`. Texts in the same block do not see or predict each other. With `cut`, a text may
+    continue in the next block, without seeing its beginning. Otherwise a block is padded where the next text does not
+    fit, and a text longer than a block raises a DataError. `rows` are the texts' rows in the training set.
     """
     blocks = [_Block([], [], [], -1)]
     for row, text in zip(rows.tolist(), texts, strict=True):
@@ -161,7 +163,7 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
 
 
 def replayed(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Return general blocks that make up the share `replay` of all blocks; raise a DataError if there are too few."""
+    """Return the first general blocks, the share `replay` of all blocks; raise a DataError if there are too few."""
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:
         raise DataError(

@@ -32,17 +32,17 @@ class Vocabulary:
     begin: tuple[int, ...] = ()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the `begin` tokens and the token ids of each text. Control tokens spelled in a text are plain text."""
+        """Return the token ids of each text, after the `begin` tokens. A spelled-out control token is plain text."""
         reader = opened(self.tokenizer)
         encodings = reader.encode_batch([*texts], add_special_tokens=False)
         return [[*self.begin, *encoding.ids] for encoding in encodings]
 
     def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
-        """Return a smaller, renumbered vocabulary that splits `texts`, given as token ids, into the same tokens.
+        """Return a smaller vocabulary, with new ids, that splits `texts`, given as token ids, into the same tokens.
 
-        It keeps their tokens, the tokens these are merged from, single bytes, so that any text can be encoded, and
-        special tokens. Raises a ConfigurationError if the tokenizer is not BPE, and a DataError if it has no single
-        bytes and `others`, the token ids of further texts, need a token that is not kept.
+        It keeps the tokens of `texts`, the tokens from which they are merged, special tokens, and single bytes, which
+        can encode any text. Raises a ConfigurationError if the tokenizer is not BPE. If the tokenizer has no single
+        bytes, raises a DataError if `others`, the token ids of further texts, contain a token that is not kept.
         """
         content = json.loads(self.tokenizer)
         model = content["model"]
@@ -88,7 +88,7 @@ class Vocabulary:
 
 
 def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Return the full vocabulary of a model from its tokenizer; raise a ConfigurationError if they do not match."""
+    """Return the full vocabulary of a model; raise a ConfigurationError if tokenizer and `config` do not match."""
     with extra("text"):
         from tokenizers import Tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

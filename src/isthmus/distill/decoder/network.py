@@ -38,7 +38,7 @@ class CachedModel(nn.Module):
 
     @property
     def turns(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the rotations, float32 (context, width) each."""
+        """Cosine and sine of the rotary embedding (RoPE) at each position, float32 (context, width) each."""
         return self.get_buffer("cosine"), self.get_buffer("sine")
 
     def forward(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 
 def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
-    """Return the configuration; raise a ConfigurationError unless it is a Llama with SiLU and a supported RoPE."""
+    """Return a model's configuration; raise a ConfigurationError unless it is a Llama with SiLU and a known RoPE."""
     config: Any = model.config
     problems = []
     if type(model).__name__ != "LlamaForCausalLM":

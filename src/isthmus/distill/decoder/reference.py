@@ -75,7 +75,7 @@ class DecoderReference:
         cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
     ) -> "DecoderReference":  # fmt: skip
-        """Run `network` on the golden prompts; raise a GateFailed if its logits differ from those of `model`."""
+        """Run `network` on the golden prompts; raise a GateFailed if its logits differ from the logits of `model`."""
         shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
 
@@ -107,18 +107,18 @@ class DecoderReference:
 
     @property
     def sure(self) -> list[list[int]]:
-        """Greedy tokens after each golden prompt, up to the first close decision (see `CLOSE`)."""
+        """Greedy tokens after each golden prompt, up to the first token that other processors might not choose."""
         return [[*_sure(reads)] for reads in self.reads]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
-        """Compare the content of an ONNX Runtime file with the model, and measure its speed, as `compare_run` does."""
+        """Compare an ONNX Runtime file with the model, and measure its speed; raise a GateFailed if it differs."""
         opened = session(content, settings.threads)
         return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 
     def compare_run(
         self, file: str, precision: Precision, run: Run, size: int, settings: DecodingSettings, part: int = PART
     ) -> FileComparison:
-        """Compare a loaded model file with the model on the golden prompts, and measure its speed.
+        """Compare a model file, which `run` runs, with the model on the golden prompts, and measure its speed.
 
         `size` is in bytes, `part` is the most tokens per call. Raises a GateFailed if logits or tokens differ too much.
         """
@@ -160,7 +160,6 @@ def golden_cases(reference: DecoderReference, accepted: Mapping[str, FileCompari
 
 
 def _sure(reads: Iterable[Read]) -> Iterator[int]:
-    """Yield tokens up to the first that another processor might choose differently."""
     for read in reads:
         if read.lead < CLOSE * np.abs(read.logits).max():
             return

@@ -28,7 +28,7 @@ _RARE = 0xF1
 
 
 def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[str, Any]:
-    """Parse a `tokenizer.json`; raise a ConfigurationError that lists all parts that packages do not support."""
+    """Parse and return a `tokenizer.json`; raise a ConfigurationError that lists all parts packages do not support."""
     try:
         file: dict[str, Any] = json.loads(data)
         problems = [*_problems(file)]
@@ -44,7 +44,11 @@ def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[st
 def new_generation(
     data: bytes, *, context: int, most: int, end: Sequence[int], template: str, where: str = "tokenizer.json"
 ) -> tuple[Generation, Tokenizer]:
-    """Return a package's text generation and tokenizer; raise a ConfigurationError if a file or setting is wrong."""
+    """Return the settings with which a package generates text, and its tokenizer from a `tokenizer.json` (`data`).
+
+    `most` is the most tokens to generate, `end` has the tokens that end a text, and `template` has {prompt} in place of
+    the user's text. Raises a ConfigurationError if the file or a setting is wrong.
+    """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])
     begin, after = around(data)
@@ -71,7 +75,7 @@ def new_generation(
 
 
 def around(data: bytes) -> tuple[list[int], list[int]]:
-    """Return the token ids that the tokenizer in the file `data` adds before and after every text."""
+    """Return the token ids that a tokenizer adds before and after every text; `data` is its `tokenizer.json`."""
     own = opened(data)
     bare, full = (own.encode("a", add_special_tokens=special).ids for special in (False, True))
     places = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]

@@ -23,7 +23,7 @@ _TABLE_BITS = 4
 
 
 def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
-    """Return a decoder as the content of an ONNX file in a precision; the same decoder gives the same bytes."""
+    """Return a decoder as an ONNX file in "fp32", "int8" or "int4"; the same decoder gives the same bytes."""
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer

@@ -45,12 +45,12 @@ class Sizes:
 
     @property
     def queries(self) -> int:
-        """Numbers in all queries of one token."""
+        """Number of floats in the queries of one token, in one layer."""
         return self.heads * self.head
 
     @property
     def keys(self) -> int:
-        """Numbers in all keys of one token; its values have as many."""
+        """Number of floats in the keys of one token, in one layer; its values have as many."""
         return self.shared * self.head
 
     @property
@@ -65,21 +65,21 @@ class Sizes:
 
     @property
     def nodes(self) -> int:
-        """Operators that one call launches."""
+        """Number of operators that one call launches."""
         return _NODES + _NODES_PER_LAYER * self.layers
 
     def layer_bytes(self, precision: Precision) -> int:
         return self.layers * sum(matrix_bytes(takes, gives, precision) for takes, gives in self.products)
 
     def head_bytes(self, precision: Precision) -> int:
-        """Return the bytes of the output layer, which a call applies to its last token only."""
+        """Return the bytes of the output layer's weights."""
         return matrix_bytes(self.width, self.vocabulary, precision)
 
     def cache_bytes(self, past: int) -> int:
         return 4 * past * 2 * self.layers * self.keys
 
     def flops(self, tokens: int, past: int) -> int:
-        """Return the operations of all products of a call, attention included; a multiply-add counts as two."""
+        """Return the operations of all matrix products of a call, attention included; a multiply-add counts as two."""
         attention = 2 * (past + tokens) * self.layers * self.queries
         return 2 * (tokens * (self.matrices + attention) + self.width * self.vocabulary)
 
@@ -99,7 +99,7 @@ class Sizes:
 
 
 def matrix_bytes(takes: int, gives: int, precision: Precision) -> int:
-    """Return the bytes of a weight matrix of input width `takes` and output width `gives`, with its scales."""
+    """Return the bytes of a weight matrix from width `takes` to width `gives`, with its scales and zero points."""
     if precision == "fp32":
         return 4 * takes * gives
     bits, blocks = BITS[precision], -(-takes // BLOCK)

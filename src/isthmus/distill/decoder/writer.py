@@ -29,9 +29,10 @@ class TextWriter:
 
     @classmethod
     def of(cls, model: "LlamaForCausalLM", file: bytes, settings: DecodingSettings) -> "TextWriter":
-        """Check that a model, the content of its `tokenizer.json` and settings fit; switch the model to eval mode.
+        """Check that a model, the content of its `tokenizer.json` and settings fit, and return them as a TextWriter.
 
-        Raises a ConfigurationError if they do not fit, and a RequestError if a golden prompt cannot be encoded.
+        Switches the model to eval mode. Raises a ConfigurationError if they do not fit, and a RequestError if a golden
+        prompt cannot be encoded.
         """
         problems = settings.problems("decoding")
         if not problems and not settings.prompts:
@@ -56,7 +57,7 @@ class TextWriter:
 
     @cached_property
     def reference(self) -> DecoderReference:
-        """The answers that model files must match. The first access runs the model, and may raise a GateFailed."""
+        """Tokens and logits that model files must match. The first access runs the model and may raise a GateFailed."""
         return DecoderReference.of(self.model, self.network, self.generation, self.tokenizer, self.settings)
 
 

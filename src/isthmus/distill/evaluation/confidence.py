@@ -26,7 +26,7 @@ def mean(values: Array) -> Interval:
 
 
 def root_mean(squares: Array) -> Interval:
-    """Return the root of the mean of (n,) squares, such as an RMSE. The interval has the roots of the mean's ends."""
+    """Return the root of the mean of (n,) squares, such as an RMSE, with the root of the mean's interval."""
     value, low, high = mean(squares)
     ends = [None if end is None else math.sqrt(max(end, 0.0)) for end in (low, high)]
     return Interval(math.sqrt(value), *ends)
@@ -41,7 +41,10 @@ def share(count: int, rows: int) -> Interval:
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """Return for each row the share of rows with the other label that its score orders correctly; ties count half."""
+    """Return for each row the share of rows with the other label, 0 or 1, that are ranked correctly against it.
+
+    A row labeled 1 should have a higher score than a row labeled 0; ties count half. Both labels must occur.
+    """
     ones = labels == 1
     shares = np.empty(len(labels))
     for rows, opposite in ((ones, ~ones), (~ones, ones)):
@@ -78,8 +81,8 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 def calibration_error(labels: Array, probabilities: Array) -> Interval:
     """Return the expected calibration error (see `metrics.calibration_error`) with its interval, which needs 30 rows.
 
-    Chance alone moves a mean of distances above 0. The lower end therefore subtracts the distance expected by chance of
-    each bin whose gap is below two standard errors. The interval is a bit too wide and never too narrow.
+    Chance alone moves a mean of distances above 0. The interval therefore begins lower by the distance that chance
+    would cause in the bins whose gap is within two standard errors. It is a bit too wide and never too narrow.
     """
     plain = metrics.calibration_error(labels, probabilities)
     if len(labels) < 2 * BINS:
@@ -112,8 +115,9 @@ class PairedLoss(NamedTuple):
 def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
     """Return how much worse (n,) scores are than a former model's (n,) scores for the same rows and labels.
 
-    `metric` is "auc", "rmse" or a name in `ROWS`. The standard error, for large samples, is that of the paired
-    difference. Raises a DataError for fewer than two rows (of each class for an AUC).
+    `metric` is "auc", "rmse", "mae", "log_loss" or "brier"; labels are 0 or 1 except for "rmse" and "mae". The standard
+    error, for large samples, is that of the paired difference. Raises a DataError for fewer than two rows, or for an
+    AUC with fewer than two rows per class.
     """
     labels, scores, former = (np.asarray(part, np.float64) for part in (labels, scores, former))
     if len(labels) < 2 or (metric == "auc" and min(labels.sum(), len(labels) - labels.sum()) < 2):
@@ -137,7 +141,6 @@ ROWS: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def _auc(labels: Array, scores: Array, former: Array) -> PairedLoss:
-    """Compare the placements of DeLong et al. (Biometrics 44, 1988)."""
     places = placements(labels, former) - placements(labels, scores)
     ones, zeros = places[labels == 1], places[labels == 0]
     return PairedLoss(float(ones.mean()), float(np.hypot(_error(ones), _error(zeros))))

@@ -21,7 +21,6 @@ class Interval(NamedTuple):
 
     @property
     def bounds(self) -> list[float] | None:
-        """Low and high end, or None without an interval."""
         return None if self.low is None or self.high is None else [self.low, self.high]
 
 

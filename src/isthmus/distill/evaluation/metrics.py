@@ -40,12 +40,12 @@ def ranks(numbers: Array) -> Array:
 
 
 def mean(values: Array, weights: Array | None = None) -> float:
-    """Return the mean in float64. `weights` sum to 1; without them all rows count the same."""
+    """Return the mean in float64. `weights` must sum to 1; without them, all rows count the same."""
     return float(values.mean(dtype=np.float64) if weights is None else weights @ values)
 
 
 def log_loss(labels: Array, probabilities: Array, weights: Array | None = None) -> float:
-    """Return the `mean` negative log-likelihood in nats; probabilities are clipped to [1e-7, 1 - 1e-7]."""
+    """Return the mean negative log-likelihood in nats, of probabilities clipped to [1e-7, 1 - 1e-7]."""
     return mean(log_losses(labels, probabilities), weights)
 
 
@@ -61,7 +61,7 @@ def brier(labels: Array, probabilities: Array) -> float:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> float:
-    """Return the ECE, the mean |probability - share of ones| over 15 bins of equal mass (Naeini, 2015; Nixon, 2019)."""
+    """Return the ECE, mean |probability - share of ones| over 15 equally full bins (Naeini, 2015; Nixon, 2019)."""
     order = np.argsort(probabilities, kind="stable")
     gap = probabilities[order].astype(np.float64) - labels[order]
     return float(sum(abs(part.sum()) for part in np.array_split(gap, BINS)) / len(gap))
@@ -104,12 +104,12 @@ def confidence_error(labels: Index, logits: Array) -> float:
 
 
 def rmse(labels: Array, values: Array, weights: Array | None = None) -> float:
-    """Return the root of the `mean` squared difference of (n,) values from (n,) labels; NaN without rows."""
+    """Return the root mean squared error of (n,) values for (n,) labels; NaN without rows. `weights` must sum to 1."""
     return math.sqrt(mean(np.square(labels - values), weights)) if len(labels) else math.nan
 
 
 def mae(labels: Array, values: Array, weights: Array | None = None) -> float:
-    """Return the `mean` absolute difference of (n,) values from (n,) labels; NaN without rows."""
+    """Return the mean absolute error of (n,) values for (n,) labels; NaN without rows. `weights` must sum to 1."""
     return mean(np.abs(labels - values), weights) if len(labels) else math.nan
 
 
@@ -144,12 +144,15 @@ def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
 
 
 def chance_ndcg(relevance: Index, groups: Index, at: int) -> float:
-    """Return the expected ndcg of a random order: each row has the mean gain of its group."""
+    """Return the `ndcg` that a random order of each group has on average; NaN if no group has a relevant row."""
     return ndcg(relevance, np.zeros(len(relevance)), groups, at)
 
 
 def reciprocal_rank(relevance: Index, scores: Array, groups: Index) -> float:
-    """Return the mean 1 / rank of each group's best relevant row, ranked after its ties; NaN without a relevant row."""
+    """Return the mean 1 / rank of the first relevant row, over the groups with one; NaN if there is no such group.
+
+    Rows with `relevance` above 0 are relevant. Irrelevant rows with the same score rank before a relevant row.
+    """
     numbers = _numbers(groups)
     best = np.full(numbers.max(initial=-1) + 1, -np.inf)
     relevant = relevance > 0
@@ -174,7 +177,6 @@ def _cumulated(gains: Array, scores: Array, groups: Index, at: int) -> Array:
 
 
 def _numbers(groups: Index) -> Index:
-    """Renumber the groups from 0 without gaps."""
     _, numbers = np.unique(groups, return_inverse=True)
     return numbers.astype(np.int64)
 

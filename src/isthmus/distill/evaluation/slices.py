@@ -36,13 +36,14 @@ def worst_slices(
 ) -> list[Slice]:
     """Return the slices in which the student loses most against the teacher, the largest loss first.
 
-    A text has a slice per value, a boolean one for each truth value, a number one per quarter (fewer where many rows
-    have the same value). Missing values and NaN form a slice too. Only the first of several slices with the same rows
-    is returned.
+    A text column has a slice per value, a boolean column one for each truth value, a number column one per quarter
+    (fewer where many rows have the same value). Missing values and NaN form a slice too. Leaves out a slice of all
+    rows, and a slice with the same rows as an earlier slice or without a finite metric.
 
     Args:
         table: columns of the test rows to slice by.
-        measure: called with ascending row numbers of the table.
+        measure: called with ascending row numbers of the table; returns the metric of "teacher", "student" and
+            optionally "control".
         least: minimum number of rows in a slice.
         count: maximum number of slices.
         higher_is_better: True for metrics like AUC, False for losses.
@@ -68,7 +69,7 @@ def worst_slices(
 
 
 def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Yield the value (None: missing) and the row numbers of each slice of at least `least` rows, but not all rows."""
+    """Yield value (None: missing) and row numbers of each slice that has `least` rows or more, but not all rows."""
     values, codes = coded(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")
@@ -78,7 +79,7 @@ def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str 
 
 
 def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
-    """Return the values to slice a column by as texts, then None for missing, and the index of each row's value.
+    """Return a column's distinct values as texts, followed by None for missing, and the index of each row's value.
 
     Numbers become quarters, and NaN is missing. Raises a DataError if the column is not text, boolean or number.
     """

@@ -37,7 +37,7 @@ def accept(
     run: Run,
     max_sizes: Mapping[str, int] | None = None,
 ) -> Accepted:
-    """Compare a model file with the student, check the student's gates on it, and describe it for the manifest.
+    """Compare a model file with the student, check the student's gates on the file, and describe it for the manifest.
 
     `file` is a name such as "model.int8.ort". Raises a ParityFailed if the file differs too much from the student, a
     GateFailed if it misses a gate, and a ConfigurationError if `Task.expected` lacks an output.
@@ -100,7 +100,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> list[str]:
-    """Return the task's precisions that the profile may serve; raise a ConfigurationError without any."""
+    """Return the task's precisions that the profile may serve; raise a ConfigurationError if it may serve none."""
     if allowed := [precision for precision in precisions if profile.precision in (precision, FASTEST)]:
         return allowed
     problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(precisions)}")
@@ -112,8 +112,8 @@ def fastest_within_budget(
 ) -> Measured:
     """Measure a row in each ORT model, alternately, and return the cost of the precision with the lowest median.
 
-    `sizes` has the bytes of a package with only that precision. Starts a fresh process to measure memory and load time.
-    Raises a GateFailed that lists all budgets that this precision exceeds.
+    `models` and `sizes` are by precision; a size has the bytes of a package with only that precision. Starts a fresh
+    process to measure memory and load time. Raises a GateFailed that lists all budgets the precision exceeds.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
@@ -138,7 +138,7 @@ def fastest_within_budget(
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Return why INT8 is not worth serving here, from measuring a row; "" if it is worth it or a file is missing."""
+    """Measure a row in fp32 and INT8; return why INT8 is not worth serving here, "" if it is or a model is missing."""
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

@@ -93,7 +93,7 @@ class ParityLimits:
         return f"the tolerance of this kind of task in {precision}"
 
     def line(self, precision: str, difference: float) -> str:
-        """Return the `tolerance` line of a task that would allow a `difference`; empty for built-in tasks."""
+        """Return the code that makes a task tolerate a `difference`; "" for built-in tasks and infinite differences."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * difference}
@@ -123,9 +123,10 @@ class StudentReference:
     def compare(
         self, run: Run, limits: ParityLimits, precision: str, *, core: bool = False
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
-        """Run a model file on golden cases and sample; return its golden outputs, and every output's largest deviation.
+        """Run a model file; return its outputs for the golden cases, and a deviation for each output of each case.
 
-        With `core`, it holds only the numeric core. Raises a ConfigurationError if `Task.expected` lacks an output.
+        The cases are the golden ones and then the sample. With `core`, the file takes the tensors of the numeric core.
+        Raises a ConfigurationError if `Task.expected` lacks an output.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

@@ -86,13 +86,14 @@ def export(
 ) -> DecodingReport:
     """Write the package of a model to `packages/<name>-<digest>`. The same model gives the same bytes.
 
-    Converts `model` to float32 in place. A precision that differs too much from the model is left out. If fp32 is
-    requested and fails, nothing is written.
+    Converts `model` to float32 in place and switches it to eval mode. Leaves out a precision that differs too much from
+    the model. Writes nothing if fp32 is requested and fails.
 
     Raises:
-        ConfigurationError: model or tokenizer cannot be exported or do not match.
+        ConfigurationError: model or tokenizer cannot be exported or do not match, or ExecuTorch is requested but not
+            installed.
         GateFailed: the fp32 file, or every file, differs too much from the model.
-        RequestError: a golden prompt does not fit.
+        RequestError: a golden prompt cannot be encoded.
     """
     started = time.perf_counter()
     if settings.executorch:
@@ -130,7 +131,8 @@ class TextFiles:
     def accept(self, progress: Progress = silent) -> None:
         """Convert all files, compare them with the model, and fill `accepted`, `content` and `left_out`.
 
-        An ExecuTorch file runs in a child process. Raises a GateFailed if no file agrees, or if fp32 differs.
+        An ExecuTorch file runs in a child process. Raises a GateFailed if no file agrees with the model, or the fp32
+        file does not.
         """
         precisions = self._settings.precisions
         progress("read", 0.1)

@@ -72,9 +72,9 @@ def climb(
     """Run the golden cases in each form of a student, and compare the outputs with the student in torch.
 
     A form that differs too much is a rung of the result: call `Ladder.require` to raise an error for it. Each runtime
-    is created just before it is used; one that is not installed gives a rung whose `holds` is None. Raises a
-    PackageError if the package is not from this student, a ContractMismatch if training set or declaration changed
-    since the training, and a DataError if the student cannot be read.
+    is created just before it is used; a runtime that is not installed gives a rung whose `holds` is None. Raises a
+    PackageError if the package is not from this student or has other golden cases, a ContractMismatch if training set
+    or declaration changed since the training, and a DataError if the student cannot be read.
     """
     manifest, trained = package.manifest, restored(material, model_folder)
     golden, cases = read_golden(package), trained.task.cases(trained.student)

@@ -50,7 +50,7 @@ def contents(
 
 
 def xctest(manifest: Manifest) -> Mapping[str, str]:
-    """Return a Swift test by file name, in which Core ML computes the golden cases; empty without a Core ML file."""
+    """Return {file name: code} of a Swift test that runs the golden cases in Core ML; {} without a Core ML file."""
     if (variant := _of_format(manifest, "mlpackage")) is None:
         return {}
     package = variant.file.partition(".mlpackage")[0]
@@ -62,7 +62,7 @@ def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
 
 
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write the result of `contents` to `packages/<name>-<digest>`, read it back, and return the folder."""
+    """Write the result of `contents` to `packages/<name>-<digest>`, check it by reading it, and return the folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
 
     def write(folder: Path) -> None:
@@ -78,7 +78,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Return the bytes of a package with one precision, without README and client sources, which apps do not load."""
+    """Return the bytes of the `files` that an app loads: model files of one precision, no README or client sources."""
     return sum(
         len(content)
         for name, content in files.items()

@@ -77,12 +77,12 @@ class Parity:
 
     @property
     def sampled(self) -> int:
-        """Number of rows that suffice for a slow runtime."""
+        """Number of rows to compare in a slow runtime, fewer if rows are large; at most `rows`."""
         row = sum(tensor.nbytes for tensor in self._task.feeds(np.zeros(1, np.int64)).values())
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
-        """Run the student on at most `count` rows, spread over the training set, and return them with its outputs."""
+        """Run the student on up to `count` rows, spread over the training set; return the rows with its outputs."""
         rows, inputs = spread(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
@@ -95,11 +95,11 @@ class Parity:
     def on_device(
         self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
     ) -> tuple[ParityRows, Index]:
-        """Return rows with a device's stored features and the student's outputs, and their indexes in `fed`.
+        """Return rows with the inputs that a device uses and the outputs it should give, and their indexes in `fed`.
 
-        `fed` has the values that the device uses for each input of the package, `offline` the values they must equal.
-        `names` label the rows, and `at` is their event time in microseconds. Rows that a request transform refuses are
-        left out. Only for models that predict from rows.
+        `fed` has the device's values for each input of the package, and `offline` the values they must equal, from
+        which the student computes the outputs. `names` label the rows, and `at` is their event time in microseconds.
+        Rows that a request transform refuses are left out. Only for models that predict from rows.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
@@ -117,7 +117,7 @@ class Parity:
         """Run a model file with `ask`; compare it with the student on the samples, and with its own golden outputs.
 
         With `golden=False`, compare only the samples. The limit is the task's tolerance, whatever the manifest states.
-        If an output has several numbers per row, the one that differs most counts.
+        Of all numbers that the file returns for a row, the number that exceeds its limit most counts.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -140,9 +140,10 @@ class Parity:
         return compare(places, left, right, Float64, allowed, times)
 
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
-        """Continue the golden prompts with each ONNX Runtime file and compare the tokens; empty without prompts.
+        """Continue the golden prompts with each ONNX Runtime file and compare the tokens; {} if there are no prompts.
 
         In fp32 the tokens must equal the student's in torch, in lower precisions the tokens recorded in the package.
+        The keys are "<file> behind prompts".
         """
         writer = self._task.writer(self._student)
         if writer is None:
@@ -173,7 +174,7 @@ class Parity:
         return compared
 
     def refused(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
-        """Return a comparison in which all rows differ, for a file that does not answer; `problem` is its example."""
+        """Return a verdict in which every row differs, for a file that does not answer; `problem` says why."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 
     def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:

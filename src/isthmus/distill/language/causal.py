@@ -86,7 +86,7 @@ class Causal:
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that determines the trained student, which leaves out `decoding`."""
+        """Return all values that determine the trained student: every attribute except `decoding`."""
         values = asdict(self)
         del values["decoding"]
         return values
@@ -97,7 +97,7 @@ class Causal:
 
     @property
     def mixed(self) -> float:
-        """The divergence as a value of `beta`: 0 for forward KL, 1 for reverse KL."""
+        """The divergence as a number: 0 for forward KL, 1 for reverse KL, `beta` for Jensen-Shannon."""
         return {"forward": 0.0, "reverse": 1.0, "jsd": self.beta}[self.divergence]
 
     @property

@@ -71,10 +71,9 @@ def top_k_targets(
 ) -> Tensor:
     """Return `soft_targets` for a teacher's k largest probabilities.
 
-    Tan et al. (ICLR 2019, arXiv:1902.10461) scale these up to a sum of 1; here the missing mass is spread instead. With
-    n classes and the teacher's p_i = softmax(t / T)_i for the classes i in K, the missing mass r = max(0, 1 - Σ p_i) is
-    spread evenly over the n - k remaining classes; with k = n it is 0. The loss is the mean over the rows of logits
-    that the mask selects of::
+    With n classes and the teacher's p_i = softmax(t / T)_i for the classes i in K, the missing mass r = max(0, 1 - Σ
+    p_i) is spread evenly over the n - k remaining classes; r is 0 if k = n. (Tan et al., ICLR 2019, arXiv:1902.10461,
+    scale the p_i up to a sum of 1 instead.) The loss is the mean, over the rows of logits that the mask selects, of::
 
         T² Σ_i q_i (log q_i - log softmax(s / T)_i)
         q_i = p_i / (r + Σ p_i) in K, and r / (n - k) / (r + Σ p_i) elsewhere
@@ -132,12 +131,13 @@ def top_k_tail(
     temperature: float = 1.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return `generalized` over k + 1 classes: the teacher's k largest probabilities, and all others as one, the tail.
+    """Return a divergence over k + 1 classes: the teacher's k largest probabilities, and the tail of all other classes.
 
-    Unlike `top_k_targets`, which spreads the missing mass evenly, it does not constrain the order within the tail. The
-    teacher's mass r = max(0, 1 - Σ p_i) of the tail, and its k probabilities, are divided by r + Σ p_i; each is at
-    least 2^-24, since float16 stores a smaller one as 0, which would make the reverse KL infinite. With k = n there is
-    no tail. Arguments are as in `top_k_targets`, and `beta` as in `generalized`.
+    `beta` selects the divergence, as in `generalized`: 0 for forward KL, 1 for reverse KL. The loss does not constrain
+    the order within the tail; `top_k_targets` instead spreads the tail's mass evenly. The k probabilities p_i and the
+    tail's mass r = max(0, 1 - Σ p_i) are divided by r + Σ p_i, and raised to at least 2^-24: float16 stores smaller
+    numbers as 0, which would make the reverse KL infinite. With k = n there is no tail. `student` has logits, (..., n);
+    the other arguments are as in `top_k_targets`.
     """
     in_k = _in_k("top-k targets with a tail", student, probabilities, indexes, temperature, mask, _share("beta", beta))
     classes, k = student.shape[-1], indexes.shape[-1]
@@ -158,7 +158,6 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def _between(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """Return the divergence of `generalized` for each row of log probabilities: (..., n) to (...)."""
     if beta in (0, 1):
         pair = (student, teacher) if beta == 0 else (teacher, student)
         return kl_div(*pair, reduction="none", log_target=True).sum(-1)

@@ -165,7 +165,7 @@ class Objective(nn.Module):
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self) -> "Objective | None":
-        """Return the terms that do not use the teacher, which train the control; None if every term uses it."""
+        """Return an objective of the terms that do not use the teacher, to train the control; None if all terms do."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 

@@ -41,7 +41,7 @@ class Perceptual(nn.Module):
         self._network = (network,)  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of images (batch, channels, height, width); the teacher gets no gradient."""
+        """Return the distance of images, (batch, channels, height, width); the teacher's images get no gradient."""
         agree_pair("perceptual loss", "batch channels height width", student, teacher)
         (network,) = self._network
         with tapped(network, self.layers) as seen:

@@ -32,10 +32,10 @@ class Building:
         return name
 
     def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
-        """Copy the nodes of a graph, renamed to `part/name`, without Identity nodes; changes `model` in place.
+        """Move the nodes of `model` into this graph, renamed to `part/name`, without Identity nodes; changes `model`.
 
-        `known` maps tensors of the graph to their names here: its inputs, and tensors that are already computed.
-        Returns the names here by the names of the graph's outputs.
+        `known` maps names of tensors in `model` to names here: its inputs, and tensors that are already computed.
+        Returns the name here of each output of `model`, by its name there.
         """
         same = dict(known)
 
@@ -56,7 +56,7 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """Return the names of the rows (1, N) of a tensor (count, N); add a Split if no Concat or Split has them."""
+        """Return the names of the `count` rows, (1, N) each, of a tensor (count, N); add a Split if they are new."""
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)
@@ -72,7 +72,7 @@ class Building:
         return names
 
     def always(self, mask: str) -> bool | None:
-        """Return True if a constant mask is True everywhere, else False; None if the graph computes the mask."""
+        """Return True if a constant mask is all True, False if it is not, and None if the graph computes the mask."""
         producer = self._producer(mask)
         if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:
             return None

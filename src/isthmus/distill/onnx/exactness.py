@@ -22,9 +22,9 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
 
     `quantized` is the output of ONNX Runtime's quantizer for the float graph `model`, and `layer` is the last layer
     that it quantized. The weights of this layer become floats again, rounded so that its sums are exact (to twelve bits
-    for 32 inputs, to ten for 144), and its output is no longer rounded. It keeps 8-bit weights if they are computed, if
-    it is neither Gemm, MatMul nor a convolution, if it is a grouped transposed convolution, a Gemm with alpha or a
-    product with a vector, or if it has too many inputs (65,793 or more if none is negative).
+    for 32 inputs, to ten for 144), and its output is no longer rounded. The layer keeps 8-bit weights if its weights
+    are not constants, if it is neither Gemm, MatMul nor a convolution, if it is a grouped transposed convolution, a
+    Gemm with alpha or a product with a vector, or if it has too many inputs (65,793 or more if none is negative).
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
@@ -42,11 +42,11 @@ def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodePr
 
 
 def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
-    """Return the quantization steps with which every runtime adds and multiplies integers to the same bits.
+    """Return the steps to quantize with again, so that every runtime adds and multiplies integers to the same bits.
 
     Runtimes scale such integers by the ratio of their steps and round differently. With powers of two, each product and
-    each sum of two is exact in float32. The result has each tensor of such an operation in the optimized graph whose
-    step is not a power of two: the next larger power, float32 (), and its zero point, uint8 ().
+    each sum of two is exact in float32. The result has each input and output of such an operation in the optimized
+    graph whose step is not a power of two: the next larger power, float32 (), and its zero point, uint8 ().
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}

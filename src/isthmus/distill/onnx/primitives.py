@@ -22,10 +22,9 @@ _AXES_ARE_INPUTS = 18
 def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes of a graph with sigmoid, tanh, erf, GELU, softmax, layer norm and reductions decomposed.
 
-    Adds constants to `model` in place, but does not replace its nodes. Sigmoid, tanh and erf are within 2e-6.
-    Unchanged: operators along axes below opset 18 or with computed axes; layer norms with an axis other than -1, or
-    whose scale is not a constant with one number per column. A sum of more than 8,192 numbers may depend on their
-    order.
+    Adds constants to `model` in place, but does not replace its nodes. Sigmoid, tanh and erf are within 2e-6. Operators
+    along axes stay unchanged below opset 18 or with computed axes, and a layer norm if its axis is not -1 or its scale
+    is not a constant with one number per column. A sum of more than 8,192 numbers may depend on their order.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     known = onnx.shape_inference.infer_shapes(model).graph

@@ -28,7 +28,7 @@ _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """Open the content of a model file in ONNX Runtime on the CPU; raise a ConfigurationError if it is rejected."""
+    """Open the content of a model file in ONNX Runtime on the CPU; raise a ConfigurationError if this fails."""
     return _opened(model, session_options(threads))
 
 
@@ -42,7 +42,7 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """Run a session on input tensors by name and return its first output; raise a ConfigurationError if it fails."""
+    """Run a session on input tensors by name; return only its first output. Raise a ConfigurationError if it fails."""
     return _outputs(opened, None, feeds)[0]
 
 
@@ -69,7 +69,7 @@ def _refused(error: Exception, what: str) -> Exception:
 
 
 def oldest_runtime(model: bytes) -> str:
-    """Return the oldest ONNX Runtime release known to open a file, or the installed release if none is known."""
+    """Return the oldest ONNX Runtime release that can open a file; if unsure, return the installed release."""
     newest, is_ort = ".".join(ort.__version__.split(".")[:2]), model[4:8] == IDENTIFIER
     if is_ort:
         versions, used = operators(model)
@@ -113,7 +113,7 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
 
 
 def ort_format(model: bytes) -> bytes:
-    """Convert a model to ORT format for any CPU; raise a DependencyError if the disk is full or a field is unknown."""
+    """Convert a model to ORT format for any CPU; raise a DependencyError for a full disk or a newer ORT format."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
         options = session_options(1)

@@ -142,12 +142,12 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return the outputs of these rows as float32 arrays, integers included; otherwise like `outputs[indexes]`."""
+        """Return these rows' outputs as float32 arrays by key, even integers; compute and store missing ones first."""
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
     def missing(self) -> int:
-        """Number of rows whose output is neither published nor in memory, as of the last `refresh`."""
+        """Number of rows without an output on disk or in memory, as of the last `refresh`."""
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
@@ -160,12 +160,14 @@ class TeacherOutputs:
         return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))
 
     def fill(self, progress: Progress = silent) -> None:
-        """Compute all missing outputs in row order and publish them, even if an error ends the computation.
+        """Compute all missing outputs in row order and write them to disk, even if an error ends the computation.
 
-        Leaves out rows that other processes have published meanwhile.
+        Leaves out rows that other processes have written meanwhile.
 
         Raises:
-            ConfigurationError, DataError: see `outputs[indexes]`.
+            ConfigurationError: the teacher is not frozen, or lacks an output.
+            DataError: an output is not finite, too large for float16 or of different sizes than before; or outputs are
+                missing and only the teacher's fingerprint is known.
             DependencyError: a shard cannot be written, for example because the disk is full.
         """
         self.refresh()
@@ -185,7 +187,7 @@ class TeacherOutputs:
                 progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
-        """Publish the outputs in memory as a shard. If it cannot be written, keep them and raise a DependencyError."""
+        """Write the outputs in memory to disk as a shard. If that fails, keep them and raise a DependencyError."""
         waiting = self._open
         if waiting is None:
             return
@@ -203,7 +205,7 @@ class TeacherOutputs:
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Read new shards of other processes; skip damaged ones and other sizes, and report these with `note`."""
+        """Read new shards of other processes; skip damaged shards and other layouts, and report them with `note`."""
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
                 continue
@@ -227,7 +229,7 @@ class TeacherOutputs:
     def prune(self, *, others: bool = False) -> int:
         """Delete damaged shards and outputs of rows outside this data set from disk, and merge small shards.
 
-        Publishes the outputs in memory first. Another process keeps the shards that it has open, but may have to
+        Writes the outputs in memory to disk first. Another process keeps the shards that it has open, but may have to
         recompute what it reads next. `others=True` also deletes the other subfolders of `root`, for example of other
         teachers. Returns the number of deleted rows, without the rows of other subfolders.
         """

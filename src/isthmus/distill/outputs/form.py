@@ -49,7 +49,7 @@ class OutputFormat:
     def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
         """Convert a teacher's outputs, float32 (n, ...) by key, to the arrays to store.
 
-        `rows` are the row numbers and `where` is the place to name in messages.
+        `rows` are the row numbers and `where` names the teacher, for messages.
 
         Raises:
             ConfigurationError: `top_k` is set without logits (n, ..., classes), or with fewer than `top_k` classes, or

@@ -72,9 +72,10 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
 ) -> RunReport:
     """Measure quality, size and latency of all models and return the report; docs/evaluation.md explains each part.
 
-    `trained` has models and their runs by name and seed. `outputs` has the teacher's outputs for all rows, and each
-    reference's for the test rows; `facts` has their size and cost. `seconds` has the duration of each stage without
-    pauses, `paused` the seconds for which it paused for servers. Raises a DataError if a model's output is not finite.
+    `identity` is the student's id. `trained` has models and their runs by name and seed. `outputs` has the teacher's
+    outputs for all rows, and each reference's for the test rows; `facts` has their size and cost. `seconds` has the
+    duration of each stage without pauses, `paused` the seconds for which it paused for servers. Raises a DataError if a
+    model's output is not finite.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))

@@ -151,7 +151,7 @@ def _rows_and_time(report: Report) -> Iterable[Block]:
 
 
 def images(report: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the plots of a `report.json` as image URLs, by subject ("quality", "loss", "latency") and name."""
+    """Return the plots of a `report.json` as `data:` URLs, by subject ("quality", "loss", "latency") and name."""
     read = read_report(report)
     subjects = {"quality": _quality_plots(read), "loss": _training_plots(read), "latency": _latency_plots(read)}
     return {subject: {name: image(figure) for name, figure in figures.items()} for subject, figures in subjects.items()}

@@ -97,7 +97,7 @@ def advice(read: SearchResult) -> list[Block]:
 
 
 def front(read: SearchResult) -> TableBlock:
-    """Return a table of the students that no other beats in quality, p50 and size, fastest first."""
+    """Return a table of the students on the Pareto front of quality, p50 and size, fastest first."""
     trials = sorted((read.trials[n] for n in read.front), key=lambda trial: trial.p50_us or 0.0)
     names = list(trials[0].shape) if trials else []
     figures = [read.metric, "p50", "p99", "size", "memory", "parameters"]

@@ -17,7 +17,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def measure(value: float | None) -> str:
-    """Format a metric, with trailing zeros so that the digits of a table line up."""
+    """Format a metric, with trailing zeros so that the digits of a table line up; "-" if it is unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     size = abs(value)
@@ -38,7 +38,7 @@ def share(value: float | None) -> str:
 
 
 def scaled(value: float | None, unit: str) -> str:
-    """Format a number with an SI prefix: 120 GFLOP, 225 kB."""
+    """Format a number with an SI prefix, such as "120 GFLOP" or "225 kB"; "-" if it is unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     power = 0

@@ -36,9 +36,10 @@ class _Named(nn.Module):
 
 
 def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
-    """Convert a student for one row at a time, in a child process that runs `module`; wait up to `SECONDS`.
+    """Convert a student for one row at a time, in a child process that runs `module`, in up to 15 minutes.
 
-    The sizes in `padded` are fixed at their maximum. Raises a GateFailed if the conversion fails or takes longer.
+    `libraries` are those of the runtime. The sizes in `padded` are fixed at their maximum. Raises a GateFailed if the
+    conversion fails or takes longer.
     """
     network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in of.tensors]

@@ -1,4 +1,4 @@
-"""The pinned libraries of a runtime, installed without dependencies: no versions satisfy all their metadata."""
+"""The pinned libraries of a runtime, installed without dependencies, since their requirements contradict each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

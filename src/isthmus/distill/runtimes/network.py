@@ -58,7 +58,7 @@ class Portable:
     head: Callable[[], bytes] | None = None
 
     def require(self, file: str, name: str) -> nn.Module:
-        """Return the network; raise a GateFailed if there is no network or if it takes texts."""
+        """Return the network as a module to convert; raise a GateFailed without a network or if an input is a text."""
         texts = [tensor.name for tensor in self.tensors if tensor.element == "string"]
         if self.network is None or texts:
             raise GateFailed(
@@ -72,7 +72,7 @@ class Portable:
         return self.network
 
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
-        """Return the maximum of each named size, 1 for rows; raise a GateFailed if one has no limit."""
+        """Return the maximum of each named size, 1 for rows; raise a GateFailed without a maximum or leading rows."""
         max_sizes: dict[str, int] = {}
         for tensor in self.tensors:
             for axis, size in enumerate(tensor.shape):
@@ -100,7 +100,7 @@ class Portable:
         return examples
 
     def open_sizes(self, max_sizes: Mapping[str, int]) -> dict[str, dict[int, Any]]:
-        """Return the sizes that vary between calls, for torch.export: by tensor, axis to size."""
+        """Return the sizes that vary between calls, as torch.export takes them: for each tensor, a Dim by axis."""
         dims = {name: torch.export.Dim(name, max=size) for name, size in max_sizes.items() if size > 1}
         return {
             tensor.name: {axis: dims[size] for axis, size in enumerate(tensor.shape) if size in dims}
@@ -111,7 +111,10 @@ class Portable:
 def portable(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
-    """Return the part of a student that runtimes without ONNX operators compute, with a copy of its network."""
+    """Return the part of a student that runtimes without ONNX operators compute: its numeric core, or the whole graph.
+
+    The part has a copy of the network in eval mode, or None if the task has no torch module for it.
+    """
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:
         order, keys, network = [tensor.name for tensor in core.tensors], names, core.network
@@ -148,7 +151,7 @@ def running(
 ) -> Iterator[Run]:
     """Start a child process that runs a program, and yield a function that computes outputs in it.
 
-    The process ends with the context. Raises a GateFailed if the runtime rejects the program or its inputs.
+    The process ends with the `with` block. Raises a GateFailed if the runtime rejects the program or its inputs.
     """
     try:
         with kind(program.model, tensors, outputs, program.max_sizes) as opened:
@@ -171,7 +174,7 @@ def unconvertible(file: str, libraries: Libraries, error: Exception | str) -> Ga
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the logs of the converter libraries and all Python warnings within the context."""
+    """Silence the logs of the converter libraries and all Python warnings within the `with` block."""
     loggers = [logging.getLogger(name) for name in _CHATTER]
     levels = [logger.level for logger in loggers]
     try:

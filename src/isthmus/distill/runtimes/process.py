@@ -125,7 +125,7 @@ class Program(AbstractContextManager["Program"]):
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Return the outputs by name for one or more rows; raise a ProgramRejected if the process does not answer."""
+        """Return the outputs by name for one or more rows; raise a ProgramRejected if row counts differ or it fails."""
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
             raise ProgramRejected(f"the inputs have {' and '.join(map(str, sorted(counts)))} rows")

@@ -60,9 +60,9 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     """Try `trials` students, counting students of earlier calls, and write the report `search.json`.
 
     `trials=None` means the declared number. Computes the teacher's missing outputs into `cache`, then trains each
-    student that fits the budget. Each search has a subfolder of `folder`, named by a digest of everything it depends on
-    and this machine; trained weights are in `folder`/students, checkpoints in `runs`. If there is nothing new to try,
-    returns the stored report.
+    student that fits the budget. Each search has a subfolder of `folder`, named by a digest of this machine and
+    everything the search depends on; trained weights are in `folder`/students, checkpoints in `runs`. If there is
+    nothing new to try, returns the stored report.
 
     Raises a ConfigurationError, DataError, DependencyError or GateFailed if declaration, table, machine or first loss
     is unfit, and Stopped on SIGINT or SIGTERM; the same call then continues.
@@ -207,7 +207,7 @@ class _Search:
         return Known(place, self.aims(trial), trial.over)
 
     def aims(self, trial: SearchTrial) -> tuple[float, float, float] | None:
-        """Return quality, median latency and bytes, lower is better in each; None if one was not measured."""
+        """Return quality, median latency and bytes, each as a number to minimize; None if one was not measured."""
         if trial.score is None or trial.p50_us is None or trial.bytes is None:
             return None
         return (-trial.score if self.bench.task.more else trial.score), trial.p50_us, float(trial.bytes)

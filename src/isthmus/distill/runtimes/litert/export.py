@@ -21,8 +21,8 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 def converted(of: Portable) -> Converted:
     """Convert a student for one row at a time in a child process, with reproducible bytes; wait up to 15 minutes.
 
-    Dynamic sizes are fixed at their maximum, and inputs padded to it, since the converter does not support them. Raises
-    a GateFailed if the task does not allow padding such a size, or if the conversion fails.
+    The converter does not support dynamic sizes: they are fixed at their maximum, to which inputs are padded. Raises a
+    GateFailed if the task does not allow padding such a size, or if the conversion fails.
     """
     file = f"{of.part}.fp32.tflite"
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]
