@@ -14,7 +14,7 @@ from isthmus.transforms.views.compute import Frames
 
 
 def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
-    """Return the names in `views`, by default those of all views; raise RequestError if a view is not declared."""
+    """Return `views`, or all view names if it is empty or None; raise RequestError if a view is not declared."""
     known = list(project.definitions.views)
     unknown = [name for name in views or () if name not in known]
     if unknown:
@@ -49,7 +49,7 @@ def source_frames(
 ) -> Iterator[Frames]:
     """Start a session of the engine for the block, and yield a DataFrame for each source of the declarations, by name.
 
-    `landed` is the result of `landed_sources`, called by default. Converted CSV files stay in the state folder.
+    If `landed` is None, `landed_sources` is called for the block. Converted CSV files stay in the state folder.
     """
     settings = project.settings
     with ExitStack() as stack:

@@ -300,7 +300,7 @@ class Project:
         return contract
 
     def generations(self) -> Generations:
-        """Read the current contract of the servers, the next one if a switch is pending, and the previous ones.
+        """Read the current contract of the servers, the next one if a switch to it is pending, and the previous ones.
 
         Raises:
             ContractMismatch: a file is damaged.
@@ -311,7 +311,7 @@ class Project:
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
         """Hold a named file lock in the state folder during the block. Waits for it as long as needed.
 
-        With `shared`, other processes can share the lock. With `wait` False, raises an error instead of waiting.
+        With `shared`, other processes can share the lock.
 
         Locks: `contract` to change contracts, `retirement` to remove old ones, `keys` to change API keys, `recorded` to
         collect answers. A deployment needs the contracts to stay, so it shares `retirement`; unlike `contract`, this
@@ -329,7 +329,7 @@ class Project:
     def building(self, tables: Iterable[str]) -> Iterator[None]:
         """Keep other processes from adding pushed rows to these offline tables during the block.
 
-        Waits until running collections into them end. Builds do not block each other.
+        Waits for processes that are adding rows to them. Builds do not block each other.
         """
         with ExitStack() as stack:
             for table in sorted(tables):
@@ -340,7 +340,7 @@ class Project:
         """Return a context manager that locks an offline table while pushed rows are added to it.
 
         During its block, no other process adds to the table, and no build that uses `building` runs. Entering it waits
-        for them, or raises a BlockingIOError if `wait` is False.
+        for such processes, or raises a BlockingIOError if `wait` is False.
         """
         return self.locked(_lock_of(table), wait=wait)
 

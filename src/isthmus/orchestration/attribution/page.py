@@ -71,12 +71,12 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 
 def images(result: Attribution) -> dict[str, str]:
-    """Return a waterfall plot of each measure as a `data:` URL, by title of the measure."""
+    """Draw a waterfall plot of each measure. Return SVG images as `data:` URLs, by the measure's name in words."""
     return {measure_name(name): image(waterfall(name, measure)) for name, measure in result.measures.items()}
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
-    """Draw a bar per part from the ideal value to the actual one (`names`), with its range if parts interact."""
+    """Draw a bar per part from the ideal to the actual value (titled `names`); parts that interact show a range."""
     at, rows = measure.ideal, [ChartRow(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
         gain = part.value * _BETTER.get(name, 0)
@@ -89,7 +89,6 @@ def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "a
 
 
 def _change(value: float, measure: Measure) -> str:
-    """Format a signed number, and a rounding error as "~0"."""
     scale = max(abs(measure.ideal), abs(measure.answer))
     return "~0" if 0 < abs(value) < _NONE * scale else decimal(value, sign="+") if value else "0"
 

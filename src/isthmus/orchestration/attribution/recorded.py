@@ -61,7 +61,7 @@ class RecordedRows:
     left_out: dict[str, int]
 
     def keep(self, mask: Mask, why: str) -> "RecordedRows":
-        """Return a copy with the rows in the mask, which counts the skipped rows in `left_out` under `why`."""
+        """Return only the rows in the mask; `left_out` of the result counts the skipped rows under the reason `why`."""
         if mask.all():
             return self
         places, left_out = np.flatnonzero(mask), dict(self.left_out)
@@ -84,9 +84,10 @@ class PackagePredictions(NamedTuple):
 
 
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
-    """Return a distillation's recorded predictions in `days` (None: all) of the package that answered last.
+    """Return the recorded predictions in `days` (None: all) of the distillation's package that answered last.
 
-    Other packages, and other precisions, are counted in `left_out`. Raise RequestError if there is no prediction.
+    Only its last precision is included. Rows of other packages and precisions, or of packages that are gone, are
+    counted in `left_out`. Raise RequestError if no prediction is recorded.
     """
     first, end = (None, None) if days is None else (clock.moment(day * DAY) for day in (days.first, days.end))
     answers = served.read(route=PREDICT, first=first, end=end)
@@ -119,7 +120,7 @@ def predictions(served: ServedAnswers, declared: Distillation, days: Days | None
 
 
 def prediction(served: ServedAnswers, identity: str) -> PackagePredictions:
-    """Return the recorded prediction with this id; raise RequestError without one, DataError without its package."""
+    """Return the prediction with this id; raise RequestError if there is none, and DataError if its package is gone."""
     part = served.answer(identity)
     route, package, variant = (part[name][0].as_py() for name in ("route", "package", "variant"))
     if route != PREDICT:
@@ -138,7 +139,10 @@ def _count(answers: pa.Table) -> int:
 
 
 def recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
-    """Return recorded predictions with ideal, served and fed features; raise DataError if none can be used."""
+    """Return recorded predictions with the ideal features, those Redis returned (served), and those fed to the model.
+
+    Rows that cannot be used are counted in `left_out`. Raise DataError if no row is left.
+    """
     examples = artifacts.latest_training_set() or artifacts.training_set(models.material.training_set)
     found = recorded_rows(artifacts.declared, answers, examples)
     found = _with_teacher(artifacts.declared, answers.served, found, models)
@@ -157,9 +161,9 @@ def recorded_rows(declared: Distillation, answers: PackagePredictions, examples:
     """Recompute the features of recorded predictions, and match the predictions with rows of a training set.
 
     A training row matches if it has the same join keys and is nearest in time, and if no other prediction is nearer to
-    it. `Distillation.monitor` sets the tolerance and may name other columns to match by. A matching row has the label
-    and the ideal request fields. Inputs that only the teacher reads are not included. Predictions whose features cannot
-    be recomputed exactly are counted by reason in `left_out`. Raise DataError if no row is left.
+    that training row. `Distillation.monitor` sets the tolerance and may name other columns to match by. A matching row
+    has the label and the ideal request fields. Inputs that only the teacher reads are not included. Predictions that
+    cannot be recomputed exactly are skipped and counted by reason in `left_out`. Raise DataError if no row is left.
     """
     contract = answers.served.project.applied()
     keys = {column.name: column for column in _keys(contract, declared)}
@@ -226,7 +230,6 @@ def _tables(group: Group, columns: Mapping[str, Column]) -> tuple[pa.Table, pa.T
 
 
 def _key(group: Group, column: Column) -> Values:
-    """Return the values of a join key that the model reads by, or that was sent along."""
     name, requests = column.name, group.requests
     if name in requests.keys:
         return from_python(requests.keys[name], column.dtype)
@@ -296,7 +299,6 @@ def _keys(contract: Contract, declared: Distillation) -> list[Column]:
 
 
 def _training_places(table: pa.Table, examples: pa.Table, by: Sequence[str], tolerance: int) -> Ints:
-    """Return the index of the matching training row of each row, or -1."""
     if not {*by} <= {*table.column_names}:
         return np.full(len(table), -1)
     keys = examples.select(by)

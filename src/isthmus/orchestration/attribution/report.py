@@ -25,7 +25,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(shares: Shares, players: Sequence[str], known: Sequence[str]) -> dict[str, Part]:
-    """Return the parts of the players in `known`, by name; `shares` has a number per player of `players`, in order."""
+    """Return a `Part` for each player in `known`, by name. `players` names all players, in the order of `shares`."""
     return {name: Part(*(float(share[players.index(name)]) for share in shares)) for name in known}
 
 
@@ -76,7 +76,7 @@ class Attribution:
         return all(bound.holds for bound in self.bounds)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, with the paths of the page and of the table of rows, but without the table itself."""
+        """Return plain data. Instead of the table of rows, it has the paths of that table and of the page."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _OMITTED}
         built: dict[str, Any] = msgspec.to_builtins(plain, enc_hook=str)
         for name, measure in self.measures.items():
@@ -91,7 +91,7 @@ class Attribution:
 
 
 def require_bounds(result: Attribution) -> None:
-    """Raise GateFailed if a bound is broken; bounds on unknown stages count as broken."""
+    """Raise GateFailed if a declared bound is broken. A bound on a stage whose effect is not known counts as broken."""
     remedy = f"open {page_file(result.folder)}, or change the bounds in the definitions"
     require_held(f"attribution of {result.name}", result.bounds, remedy)
 

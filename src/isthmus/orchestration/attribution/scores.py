@@ -80,10 +80,10 @@ class ScoredRows:
 def opened(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
-    """Open the teacher, the student and the files of a package in a precision and runtime during the block.
+    """Open the teacher, the student and the model files of a package in a precision and runtime during the block.
 
-    Raise RequestError if scores are not numbers or the package lacks a file, DataError if the student or its training
-    set is gone, and ContractMismatch if the package cannot run under the current contract.
+    Raise RequestError if the label is not Binary or Number or the package lacks a file, DataError if the student or its
+    training set is gone, and ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
     if changes := outdated(folder, contract):
@@ -132,7 +132,7 @@ class PackageModels:
     requests: RequestInputs
 
     def score(self, chosen: ChosenRows, progress: Progress) -> ScoredRows:
-        """Score the rows with all models, and leave out the rows that a request transform refuses.
+        """Score the rows with teacher, student and package files; skip rows that a request transform refuses.
 
         Refused rows are counted in `chosen.left_out`, which is changed. Raise DataError if every row is refused.
         """
@@ -200,9 +200,9 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
 
 
 def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Replace, in place, the scores of the runtime that answered with the recorded scores.
+    """Replace the runtime's scores of the fed features by the recorded scores. Changes `cells`, from `score_cells`.
 
-    The runtime's scores for other features move by the same distance. A deviation of the recorded scores from this
+    The runtime's scores of other features move by the same distance. A deviation of the recorded scores from this
     machine's runtime therefore counts as the runtime's part. With `probabilities`, moved scores are clipped to 0 to 1.
     """
     moved = recorded - cells[CELLS[-1]]

@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
 
 def cell(coalition: int) -> Cell:
-    """Return the cell for a coalition; bit i means that stage i of `STAGES` is actual."""
+    """Return the form of the features and the model for a coalition; if bit i is set, stage i of `STAGES` is actual."""
     swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}
     features = (STALENESS in swapped) | (SKEW in swapped) << 1
     if DISTILLATION not in swapped:
@@ -118,9 +118,9 @@ def _differing(ideal: Columns, form: Columns) -> Mask:
 def score_cells(
     features: Features, teacher: TeacherScores, students: StudentScores, note: Callable[[str], None]
 ) -> Numbers:
-    """Score n rows in every cell. Return float64 (4, 5, n), by form of the features, then by model.
+    """Score n rows with each form of the features and each model. Return float64 (4, 5, n), by form, then by model.
 
-    Rows with ideal features are scored once. `note` is called with a text before the teacher and the student run.
+    Rows whose features equal the ideal ones are scored once. `note` is called with the name of what runs next.
     """
     count = len(features.differing[0])
     scores = np.empty((4, 5, count))
@@ -148,7 +148,7 @@ def _take(columns: Columns, rows: Index) -> dict[str, Values]:
 
 
 def coalitions(cells: Numbers) -> Numbers:
-    """Return the values of all coalitions, (32, ...), from the values of the cells, (4, 5, ...)."""
+    """Pick the values of all 32 coalitions, (32, ...), from values by form of the features and model, (4, 5, ...)."""
     forms, models = zip(*CELLS, strict=True)
     values: Numbers = cells[list(forms), list(models)]
     return values

@@ -50,7 +50,8 @@ def fleet(project: Project, out: Path) -> list[str]:
 def files(project: Project) -> dict[str, bytes]:
     """Render the Kubernetes and Docker files of a project. Return contents by file name; nothing is written.
 
-    YAML loses the comments and layout of its template. Raise ConfigurationError or DependencyError as `fleet` does.
+    YAML loses the comments and layout of its template. Raise ConfigurationError for settings that work only on this
+    machine, and DependencyError if PyYAML or Jinja is not installed.
     """
     with extra("orchestration"):
         import jinja2
@@ -151,7 +152,7 @@ def _values(project: Project) -> Mapping[str, Any]:
 
 @cache
 def constraints() -> str:
-    """Return the versions of all installed packages except Isthmus as a file for `pip install --constraint`."""
+    """Return the text of a constraints file for pip, with the versions of all installed packages except Isthmus."""
     versions = {
         package.name.lower().replace("_", "-"): package.version.partition("+")[0]
         for package in metadata.distributions()

@@ -12,7 +12,10 @@ _HEAD = "GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {}\r\n
 
 
 def ready() -> bool:
-    """Return whether the server can answer lookups. An OSError also means that it is not ready."""
+    """Ask the server on port `PROBE_PORT` for `/readyz`, with the API key `PROBE_KEY`. Return True if it answers 200.
+
+    An OSError, such as a timeout of 2 seconds, also means that it is not ready.
+    """
     with socket.create_connection(("127.0.0.1", int(os.environ["PROBE_PORT"])), 2) as server:
         server.settimeout(2)
         server.sendall(_HEAD.format(os.environ["PROBE_KEY"]).encode())

@@ -154,7 +154,7 @@ def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, project: Path) -> None:
-    """Record the current version of each changed source in a Dagster instance. Only later changes trigger builds."""
+    """Record the version of each source that changed since its last record. Only later changes trigger builds."""
     graph = AssetGraph(outline(project.resolve()))
     for event in _new_observations(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)

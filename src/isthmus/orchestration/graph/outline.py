@@ -1,4 +1,4 @@
-"""Compile the outline of a project; `python -m isthmus.orchestration.graph.outline FOLDER` writes it to stdout."""
+"""Compile a project's outline, the data behind its Dagster graph. Run with `python -m` and a folder to print it."""
 
 import ast
 import copy
@@ -36,10 +36,10 @@ FILE = "outline.json"
 
 
 def outline(root: Path) -> Outline:
-    """Return the outline of the project in the absolute folder `root`; raise IsthmusError if it cannot be compiled.
+    """Return the outline of the project in the absolute folder `root`: the plain data that Dagster's graph needs.
 
     If isthmus.toml, a Python file or a setting in the environment has changed since the last call, the outline is
-    compiled in another process, and cached in `.isthmus/outline.json`.
+    compiled in another process, and cached in `.isthmus/outline.json`. Raise IsthmusError if it cannot be compiled.
     """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:
@@ -59,7 +59,7 @@ def outline(root: Path) -> Outline:
 
 
 def digest(root: Path) -> str:
-    """Return a SHA-256 of isthmus.toml, a project's Python files, and the variables that override settings."""
+    """Return a SHA-256 of all that an outline depends on: isthmus.toml, Python files and `ISTHMUS_` variables."""
     sha = hashlib.sha256()
     for file in [root / "isthmus.toml", *_files(root)]:
         sha.update(f"{file.relative_to(root)}\n".encode())

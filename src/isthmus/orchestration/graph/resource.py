@@ -142,7 +142,7 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
 
 
 def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> StepRequest:
-    """Return the nodes, checks and days of a step that the Dagster run selected, in the order of the project."""
+    """Return a request for the nodes, checks and days of a step that the Dagster run selected, in project order."""
     order = list(nodes.values())
     if isinstance(context, dg.AssetCheckExecutionContext):
         checks = [(nodes[check.asset_key], check.name) for check in context.selected_asset_check_keys]

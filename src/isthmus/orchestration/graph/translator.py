@@ -25,7 +25,7 @@ class IsthmusTranslator:
     """
 
     def get_asset_spec(self, node: AssetNode) -> dg.AssetSpec:
-        """Return the asset spec of a node, without its dependencies."""
+        """Return the asset spec of a node, without its dependencies, which the graph adds."""
         view, model, asset = node.view, node.model, ASSETS.get(node.kind)
         owner = "" if (declared := view or model) is None else declared.owner
         metadata: dict[str, Any] = {}
@@ -82,8 +82,8 @@ def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
 def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
     """Return the condition under which Dagster materializes a node automatically, or None if it never does.
 
-    Most nodes follow their dependencies, once they were materialized. Recorded answers are collected every hour. A
-    training set is rebuilt on the project's schedule or after drift, and its model follows.
+    Most nodes are materialized again after a dependency was; the first time is up to the user. Recorded answers are
+    collected every hour. A training set is rebuilt on the project's schedule or after drift, and its model follows.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()

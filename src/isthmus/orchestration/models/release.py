@@ -82,8 +82,9 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
 def promote(project: Project) -> ReleaseReport:
     """Make the candidate the deployed package, on probation for `probation_seconds` of the serving profile.
 
-    During probation, servers may roll it back. Writes and waits as `deploy` does. Raise GateFailed if no candidate
-    exists or it was stopped; and PackageError, ContractMismatch and DependencyError as `deploy` does.
+    During probation, servers may roll it back. Writes the deployment file and its history, then waits up to 5 seconds
+    for the project's server to switch. Raise GateFailed if no candidate exists or it was stopped; and PackageError,
+    ContractMismatch and DependencyError as `deploy` does.
     """
     with _contracts(project) as contracts:
         done = releases.promote(
@@ -100,8 +101,9 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
     """Remove the candidate, or restore the previous deployment if no candidate exists.
 
     With `to`, a digest prefix, restore that deployment and remove a candidate, too. After an automatic rollback, `to`
-    is required. Writes and waits as `deploy` does. Raise GateFailed if no earlier deployment exists or `to` does not
-    name exactly one, and the other errors of `promote`.
+    is required. Writes the deployment file and its history, then waits up to 5 seconds for the project's server to
+    switch. Raise GateFailed if no earlier deployment exists or `to` does not name exactly one; and PackageError,
+    ContractMismatch and DependencyError as `deploy` does.
     """
     key = project.public_key
     with _contracts(project) as contracts:
@@ -112,8 +114,8 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
     """Restore the deployment before `deployment`, and record the reason `why`. Does not wait for servers to switch.
 
-    Return False, and change nothing, if `deployment` is not deployed or on probation any more. For errors see
-    `promote`.
+    Return False, and change nothing, if `deployment` is not deployed or on probation any more. Raise PackageError,
+    ContractMismatch or DependencyError as `deploy` does.
     """
     with _contracts(project) as contracts:
         return releases.undo(
@@ -141,7 +143,6 @@ def _released(project: Project, done: Rollout) -> ReleaseReport:
 
 
 def _await_switch(project: Project, deployment: Deployment) -> str:
-    """Wait until the project's server has loaded a deployment. Return a message about the outcome."""
     url = address(project)
     end = time.monotonic() + SWITCH_SECONDS
     message = f"no server answers at {url}; a server at another port switches on its own"

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 def distill(
     project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
 ) -> "DistillationReport":
-    """Train teacher, reference, student and control on the last training set, and write the student's documents.
+    """Train teacher, reference, student and control (a student without a teacher), and write the student's documents.
 
-    The student becomes the latest one of its distillation. If nothing has changed since a student was trained, that
-    student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call continues the training.
-    Raise DataError for an unusable training set, ConfigurationError for an invalid declaration (or, after saving the
-    student, a gate on an unknown metric), and an IsthmusError if training fails.
+    Uses the last training set. The student becomes the latest one of its distillation. If nothing has changed since a
+    student was trained, that student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call
+    continues the training. Raise DataError for an unusable training set, ConfigurationError for an invalid declaration
+    (or, after saving the student, a gate on an unknown metric), and an IsthmusError if training fails.
     """
     _limit_spinning()
     with extra("distill"):
@@ -296,7 +296,7 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
-    """Check the gates against the last student's report. Return the metrics, or raise GateFailed with all failures."""
+    """Check the gates against the last student's report. Return the metrics; raise one GateFailed for all failures."""
     return _require_gates(declared, Artifacts(project, declared).last_report())
 
 

@@ -67,7 +67,7 @@ class PackageAnswers:
 def read_answers(
     project: Project, declared: Distillation, columns: Sequence[Column], keys: Callable[[str], Sequence[Any]]
 ) -> list[PackageAnswers]:
-    """Read all recorded answers of a distillation's packages; the package that answered last comes first.
+    """Read a distillation's recorded predictions, by package and precision; the last to answer comes first.
 
     `columns` are the columns to read from requests. `keys` returns all known values of a private join key, to resolve
     its recorded hashes. Answers to callers outside `[monitor] callers` are skipped. Raise DataError for an unreadable
@@ -115,7 +115,7 @@ def _models(project: Project) -> Callable[[str], str | None]:
 
 
 def package_folder(project: Project, declared: Distillation, digest: str) -> Path | None:
-    """Return the undamaged folder with this digest, the deployed copy or else the last package; None if it is gone."""
+    """Return the undamaged package folder with this digest: the deployed copy or the last package, else None."""
     folders = [folder_of(project.deployment_file) / digest]
     artifacts = Artifacts(project, declared)
     with suppress(IsthmusError):

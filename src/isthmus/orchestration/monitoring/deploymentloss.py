@@ -59,7 +59,7 @@ def losses(
 
 
 def rescore(served: ServedAnswers, answers: pa.Table, model: DeployedModel) -> Array:
-    """Return the model's outputs for every row of recorded predictions, in order: float64 (n, width).
+    """Run a model on the rows of recorded predictions. Return the outputs in the order of the rows, float64 (n, width).
 
     A row is NaN if its request cannot be read, or if its stored row, its contract or an input of this model is missing.
     """
@@ -93,8 +93,8 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
 def take_back(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
     """Roll back a deployment if one of its losses is significantly above its bound, and record the reason.
 
-    Return a sentence about the rollback or its failure, or "" if no loss exceeds its bound or it is not deployed any
-    more.
+    Return a sentence about the rollback, or about its failure, which raises nothing. Return "" if no loss exceeds its
+    bound, or if the deployment is not in force or on probation any more.
     """
     loss = next((loss for loss in found if loss.beyond), None)
     if loss is None:

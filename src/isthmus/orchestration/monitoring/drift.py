@@ -39,9 +39,9 @@ def served_drift(
     """Return the start of the compared week (microseconds), and the drift of each raw input and of the scores.
 
     The week ends with the latest answer. At most `SAMPLE` of its answers, with the contract of the latest one, are
-    compared with at most `SAMPLE` rows of the training set of the package in `folder`, and with windows of it that
-    cover as much time as the answers do. Raise DataError if the training set, the contract or a table is gone, or the
-    history has none of the rows that Redis returned.
+    compared with at most `SAMPLE` rows of the training set of the package in `folder`. Parts of that training set that
+    cover as much time as the answers show the usual variation. Raise DataError if the training set, the contract or a
+    table is gone, or the history has none of the rows that Redis returned.
     """
     at = micros(answered.part["at"])
     at = np.where(at <= project.now(), at, 0)  # its clock is ahead
@@ -100,14 +100,12 @@ def _arrow(inputs: Sequence[ModelInput], values: Mapping[str, Values]) -> pa.Tab
 
 
 def _score(outputs: Array) -> Array:
-    """Return one number per row; for classes, the highest probability."""
     flat = outputs.reshape(len(outputs), -1).astype(np.float64)
     best: Array = flat[:, 0] if flat.shape[1] == 1 else flat.max(1)
     return best
 
 
 def _spread(places: Any) -> Any:
-    """Return at most `SAMPLE` of the places, evenly spaced."""
     if len(places) <= SAMPLE:
         return places
     return places[np.linspace(0, len(places) - 1, SAMPLE).astype(np.int64)]

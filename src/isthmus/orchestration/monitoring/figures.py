@@ -35,7 +35,7 @@ Measuring = Callable[[Array, Array], Measures]
 
 
 def metric(declared: Distillation) -> tuple[str, bool]:
-    """Return the measure that ranks packages and slices, and True if higher is better; RequestError if it has none."""
+    """Return the ranking measure, and True if higher is better; raise RequestError if the label has no measure."""
     label = declared.label
     if isinstance(label, Binary):
         return "auc", True
@@ -70,20 +70,20 @@ def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
 
 
 def class_places(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
-    """Return each label's index in the classes of a package, -1 for null and for other labels."""
+    """Return the index of each label in `classes`; -1 if the label is null or not in `classes`."""
     if not pa.types.is_string(column.type):
         column = column.cast(pa.int64())  # truth values, too
     return pc.fill_null(pc.index_in(column.cast(pa.string()), value_set=pa.array(classes, pa.string())), -1)
 
 
 def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) -> Quality:
-    """Measure the rows in the mask `chosen`, whose label counts, and count all n rows as answers."""
+    """Measure the rows in the mask `chosen`, if any; the result also has the number of these rows and of all rows."""
     labels, outputs = labels[chosen], outputs[chosen]
     return Quality(answers=len(chosen), rows=len(labels), measures=measured(labels, outputs) if len(labels) else {})
 
 
 def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: Ints) -> tuple[Week, ...]:
-    """Measure each ISO week (UTC) that has answers, earliest first. `at` has microseconds since 1970 UTC."""
+    """Measure each ISO week (UTC) with answers, earliest first; `at` has times in microseconds since 1970 UTC."""
     number = (at - _MONDAY) // (7 * _DAY)
     found = []
     for week in np.unique(number).tolist():
@@ -97,7 +97,10 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """Measure each slice of each column with at least `FEWEST` labeled rows; the worst by `decides` comes first."""
+    """Measure slices of each column with at least `FEWEST` labeled rows, by value or quartile; the worst comes first.
+
+    `decides` has the measure that ranks them, and True if higher is better.
+    """
     name, more = decides
     found = []
     for column in columns.column_names:

@@ -118,5 +118,5 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
 
 
 def nearest_answers(matches: LabelMatches, at: Ints) -> Mask:
-    """Mark one answer per matched label: the nearest in time, or in a tie the earliest; `at` has the answers' times."""
+    """Mark one answer per matched label: the nearest in time, or in a tie the earliest by `at`, the answers' times."""
     return first_of_each(np.where(matches.why < 0, matches.row, -1), matches.distance, at)

@@ -116,7 +116,8 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Call `monitor` every hour until `stopped` is set; without `stopped`, never return.
 
-    Without `name`, all distillations that have a measure are monitored. Problems go to `say` and do not end the loop.
+    Without `name`, all distillations that have a measure are monitored. Broken bounds, rollbacks and errors go to `say`
+    and do not end the loop.
     """
     names = [name] if name is not None else list(project.definitions.distillations)
 
@@ -209,7 +210,6 @@ def _slice_columns(work: _Work) -> list[str]:
 
 
 def _matched_labels(work: _Work, answers: PackageAnswers, spine: pa.Table) -> LabelMatches:
-    """Match answers with labels, in groups of answers that have the same columns."""
     declared, count = work.declared, len(answers.at)
     names = list(answers.columns.column_names)
     match = names if declared.monitor.match is None else list(declared.monitor.match)

@@ -68,7 +68,7 @@ def screen(result: Production, file: Path) -> Iterator[Block]:
 
 
 def headline(result: Production) -> dict[str, str]:
-    """Return the measures of the first package as text, by name; empty if there are no answers."""
+    """Return the first package's measures and intervals as text, by name; empty if there are no answers."""
     measures = result.packages[0].measures if result.packages else {}
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
@@ -83,7 +83,7 @@ def images(result: Production) -> dict[str, str]:
 
 
 def plots(result: Production) -> Mapping[str, Figure]:
-    """Plot each measure by week with its interval; the first package has its own color."""
+    """Return a plot of each measure by week with its interval, by name; the first package has its own color."""
     names = dict.fromkeys(name for package in result.packages for week in package.weeks for name in week.measures)
     return {name: _plot(result, name) for name in names}
 

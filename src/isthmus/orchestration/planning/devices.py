@@ -120,7 +120,7 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
 
 
 def measure_host(threads: int) -> Device:
-    """Measure this host's float32 matrix products and copies of 128 MiB with `threads` threads, for about a second."""
+    """Measure this host for about a second: float32 matrix products and copies of 128 MiB, with `threads` threads."""
     from threadpoolctl import threadpool_limits
 
     generator = np.random.default_rng(0)

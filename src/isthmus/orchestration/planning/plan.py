@@ -55,7 +55,7 @@ def plan(
 
     Plans all distillations if `name` is None. `rate` is in requests per second; None means the capacity of one device.
     Measures this host for seconds, and writes nothing. Raises GateFailed if the training or serving cost of a package
-    was not measured, or was measured with other settings than the serving profile has now.
+    was not measured, or was measured with other settings than now; and DataError if a package is missing.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalogue(project.root, prices.hour)
@@ -218,7 +218,6 @@ def _sufficient(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> str:
 
 
 def _least(devices: Mapping[str, Mapping[str, Any]], figure: str) -> str | None:
-    """Return the device with the smallest figure, the fastest one in a tie; None if no device has the figure."""
     known = [(part[figure], part["seconds"], name) for name, part in devices.items() if part[figure] is not None]
     return min(known)[2] if known else None
 

@@ -47,7 +47,7 @@ class TimeEstimate:
 
     @property
     def bound(self) -> Bound:
-        """Name of the largest part of the expected seconds; "overhead" if it exceeds `least`."""
+        """Bottleneck: "overhead" if it exceeds `least`, else the slower of "compute" and "bandwidth"."""
         if self.overhead > self.least:
             return "overhead"
         return "compute" if self.compute >= self.bandwidth else "bandwidth"
@@ -73,6 +73,9 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 
 
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
-    """Return the rows of the smallest compute-bound batch, or None. `fixed` is bytes per batch, `each` per row."""
+    """Return the rows of the smallest compute-bound batch, or None if no batch is compute-bound.
+
+    `flops` and `each` are operations and bytes per row, `fixed` is bytes per batch, and `ridge` operations per byte.
+    """
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

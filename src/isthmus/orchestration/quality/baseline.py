@@ -78,7 +78,7 @@ def _read(folder: Path) -> TrainingStatistics:
 
 
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
-    """Return a table's statistics from each distillation's latest training set that joined this view contract."""
+    """Return a view's statistics from the latest training sets that joined it; raise DataError if one is unreadable."""
     references = []
     for name in project.definitions.distillations:
         try:

@@ -16,7 +16,10 @@ from isthmus.orchestration.quality.baseline import references
 
 
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
-    """Raise one GateFailed for all broken expectations. Set `part` if only these days were checked and not written."""
+    """Raise one GateFailed that lists all broken expectations, if there are any.
+
+    `part` are the days that a build checked; the message says that none of them was written.
+    """
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
         remedy = f"fix the transform, its sources or the expectation; {scope}nothing was written"
@@ -37,7 +40,11 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
-    """Check a view's expectations on `data` without raising; with `part` (some days), only those on single rows."""
+    """Check a view's expectations on `data`, and return a finding for each; broken ones raise nothing.
+
+    With `part`, `data` has some days only, and only expectations on single rows are checked. Without `data`, the result
+    is empty. Raise DataError if the statistics of a training set cannot be read.
+    """
     expectations = project.definitions.views[view].expectations
     if part:
         expectations = [expectation for expectation in expectations if isinstance(expectation, BY_ROW)]
@@ -48,7 +55,7 @@ def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *,
 
 
 def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
-    """Return, but do not raise, one error that lists the sentences in `wrong`."""
+    """Return, but do not raise, one GateFailed that lists the sentences in `wrong`."""
     if len(wrong) == 1:
         return GateFailed(where, wrong[0], remedy=remedy)
     problems = f"{len(wrong)} problems" + "".join(f"\n  - {sentence}" for sentence in wrong)

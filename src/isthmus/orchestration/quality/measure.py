@@ -57,7 +57,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
         return [finding for view in self.views.values() for finding in view.findings if not finding.passed]
 
     def drifted(self) -> list[str]:
-        """Return a sentence for each drifted feature."""
+        """Return a sentence for each drifted feature and the training set that it was compared with."""
         return [
             f"view {name}, feature {feature}: {_measures(drift)} of {drift.rows} rows after training set "
             f"{drifts.training_set} of {drifts.name}"
@@ -84,8 +84,9 @@ def quality(
     """Measure the offline tables of views (default: all): statistics, expectations and drift. Writes nothing.
 
     With `drift`, compare rows with event times after `since` (default: the training set's last event time) up to
-    `until` with the rows of each latest training set. Times without a zone are UTC. Problems are reported, not raised:
-    see `require_quality`. Raises ContractMismatch if the definitions were not applied or a table has another contract.
+    `until` with the rows of each distillation's latest training set. Times without a zone are UTC. Broken expectations
+    and drift are reported, not raised: see `require_quality`. Raises RequestError for an unknown view or if `since` is
+    not before `until`, and ContractMismatch if the definitions were not applied or a table has another contract.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip

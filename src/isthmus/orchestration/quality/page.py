@@ -42,7 +42,7 @@ def page(report: QualityReport) -> str:
 
 
 def quality_blocks(report: QualityReport) -> Iterator[Block]:
-    """Yield statistics, expectations and drift of each view, and the meaning of the drift measures."""
+    """Yield blocks with statistics, expectations and drift of each view, and the meaning of the drift measures."""
     for name, view in report.views.items():
         statistics = view.statistics
         hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"
@@ -65,7 +65,7 @@ def quality_blocks(report: QualityReport) -> Iterator[Block]:
 
 
 def features_table(statistics: ViewStatistics) -> TableBlock:
-    """Return a table with a row per feature. For categories, the column `median` has the most frequent one."""
+    """Return a table with a row per feature. Categorical features show their most frequent category as `median`."""
     rows: list[list[Text]] = []
     for name, feature in statistics.features.items():
         nulls = f"{feature.nulls / feature.rows:.1%}" if feature.rows else "-"

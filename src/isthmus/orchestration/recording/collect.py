@@ -58,7 +58,7 @@ class _Problems:
     other: set[Path] = field(default_factory=set)
 
     def note(self, path: Path, problem: str, *, finished: bool) -> None:
-        """Record that part of a segment cannot be read, unless a server is still writing it."""
+        """Note that part of a finished segment cannot be read. Does nothing while a server may still write to it."""
         if finished:
             self.damaged.add(path)
             back = f"{path.stem}{_AGAIN}{SUFFIX}"
@@ -72,8 +72,9 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
     """Append every answer in the spool to the table, exactly once, and save the contracts of the answers.
 
     Deletes collected segments (spool files) that no server writes to any more, moves damaged ones to `damaged_folder`,
-    and deletes answers older than `keep_days` from the table. Each commit has about `lot` answers. Waits while another
-    process collects. After a DataError, the spool still has the answers that are not in the table.
+    and deletes answers older than `keep_days` from the table. Damaged segments raise nothing: `problems` of the result
+    names them. Each commit has about `lot` answers. Waits while another process collects. After a DataError, the spool
+    still has the answers that are not in the table.
     """
     table = RecordedAnswers.of(project)
     answers, missing, problems = 0, 0, _Problems()
@@ -124,7 +125,10 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collect recorded answers every `history_seconds` until `stopped` is set, passing problems and errors to `say`."""
+    """Call `collect` every `history_seconds` until `stopped` is set; without `stopped`, never return.
+
+    New problems and errors go to `say` and do not end the loop.
+    """
     repeat(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
 
 
@@ -146,7 +150,7 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[s
 
 
 def absence(project: Project, identity: str) -> RequestError:
-    """Return, but do not raise, an error that explains why the table lacks the answer with this id."""
+    """Return, but do not raise, a RequestError that explains why the table lacks the answer with this id."""
     run, _, number = identity.rpartition("-")
     where = f"answer {identity}"
     try:
@@ -172,7 +176,7 @@ def absence(project: Project, identity: str) -> RequestError:
 
 
 def damaged_folder(project: Project) -> Path:
-    """Return the folder to which `collect` moves damaged segments, after it has collected their readable batches."""
+    """Return the folder to which `collect` moves a damaged segment, after it has collected the readable batches."""
     return project.recorded / "damaged"
 
 
@@ -198,12 +202,12 @@ def _whole(path: Path, problems: _Problems, *, finished: bool) -> Iterator[Answe
 
 
 def contracts_folder(project: Project) -> Path:
-    """Return the folder of the contracts of recorded answers. They stay there after the project forgets them."""
+    """Return the folder of copies of the contracts under which recorded answers were given; `collect` adds them."""
     return project.recorded / "contracts"
 
 
 def keep_contracts(project: Project, hashes: set[str]) -> None:
-    """Save contracts by hash to `contracts_folder` for later replays; skip those that are saved or gone."""
+    """Save the contracts with these hashes to `contracts_folder`, for replays; skip those that are saved or gone."""
     folder = contracts_folder(project)
     missing = {known for known in hashes if not (folder / f"{known}.json").exists()}
     if not missing:
@@ -223,7 +227,7 @@ def _known(project: Project) -> Iterator[Contract]:
 
 
 def contract_of(project: Project, known: str) -> Contract | None:
-    """Return the contract with a hash, or None if it is gone. Raise a DataError if its saved file is damaged."""
+    """Return the contract with the hash `known`, None if it is gone; raise a DataError if its saved file is damaged."""
     file = contracts_folder(project) / f"{known}.json"
     try:
         return Contract.loads(file.read_bytes(), str(file))

@@ -37,12 +37,12 @@ class Causes:
         self._runtime = runtime()
 
     def runtime(self, group: Group, place: int) -> str:
-        """Describe in a few words the runtime of the answer at index `place`, and the current one if it differs."""
+        """Describe the libraries and processor of the answer at index `place`, and the current ones if they differ."""
         then = group.answers["runtime"][place].as_py()
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
     def of(self, group: Group, name: str) -> Iterator[tuple[int, Cause, str]]:
-        """Yield (row index in the group, cause, explanation) for each row of a view that differs from the history."""
+        """Yield (row index, cause, explanation) for each row of the view `name` that differs from the history."""
         rows = np.flatnonzero(~group.now[name].same(group.then[name]))
         if not len(rows):
             return

@@ -13,7 +13,8 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
     """Return for each row of `left` the index of its match in `right`, or -1; shape (n,).
 
     A match has equal values (a null equals nothing) and is nearest in time, at most `tolerance` away; ties go to the
-    earlier row. A row of `right` is matched once, by its nearest row of `left`; ties go to the first one.
+    earlier row of `right`. If several rows of `left` have the same match, only the nearest one keeps it, in a tie the
+    first one; the others get -1.
     """
     number, count = identities(left, right), len(left)
     for name in left.column_names:
@@ -28,10 +29,11 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
 
 
 def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Ints]:
-    """Return for each query the index of the candidate with the same number and the nearest time, and its distance.
+    """Return for each query the index of the nearest candidate in time with the same number, and the distance in time.
 
-    The index is -1 without such a candidate. Candidates (`number`, `event`) must be sorted by number, then time.
-    Queries have the numbers `query` and times `at`. Ties go to the earlier candidate.
+    Candidates have the numbers `number` and times `event`, and must be sorted by number, then time. Queries have the
+    numbers `query` and times `at`. Of two candidates at the same distance, the earlier one is chosen. The index is -1
+    if no candidate has the number.
     """
     times = np.unique(event)
     width = len(times) + 1
@@ -49,7 +51,7 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
 
 
 def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """Return a mask of one row per distinct match (-1 is none): the nearest one, in a tie the earliest by `at`."""
+    """Mark one row for each index in `match`, none for -1: the nearest one, in a tie the earliest by `at`."""
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
     chosen = np.zeros(len(match), bool)
@@ -58,7 +60,7 @@ def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
 
 
 def identities(*tables: pa.Table) -> Ints:
-    """Number the rows of all tables in turn; rows with equal values (or nulls) in all columns get the same number."""
+    """Return a number per row, table after table. Rows with equal values (or nulls) in all columns share a number."""
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)
     for name in tables[0].column_names:

@@ -58,7 +58,7 @@ class Keys:
         self._known: dict[str, dict[str, Any]] = {}
 
     def restore(self, body: str, columns: Iterable[Column]) -> bytes:
-        """Replace the hashes of join keys in a request body by the keys. Raise LookupError if the history lacks one."""
+        """Return a request body with keys in place of their hashes; raise LookupError if a hash has no known key."""
         request = orjson.loads(body)
         for column in columns:
             for part in ("entities", "request"):
@@ -76,7 +76,10 @@ class Keys:
 
 
 def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
-    """Compile the lookup that a request body asks for. Raise IsthmusError or MsgspecError if that is impossible."""
+    """Compile the lookup that a request body asks for; `graphs` returns the graph of a request transform by name.
+
+    Raise MsgspecError if the body is invalid, and IsthmusError if the contract lacks a requested feature.
+    """
     message = _LOOKUP.decode(body)
     if message.feature_service is not None:
         features = service_features(contract, message.feature_service)
@@ -86,7 +89,7 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
 
 
 def features_of(body: str) -> str:
-    """Return the service or features that a lookup requests as one comparable text, or "?" if unreadable."""
+    """Return the feature service of a lookup request, or its features joined to one text; "?" if it is unreadable."""
     try:
         message = _LOOKUP.decode(body)
     except msgspec.MsgspecError:
@@ -97,7 +100,7 @@ def features_of(body: str) -> str:
 def read_requests(
     reader: Lookup | Predictor | Prompt | TensorPredictor, bodies: Sequence[bytes | LookupError], counts: Sequence[int]
 ) -> Requests:
-    """Parse requests for one reader and concatenate their rows. Lookups must all request the same features.
+    """Parse requests with `reader` and concatenate their rows. Lookups must all request the same features.
 
     `counts` has the number of rows in each recorded answer. A request that cannot be parsed, or has another number of
     rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors have no rows.
@@ -151,7 +154,7 @@ def prompt_of(body: bytes | LookupError) -> str:
 
 
 def read_tensors(body: bytes) -> TensorRequest:
-    """Parse a request of tensors as recorded by `serving.recorder.columns.text_of`; raise a MsgspecError otherwise."""
+    """Parse a recorded request of tensors, which may have a binary part; raise a MsgspecError if it is invalid."""
     whole = _TENSORS.decode(body)
     if whole.binary is None:
         return TensorRequest(_INFER.decode(body), memoryview(b""))
@@ -159,7 +162,10 @@ def read_tensors(body: bytes) -> TensorRequest:
 
 
 def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:
-    """Return what clients sent for a join key that the model ignores: one value per row, None if they sent none."""
+    """Return what clients sent for a join key that the model ignores: a value per row, None if a request lacks it.
+
+    `rows` has the number of rows of each request.
+    """
     values: list[Any] = []
     for body, count in zip(bodies, rows.tolist(), strict=True):
         raws = _PREDICT.decode(body).entities if count and isinstance(body, bytes) else {}

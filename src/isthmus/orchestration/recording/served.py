@@ -110,7 +110,7 @@ class Group:
     now: Mapping[str, StoredRows]
 
     def served(self) -> tuple[dict[str, StoredRows], Mask]:
-        """Return the rows that Redis returned, by view, and a mask of the rows whose values the history still has."""
+        """Return the rows that Redis returned, by view, and a mask of rows whose values all histories still have."""
         found = {
             name: served_rows(history, self.requests.keys, self.now[name], self.then[name])
             for name, history in self.histories.items()
@@ -120,12 +120,12 @@ class Group:
 
     @property
     def predictor(self) -> Predictor:
-        """Parser of the requests, for a group of predictions only."""
+        """Parser of the requests. Only a group of predictions has one."""
         assert isinstance(self.reader, Predictor)  # noqa: S101 - the route is `predict`
         return self.reader
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
-        """Return the model's inputs from stored rows by view: `now` or the result of `served`. For predictions only."""
+        """Compute the model's inputs from stored rows by view: `now` or those of `served`. For predictions only."""
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
@@ -141,7 +141,7 @@ class ServedAnswers:
         self._opened: dict[Any, Any] = {}
 
     def answer(self, identity: str) -> pa.Table:
-        """Return the answer with an id as a table with one line; raise a RequestError that explains its absence."""
+        """Return the answer with this id as a table with one row; raise a RequestError that explains its absence."""
         answers = self.table.read(ds.field("id") == identity)
         if not len(answers):
             raise absence(self.project, identity)
@@ -151,7 +151,7 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers from `first` on and before `end` (times with a zone), sorted by process and sequence."""
+        """Return the answers that meet all conditions, by process and sequence; `first` is included, `end` is not."""
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route
@@ -230,7 +230,7 @@ class ServedAnswers:
     def predictions(
         self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
-        """Split predictions by `groups`; yield each part with its opened group, or the error that prevented it."""
+        """Split predictions by `groups`; yield each part with its group from `open`, or with the error from `open`."""
         for part in groups(answers):
             found: Group | IsthmusError
             try:
@@ -250,11 +250,11 @@ class ServedAnswers:
         return contract
 
     def history(self, view: ViewContract) -> ViewHistory:
-        """Return the history of a view; raise an IsthmusError, the same each time, if it cannot be read."""
+        """Return the history of a view, read once. Raise an IsthmusError, each time the same, if it cannot be read."""
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        """Return the model that answered or replaces it. `variant` is like "int8/1". Raise DataError if it is gone."""
+        """Return the model of `package(digest)`, which may raise. `variant` is precision and threads: "int8/1"."""
         precision, _, threads = variant.partition("/")
 
         def opened() -> DeployedModel:
@@ -264,7 +264,10 @@ class ServedAnswers:
         return self._once(("model", digest, variant), opened)
 
     def package(self, digest: str) -> Package:
-        """Return the package with a digest, or the replacing one; raise a DataError if it is gone or has changed."""
+        """Return the package with a digest from the deployed packages; raise a DataError if it is gone or has changed.
+
+        If `package_folder` is set, return the package in that folder instead, whatever its digest.
+        """
         folder = self.package_folder or folder_of(self.project.deployment_file) / digest
         if self.package_folder is None and not folder.is_dir():
             raise DataError(
@@ -303,7 +306,6 @@ class ServedAnswers:
         return bodies
 
     def _key_values(self, contract: Contract, name: str) -> set[Any]:
-        """Return all values of a join key in the histories that can be read."""
         distinct: set[Any] = set()
         for view in contract.views.values():
             if name in [column.name for column in view.keys]:
@@ -330,7 +332,7 @@ def _reader(
 
 
 def groups(answers: pa.Table) -> Iterator[pa.Table]:
-    """Split answers into groups that can be computed together; each keeps the order of the table."""
+    """Split answers by route, contract, package, variant, views and features, and yield the parts for `open`."""
     pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
     features = [features_of(text) if route == "lookup" else "" for route, text in pairs]
     parts = [answers[name] for name in ("route", "contract", "package", "variant")]

@@ -40,7 +40,7 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Return a mask of the rows with equal status, times (if both have a row) and content hash (unless expired)."""
+        """Mark rows with equal status, times (if both rows exist), and content hash (unless missing or expired)."""
         there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
         times = (self.event == other.event) & (self.known == other.known)
         # A missing row may have times: those of a row that is not readable yet.
@@ -103,8 +103,8 @@ def find_recorded(
 ) -> tuple[dict[str, Values], Mask]:
     """Look up recorded rows in the history by key, times and content hash.
 
-    Returns values by feature, null without a value, and a mask of the rows whose values are known, shape (n,). It is
-    False for rows with values that only Redis had or that were removed from the history.
+    Returns values by feature, null without a value, and a mask of the rows whose values are known, shape (n,). The mask
+    is False for rows with values that only Redis had or that were removed from the history.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
@@ -129,8 +129,8 @@ def served_rows(
 ) -> tuple[StoredRows, Mask]:
     """Return the rows that Redis returned with their values, and a mask of the rows whose values are known.
 
-    `then` are the recorded rows, which have no values, and `now` the history's rows for the same questions. Values come
-    from `now` where both agree, and are looked up with `find_recorded` elsewhere.
+    `then` are the recorded rows, which have no values, and `now` the history's rows for the same keys and times. Values
+    come from `now` where both rows are the same, and are looked up with `find_recorded` elsewhere.
     """
     known = np.ones(len(now.status), bool)
     differing = np.flatnonzero(~now.same(then))

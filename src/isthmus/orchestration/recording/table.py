@@ -85,7 +85,7 @@ class RecordedAnswers:
         return cls(project.offline, project.storage_options)
 
     def last(self, runs: Sequence[str]) -> dict[str, int]:
-        """Return the number of each run's last batch in the table, 0 without one."""
+        """Return the number of the last batch in the table by run, 0 for a run without a batch there."""
         with self._stored.reading():
             table = self._stored.open(check=False)
             found = {run: None if table is None else table.transaction_version(_APPLICATION + run) for run in runs}
@@ -103,8 +103,8 @@ class RecordedAnswers:
     ) -> int:
         """Append the answers of batches in one commit, note each run's last batch, and return the number of answers.
 
-        `parts` are the results of `answers_of`; None computes them. `known` has the table's last batch by run: a
-        repaired earlier batch does not lower it. Does not check whether the table already has a batch. Raises a
+        `parts` are the results of `answers_of`; None computes them. `known` has the last batch in the table by run, so
+        that a repaired earlier batch does not lower it. Does not check whether the table already has a batch. Raises a
         DataError if the table cannot be written, or another process wrote to it at the same time.
         """
         rows = pa.concat_tables([SCHEMA.empty_table(), *(map(answers_of, batches) if parts is None else parts)])
@@ -116,7 +116,7 @@ class RecordedAnswers:
         return len(rows)
 
     def keep(self, days: float, now: int) -> None:
-        """Delete answers written over `days` before `now` (microseconds since 1970 UTC); compact days of many files."""
+        """Delete answers written over `days` days before `now` (microseconds since 1970); compact and clean up."""
         with self._stored.writing():
             table = self._stored.open(check=False)
             if table is None:
@@ -132,7 +132,7 @@ class RecordedAnswers:
             table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
 
     def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the answers that meet a condition, sorted by process and sequence."""
+        """Return the answers that meet a condition, sorted by process and sequence; none before the first commit."""
         with self._stored.reading():
             table = self._stored.open(check=False)
             if table is None:
@@ -239,7 +239,7 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split a column, in which each answer has the first view's rows and then the next one's, into arrays by view."""
+    """Split a column into arrays by view; each answer has `rows` values of the first view, then of the next one."""
     return [joined[places] for places in _places(rows, views)]
 
 

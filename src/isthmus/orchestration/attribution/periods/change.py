@@ -84,11 +84,11 @@ def change(  # noqa: PLR0913 - the options of the command
     The rows come from the latest training set, with the features that could be known. Both periods use the last
     package, unless the folder `package` names another one for the earlier period. With `recorded`, the rows are the
     recorded predictions, as fed to the model, and each period uses the package that answered last in it; `package` must
-    then be None. `by` are the columns of the segments; for the default see `segments_of`.
+    then be None. `by` are the columns that define segments; by default, they are join keys of the spine.
 
     Writes an HTML page to `attribution/<name>` in the state folder, readable by its owner only. Raise RequestError if
-    an option is invalid or a period has no row, and DataError if a package, a table or a history is gone, or a request
-    transform refuses every row of a period.
+    the label is not Binary or Number, `days` is None, an option is invalid, or a period has no row; and DataError if a
+    package, a table or a history is gone, or a request transform refuses every row of a period.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -155,9 +155,9 @@ def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingS
 def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
     """Score the rows of both periods under both contracts with both models.
 
-    Return a list by contract of lists by model, each earlier period first. An entry has the scores of the n rows of the
-    earlier and the m rows of the later period, shape (n + m,). Equal results share one array. If the effect of the
-    contracts cannot be computed, the reason is added to `unknown`, and both contracts have the same scores.
+    `result[contract][model]` has the scores of the n rows of the earlier period, then of the m rows of the later one;
+    index 0 is the earlier contract or model. Equal scores share one array. If the effect of the contracts cannot be
+    computed, the reason is added to `unknown`, and both contracts have the same scores.
     """
     models = [DeployedModel(unapproved(side.package, side.profile, 0, None)) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
@@ -246,13 +246,11 @@ def _scored_rows(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa
 
 
 def _taken(scores: list[list[Numbers]], rows: Ints) -> list[list[Numbers]]:
-    """Return the scores of some rows; equal results share one array."""
     kept = {id(answers): answers[rows] for row in scores for answers in row}
     return [[kept[id(answers)] for answers in row] for row in scores]
 
 
 def _labels(rows: pa.Table, label: str) -> Numbers:
-    """Return the labels of rows; all NaN if the training set has no label for any of them."""
     return labels(rows, label) if label in rows.column_names else np.full(len(rows), np.nan)
 
 
@@ -269,7 +267,6 @@ def _measures(declared: Distillation, known: Numbers) -> dict[str, tuple[Ints, W
 def _difference(
     of: Weighted, places: Ints, scores: list[list[Numbers]], rows: Ints, count: int, known: Sequence[str]
 ) -> MeasureChange | None:
-    """Return the change of a measure, or None if one of its values is not known."""
     sides = [places[rows[rows < count]], places[rows[rows >= count]]]
     if not all(map(len, sides)):
         return None
@@ -286,11 +283,11 @@ def _period(side: Side, rows: int) -> Period:
 
 
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
-    """Choose segment columns, and split the rows by them. The first `count` rows belong to the earlier period.
+    """Split the rows of both periods into segments; the first `count` rows belong to the earlier period.
 
-    The columns are `by`, or else as many leading join keys of the spine as possible (at least one) while at least 95 %
-    of the rows can be compared, because both periods have their segment. Raise RequestError or DataError if a column is
-    missing or cannot be split.
+    Return the segment columns and the segments. The columns are `by`. If `by` is empty, they are the first join keys in
+    `spine`: as many as possible, but at least one, while at least 95 % of the rows are in segments that both periods
+    have. Raise RequestError or DataError if a column is missing or cannot be split.
     """
     keys = [key for key in spine if key in rows.column_names]
     while True:

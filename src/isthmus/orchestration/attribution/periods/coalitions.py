@@ -41,7 +41,7 @@ class Segments(NamedTuple):
 def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> Segments:
     """Split rows into segments by columns: by value, or by quartile for numeric columns not in `exact`.
 
-    Raise RequestError if a column is missing or none is named, and DataError if a column has an unsuitable type.
+    Raise RequestError if a column is missing or `columns` is empty, and DataError if a column's type cannot be split.
     """
     if missing := [name for name in columns if name not in table.column_names]:
         raise RequestError(f"--by {missing[0]}", "is not a column of the rows", expected=one_of(table.column_names))
@@ -66,10 +66,11 @@ def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> S
 
 
 def weights(before: Ints, after: Ints) -> Numbers:
-    """Return row weights, float64 (2, 2, n + m), by period of the population, then by period of the features.
+    """Return row weights, float64 (2, 2, n + m), that mix the segment shares of one period with the rows of another.
 
-    `before` and `after` are the segments of the n and m rows of the two periods, counted from 0; neither is empty. If a
-    segment exists in one period only, its rows represent it in both periods, so that it counts as population change.
+    Entry [p, f] has the segment shares (population) of period p and the rows (features) of period f; 0 is the earlier
+    period. `before` and `after` are the segment numbers of the periods' n and m rows, from 0; neither is empty. If only
+    one period has a segment, its rows represent it in both, so that it counts as population change.
     """
     sides = (before, after)
     count = int(max(before.max(), after.max())) + 1
@@ -86,10 +87,10 @@ def weights(before: Ints, after: Ints) -> Numbers:
 
 
 def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequence[Numbers]]) -> Numbers:
-    """Return the values of the coalitions of `PARTS`, float64 (16,).
+    """Return the values of a measure for the coalitions of `PARTS`, float64 (16,).
 
-    Bit i of a coalition means that part i comes from the later period. `weight` is the result of `weights`. `scores`
-    has the scores of all rows, (n + m,), by contract, then by model.
+    Bit i of a coalition's index means that part i comes from the later period. `weight` is the result of `weights`.
+    `scores[contract][model]` has the scores of all rows, (n + m,); index 0 is the earlier period.
     """
     answers = [[scores[contract][model] for model in (0, 1)] for contract in (0, 1)]
     cache: dict[tuple[int, ...], float] = {}

@@ -42,7 +42,7 @@ class MeasureChange(msgspec.Struct, frozen=True):
 
     @property
     def measure(self) -> Measure:
-        """This change as a `Measure`, for the tables and plots of attributions: `before` becomes `ideal`."""
+        """This change as a `Measure`, for attribution plots: `before` becomes `ideal`, and `after` becomes `answer`."""
         return Measure(self.before, self.after, self.parts)
 
 

@@ -107,7 +107,6 @@ def _bounds(name: str, estimate: Mapping[str, Any]) -> list[Text]:
 
 
 def _ranked(estimate: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Sort devices by cost, then by expected time. Devices without a price come last."""
     return sorted(
         estimate["devices"].items(),
         key=lambda item: (item[1]["cost"] is None, item[1]["cost"] or 0.0, item[1]["seconds"]),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_json(report: object) -> None:
-    """Print a JSON document. NaN and infinities become null."""
+    """Print a JSON document to stdout. NaN and infinities become null."""
     import orjson
 
     text = orjson.dumps(report, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
@@ -26,7 +26,7 @@ def say(text: str) -> None:
 
 
 def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, *, as_json: bool) -> None:
-    """Print a report: as JSON, or as its blocks (default: a table or lines from the report itself)."""
+    """Print a report to stdout, as JSON or as its blocks (default: a table or lines made from the report itself)."""
     if as_json:
         write_json(report)
         return
@@ -41,7 +41,7 @@ def judge(
 ) -> None:
     """Print a report, then call `require`, which raises an IsthmusError if the report fails its checks.
 
-    With `as_json`, exit with the error's code instead, so that stdout has one document.
+    With `as_json`, the error goes to stderr and becomes a `typer.Exit`, so that stdout has one document.
     """
     present(report, blocks, as_json=as_json)
     try:
@@ -55,7 +55,7 @@ def judge(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Yield a callback for a message and the finished share, 0 to 1: a bar on a terminal, else a line per message."""
+    """Yield a callback that shows a message and the finished share, 0 to 1: as a bar on a terminal, else as a line."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
