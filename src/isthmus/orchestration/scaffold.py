@@ -26,10 +26,10 @@ class Scaffold:
 
 
 def init(folder: Path, example: Example = "empty") -> Scaffold:
-    """Copy an example to a new or empty folder and name the project after the folder.
+    """Copy an example project to a new or empty folder, and name the project after the folder.
 
-    Hidden files that are already there stay. If the folder is a file or not empty, or its name is not a valid project
-    name, raises a ConfigurationError and writes nothing.
+    Hidden files that are already there stay. If the folder is a file or has visible files, or its name is not a valid
+    project name, raises a ConfigurationError and writes nothing.
     """
     root = folder.resolve()
     problems = []

@@ -69,11 +69,11 @@ class _Device(msgspec.Struct):
 
 
 def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -> DeviceReport:
-    """Run the package's client in a new Node process, wait up to two minutes for it, and return its answers.
+    """Run a package's JavaScript client in a new Node process, and return its answers to `questions`.
 
-    The client gets copies of the files in a temporary folder, and verifies checksums, contract and golden cases like a
-    web page. Raises NodeFailed if it rejects the package, a snapshot or a question, if a model fails, or if the time is
-    over.
+    The client gets copies of the package's files and the snapshots in a temporary folder. Like on a web page, it checks
+    checksums, contract and golden cases first. Raises NodeFailed if the client rejects the package, a snapshot or a
+    question, if a model fails, or after two minutes.
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]

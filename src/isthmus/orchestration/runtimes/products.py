@@ -44,5 +44,9 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 
 
 def by_option(option: str) -> "Runtime":
-    """Open the runtime with a command line name such as "ort"; raise StopIteration if there is none. See `Product`."""
+    """Open the runtime with a command line name such as "ort" or "web"; raise StopIteration for an unknown name.
+
+    Installs onnxruntime-web with npm if it is missing. Raises a DependencyError if a runtime cannot be installed, or is
+    not installed.
+    """
     return next(product for product in RUNTIMES.values() if product.option == option)()

@@ -54,7 +54,7 @@ class WebRuntime:
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Return the package's files in ORT format, except int8 files of language models, which browsers cannot run."""
+        """Return the model files in ORT format, except int8 files of language models, which browsers cannot run."""
         servers = [] if manifest.generation is None else ["int8"]
         return [
             variant for variant in manifest.variants if variant.format == "ort" and variant.precision not in servers
@@ -89,10 +89,10 @@ class NodeRunner:
         self._program, self.folder = _program("node"), folder
 
     def run(self, script: str, files: Mapping[str, bytes], *arguments: str, kind: type[T]) -> T:
-        """Run a script of `web/` in a new Node process, and decode the JSON on its stdout as `kind`.
+        """Run a script of `orchestration/web/` in a new Node process, and decode the JSON that it prints as `kind`.
 
-        `files` are written to a temporary folder; `arguments` are names of such files, and the script gets their paths.
-        Raises NodeFailed if the script fails or takes more than two minutes.
+        `files` (content by name) are written to a temporary folder. `arguments` names some of these files; the script
+        gets their paths. Raises NodeFailed if the script fails or takes more than two minutes.
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
@@ -114,7 +114,8 @@ class NodeRunner:
 def installed(cache: Path | None = None) -> Path:
     """Return the folder with onnxruntime-web in `cache` (default: the user's cache); install it there if it is missing.
 
-    The installation uses npm and the lockfile of `web/`. Raises a DependencyError if it fails or takes ten minutes.
+    The installation uses npm and the lockfile in `orchestration/web/`. Raises a DependencyError if npm is missing,
+    fails, or takes more than ten minutes.
     """
     target = _folder(cache)
     if target.is_dir():

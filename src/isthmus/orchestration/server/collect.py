@@ -20,12 +20,12 @@ def collect(
     project: Project, views: Collection[str] | None = None, *, wait: bool = True, again: bool = False,
     progress: Progress = silent,
 ) -> dict[str, CollectedPushes]:  # fmt: skip
-    """Move the pushed rows of views (default: all) from Redis to the offline tables. Return the counts by table.
+    """Move pushed rows of views (default: all) from Redis to the offline tables. Return counts of rows by table.
 
     Includes rows pushed under earlier contracts. Rows that cannot be read are set aside in Redis and reported to
-    `progress`; with `again`, retry such rows of earlier runs. A table that is being built is collected after its build,
-    or skipped without `wait`. An error in one table is raised after the other tables are done; its rows stay in Redis.
-    Starts Redis if it is embedded.
+    `progress`; with `again`, rows that earlier runs set aside are tried again. With `wait`, a table that is being built
+    is collected after its build; without, it is skipped. If a table fails, its rows stay in Redis, and the error is
+    raised after all other tables are done. Starts Redis if it is embedded.
     """
     tables = _tables(project, views)
     offline, collected = project.offline_store(), dict[str, CollectedPushes]()
@@ -55,7 +55,10 @@ def collect(
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collect pushed rows every `history_seconds` until `stopped` is set, passing counts and problems to `say`."""
+    """Collect pushed rows of all views every `history_seconds` (a setting), forever or until `stopped` is set.
+
+    Passes counts and errors to `say`, and raises no error. Skips tables that are being built until a later turn.
+    """
 
     def turn() -> str:
         # Do not wait for builds, because other views would wait too.
@@ -70,7 +73,10 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 
 
 def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Call `turn` every `seconds` until `stopped` is set, and pass each new problem or error to `say`."""
+    """Call `turn`, which returns a problem or "", every `seconds`: forever, or until `stopped` is set.
+
+    Passes each problem or error of `turn` to `say`, unless the previous call had the same. Raises no error.
+    """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():
         began = time.monotonic()
@@ -85,7 +91,7 @@ def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], 
 
 
 def sentence(error: Exception) -> str:
-    """Return the message of an error. For an unexpected exception, add its class and its place in the code."""
+    """Return the message of an IsthmusError; for other errors also their class and the place in the code."""
     if isinstance(error, IsthmusError):
         return str(error)
     return f"{type(error).__name__} at {place(error)}: {first_line(error)}"

@@ -11,11 +11,12 @@ from isthmus.serving.keys import Keyring, make, problems, required
 
 
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
-    """Create a key and store its hash. Return its description with the key itself, which is not stored.
+    """Create an API key and store only its hash. Return name, scopes and the key, which cannot be shown again.
 
     After the first key, servers reject requests without a key until `open_to_all` is called. Scopes are `read:SERVICE`,
-    `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and `snapshot:SERVICE/VALUE` for one
-    owner. Raises a ConfigurationError for an invalid name or scope, and a RequestError if the name exists.
+    `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and `snapshot:SERVICE/VALUE` for the
+    snapshot of one owner. Raises a ConfigurationError for an invalid name or scope, and a RequestError if the name
+    exists.
     """
     if wrong := problems(name, scopes):
         raise ConfigurationError("API key", wrong)
@@ -40,9 +41,10 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Remove the key with a name, or raise a RequestError. Servers reject it from the next request on.
+    """Remove an API key by name; servers reject it from the next request on. Return a report with the keys left.
 
-    After the last key, servers reject every request until `create` or `open_to_all` is called.
+    When no key is left, servers reject every request until `create` or `open_to_all` is called. Raises a RequestError
+    if no key has the name.
     """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
@@ -57,7 +59,7 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
 
 
 def open_to_all(project: Project) -> dict[str, Any]:
-    """Let servers on loopback answer without a key again. Raise a RequestError while a key exists."""
+    """Let servers that listen only on loopback answer without a key. Raise a RequestError while a key exists."""
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if ring.keys:

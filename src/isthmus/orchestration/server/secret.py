@@ -10,7 +10,7 @@ _BYTES = 32
 
 
 def known_secret(project: Project) -> bytes:
-    """Read the secret in `recorded/key`, never creating it. Raise a DataError if the file is missing or damaged."""
+    """Read the project's secret in `recorded/key`, never creating it; raise a DataError if it is missing or damaged."""
     file = project.recorded / "key"
     try:
         content = file.read_bytes()
@@ -24,7 +24,7 @@ def known_secret(project: Project) -> bytes:
 
 
 def secret(project: Project) -> bytes:
-    """Return the secret of a project. Create its file on first use, readable only by the user."""
+    """Return the project's secret; create its file on first use, readable only by the user. DataError if damaged."""
     file = project.recorded / "key"
     if not file.exists():
         with project.locked("keys"):

@@ -38,7 +38,7 @@ def serving(
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Run the API as a child process during the block. It logs to `log`, by default to stderr.
 
-    The API may answer only after the block starts. Starts Redis if it is embedded. Writes the API's address to the
+    The block may begin before the API is ready. Starts Redis if it is embedded. Writes the API's address to the
     project's Feast files, except with `private`: then the API listens on loopback, needs no keys and records nothing.
     """
     if not private:
@@ -48,13 +48,13 @@ def serving(
 
 
 def address(project: Project, port: int | None = None) -> str:
-    """Return the URL of the project's server on this machine; the port defaults to the settings."""
+    """Return the URL of the project's server for this machine; `port` defaults to the port in the settings."""
     server = project.settings.server
     return f"http://{reachable(server.host)}:{server.port if port is None else port}"
 
 
 def reachable(host: str) -> str:
-    """Return the host part of a URL that reaches a server listening on `host` from this machine."""
+    """Return the URL host of a server on this machine that listens on `host`: 127.0.0.1 for 0.0.0.0, [::1] for "::"."""
     host = _LOOPBACK.get(host, host)
     return f"[{host}]" if ":" in host else host
 

@@ -69,12 +69,13 @@ _OF_OWNERS = ("owners", "median_bytes")
 
 
 def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> SnapshotReport:
-    """Write a signed snapshot of a service's current rows, and deltas from earlier snapshots.
+    """Write a signed snapshot of the latest rows in a service's tables, with deltas from earlier snapshots.
 
-    The name is optional if only one service has a `device`. Creates a signing key if none is configured and none was
-    created before. Reports newly disclosed features through `progress` first. Waits while another process writes or
-    copies snapshots of the service. Raises a GateFailed if a table breaks an expectation of its view, and a DataError
-    if no row has a key that devices keep, or a file is too large for devices.
+    Keeps the number of earlier snapshots that the service's `device` sets, and deletes older ones. `name` is optional
+    if only one service has a `device`. Creates a signing key if none is configured and none was created before. Reports
+    newly disclosed features through `progress` first. Waits while another process writes or copies snapshots of the
+    service. Raises a GateFailed if a table breaks an expectation of its view, and a DataError if no row has a key that
+    devices keep, or a file is too large for devices.
     """
     service, device = declared(project, name)
     place, sealer = shelf(project, service.name), signer(project)
@@ -178,7 +179,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """Return the features that the next snapshot discloses and the last did not, one line per view and keys."""
+    """Describe the features that the next snapshot discloses and the newest does not: a line per view and keys."""
     service, device = declared(project, name)
     before = shelf(project, service.name).before()
     known = () if before is None else before.discloses
@@ -191,7 +192,7 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def declared(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return the named service, or the only one with a `device`, and its `device`; else raise a RequestError."""
+    """Return a service and its `device`; for None, the only service with a `device`. Raise a RequestError otherwise."""
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:
@@ -221,11 +222,11 @@ def signer(project: Project) -> Sealer:
 
 
 def copy(project: Project, name: str | None, out: Path) -> Latest:
-    """Copy the newest snapshot of a service and its deltas to the folder `out`, to upload to a file host.
+    """Copy a service's newest snapshot and its deltas to the folder `out`, for a file host. Return its description.
 
-    Files: the snapshot `SERVICE`, and deltas `SERVICE.DIGEST` with the first 16 digits of the snapshot to start from.
-    Deletes older deltas of the service in `out`, and no other file. Waits while another process writes a snapshot.
-    Raises a RequestError if each owner has a file, and a DataError if there is no snapshot.
+    `SERVICE` is the snapshot; `SERVICE.DIGEST` is the delta from the snapshot whose SHA-256 begins with these 16
+    digits. Deletes older deltas of the service in `out`, and no other file. Waits while another process writes a
+    snapshot. Raises a RequestError if the service has a file for each owner, and a DataError if there is no snapshot.
     """
     service = require_hostable(project, name)
     place = shelf(project, service.name)
@@ -249,7 +250,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
-    """Return the service if its devices share one file, which any file host may serve; else raise RequestError."""
+    """Return the service if its devices share one file, which a file host may serve; raise RequestError otherwise."""
     service, device = declared(project, name)
     if device.owner is not None:
         raise RequestError(

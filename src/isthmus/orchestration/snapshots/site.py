@@ -32,12 +32,13 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 
 
 def site(project: Project, name: str | None, out: Path) -> Path:
-    """Write a static web page that runs the last package to the folder `out`, and return `out`.
+    """Write a static web page to the folder `out`; it runs the last exported package in the browser. Return `out`.
 
     Replaces the whole folder if an earlier call wrote it, and raises a DataError if it has other files. Copies the
-    project's own page from `pages/<distillation>`; without one, models of rows and language models get a form, and
-    other models raise a ConfigurationError. Installs onnxruntime-web with npm if it is missing. A model for devices
-    also gets the newest snapshot, unless each owner has a file.
+    project's own page from `pages/<distillation>`; without one, tabular and language models get a form, and other
+    models raise a ConfigurationError. Installs onnxruntime-web with npm if it is missing. For a model with a `device`,
+    adds the newest snapshot unless each owner has a file, creates a signing key if it is missing, and raises a
+    DataError if no snapshot fits the package.
     """
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name
@@ -59,7 +60,10 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """Write a page's scripts, runtime and package to `folder`, and `own` files or a form; may install with npm."""
+    """Copy a page's scripts, onnxruntime-web and a package to `folder`, and the files in `own`, or a form without them.
+
+    Installs onnxruntime-web with npm if it is missing.
+    """
     runtime = installed() / "node_modules" / NAME / "dist"
     form = "form" if manifest.generation is None else "text"
     for shared in (*_SHARED, *([] if manifest.generation is None else [FOLDER / name for name in GENERATORS])):

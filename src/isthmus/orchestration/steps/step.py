@@ -136,7 +136,10 @@ class Work:
         return self.names[0]
 
     def metadata(self, report: Mapping[str, Any], series: Sequence[str] = ()) -> Metadata:
-        """Return a report's scalars, and the report as JSON. Dagster plots only seconds and the `series` numbers."""
+        """Return a report as Dagster metadata: its scalars, the complete JSON, and the seconds since the work began.
+
+        Dagster plots only the seconds and the numbers that `series` names.
+        """
         plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
         figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - self.began, 3)}
         single = {name: _text(name, value) for name, value in plain.items() if isinstance(value, int | float | str)}
@@ -191,7 +194,7 @@ class Step:
     def events(
         self, project: "Project", request: StepRequest, progress: Progress
     ) -> Iterator[NodeMaterialization | NodeCheck]:
-        """Run the step as the result is iterated, and yield an event for each requested node or check when done."""
+        """Run the step while the caller iterates; yield an event for each requested node or check when it is done."""
         nodes = list(dict.fromkeys([*request.nodes, *(node for node, _ in request.checks)]))
         parts = [nodes] if self.together else [[node] for node in nodes]
         for n, part in enumerate(parts):
@@ -245,7 +248,7 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images, URLs by title, as Markdown. Beyond 50,000 characters in total, a note replaces an image."""
+    """Format images (URLs by title) as Markdown. Beyond 50,000 characters of URLs, notes replace the last images."""
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

@@ -40,7 +40,7 @@ def build(
 ) -> dict[str, TableWrite]:
     """Compute views (default: all) and write their complete offline tables. Unchanged rows are not written again.
 
-    Rows that were only pushed stay in the tables. Meanwhile, pushed rows are not collected into these tables.
+    Rows that came only from pushes stay in the tables. During a build, no pushed rows are collected into its tables.
 
     Raises:
         ContractMismatch: the definitions have not been applied.
@@ -97,8 +97,9 @@ def _same_rows(
 
 
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
-    """Return the views (default: of all) whose last complete build is missing, or used other sources or definitions.
+    """Return the names of outdated views among `views` (default: all).
 
+    A view is outdated if it was never built completely, or if its sources, its definition or the engine changed since.
     Views of remote files, and of queries without `version_sql`, are always outdated: their sources' content is unknown.
     """
     contract, store = project.applied(), project.offline_store()
@@ -226,7 +227,7 @@ class _Run:
         return TableWrite(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
     def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
-        """Yield the rows of all days or a range. Errors about missing columns are raised with the source's name."""
+        """Compute and yield the rows of `days` (default: all). A DataError for a missing column names the source."""
         frames, reach, within = self.frames, self.compiled.lookback, None
         if days is not None:
             within = (days.first * DAY, days.end * DAY)
@@ -343,7 +344,10 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """Return the days of the command line, up to before `end` (default: through today); None without `first`."""
+    """Return the days from `first` to the day before `end` (default: through today); None without `first`.
+
+    Raises a RequestError if the command line options do not fit together, such as `catch_up` with `first`.
+    """
     if catch_up and (first or end):
         raise RequestError("--catch-up", "cannot be used with --from or --to")
     if end and not first:

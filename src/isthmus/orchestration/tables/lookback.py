@@ -25,7 +25,7 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
 def widest(reach: int) -> int:
-    """Return how far around a range of days its build reads the sources, in microseconds; `reach` is the lookback."""
+    """Return how far before and after its days a build reads sources, for the lookback `reach`, in microseconds."""
     # `require_enough` reads twice as far, or a day farther if the lookback is shorter than a day.
     return reach + max(reach, DAY)
 
@@ -37,10 +37,11 @@ def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frame
 
 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
-    """Compute the first day of `rows` again with twice the lookback, or a day more; raise a DataError if it differs.
+    """Compute the first day of `rows` again with a longer lookback; raise a DataError if the results differ.
 
-    Does not detect windows that fill up only on later days, or that reach further than twice the lookback. Does nothing
-    without a lookback or rows. `frames` are the complete sources; `rows` were computed with the declared lookback.
+    The longer lookback is twice the declared one, and at least a day longer. Does not detect windows that fill up only
+    on later days, or that reach even further. Does nothing without a lookback or rows. `frames` are the complete
+    sources; `rows` were computed with the declared lookback.
     """
     if contract.lookback is None or not (days := rows.days()):
         return

@@ -60,7 +60,10 @@ class TrainingOrigin:
     computed: RequestColumns | None
 
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
-        """Return everything that determines the training set, for its record and its id; see `TrainingSet.served`."""
+        """Return everything that determines the training set, for its record and its id.
+
+        `served` is the time up to which each view's log was replayed, or None if the join is not as served.
+        """
         # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
         return {
@@ -114,17 +117,17 @@ class TrainingData:
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """Return the rows as a torch `IterableDataset`, joined again in each epoch: see `tensors.Tensors`."""
+        """Return a torch `IterableDataset` of `columns` (default: all numeric) that joins the rows again each epoch."""
         from isthmus.orchestration.tensors import Tensors
 
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
     def write(self, path: Path | str, *, like: TrainingSet | None = None) -> TrainingSet:
-        """Write the rows atomically, with a record that reproduces them, and note the folder under the record's id.
+        """Write the rows atomically to the folder `path`, with a record that reproduces them; note the folder by id.
 
-        The folder `path` gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. A
-        training set there is replaced, and any other existing folder raises a DataError. If `like` is set, copies its
-        statistics, and raises a DataError if the result does not equal it.
+        The folder gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. A training
+        set there is replaced, and any other existing folder raises a DataError. With the training set `like`, copies
+        its statistics, and raises a DataError if the new training set does not equal it.
         """
         target = require_local("training set", path).absolute()
         if target.exists() and not (target / RECORD).is_file():
@@ -147,7 +150,7 @@ class TrainingData:
         return written
 
     def identity(self, spine_sha256: str) -> str:
-        """Return the id of the training set for a spine with these rows."""
+        """Return the id that the training set has if its spine has this hash."""
         return hashlib.sha256(json.dumps(self._as_dict(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
 
     def _write_rows(self, folder: Path, target: Path) -> TrainingSet:
@@ -188,7 +191,10 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """Prepare a join of features to a spine: see `notebook.training_data`. Rows are joined when they are read."""
+    """Prepare a join of features to a spine, each row as of its own time. Rows are joined when they are read.
+
+    Arguments and errors are those of `notebook.training_data`; the contract must be applied.
+    """
     contract = project.applied()
     offline = project.offline_store()
     selection = select_features(contract, features)
@@ -209,9 +215,9 @@ def data_of(
 ) -> TrainingData:
     """Prepare the join of the views in `origin` to a spine. Nothing is joined until the rows are read.
 
-    If `served` is False, join the values that could be known; if True, the values that were readable online, by the log
-    of materializations. A mapping (`TrainingSet.served`) replays the log only as far as that training set did. Raises a
-    RequestError if `join` is unknown, or the engine cannot do this join.
+    If `served` is False, joins the values that were known at each row's time; if True, the values that were readable
+    online at that time, by the log of materializations. A mapping (`TrainingSet.served`) replays the log only as far as
+    that training set did. Raises a RequestError if `join` is unknown, or the engine cannot do this join.
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
@@ -238,7 +244,7 @@ def data_of(
 
 
 def require_join(join: str, *, as_served: bool) -> None:
-    """Raise RequestError if `join` is not in `JOINS`, or is "engine" although the join should be as served."""
+    """Raise RequestError if `join` is neither "embedded" nor "engine", or if it is "engine" and `as_served` is True."""
     if join not in JOINS:
         raise RequestError("join", f"{join!r} is not known", expected=one_of(JOINS))
     if join == "engine" and as_served:
@@ -254,7 +260,7 @@ class FeatureSelection(NamedTuple):
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """Return the features of a service, or those that a list or a comma-separated text names, in the order given.
+    """Return the features of a service, or the features that a list or comma-separated text names, in the same order.
 
     A view or transform without a feature selects all its features. Stored features that a selected request transform
     reads are added. Raises a RequestError if a name is unknown or repeated, or the list is empty.
@@ -307,7 +313,7 @@ class HashedSpine:
         return self._hash.hexdigest()
 
     def read(self) -> str:
-        """Read all rows and return their hash."""
+        """Read all rows, writing them to `file` if it is set, and return their hash."""
         deque(self.batches(), maxlen=0)
         return self.sha256
 
@@ -344,7 +350,7 @@ def _tables(
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
-    """Return types for the columns of a spine, from the contract. Names with conflicting types are left out."""
+    """Return the types of spine columns that the contract knows, by name, without names that have conflicting types."""
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
     for spine in contract.spines.values():

@@ -31,7 +31,7 @@ class RequestColumns:
                 for _, part in self.transforms}  # fmt: skip
 
     def schema(self, joined: pa.Schema) -> pa.Schema:
-        """Return the schema with the computed columns. Raise a DataError if an input is missing or a name repeats."""
+        """Return the schema plus the computed columns; raise a DataError if an input is missing or a name is taken."""
         return compute.schema_with(joined, [contract for _, contract in self.transforms])
 
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -45,7 +45,7 @@ class RequestColumns:
 
 
 def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:
-    """Return the request columns for the field names in `fields`, by request transform; None if it is empty."""
+    """Prepare to compute request transforms, each limited to its field names in `fields`. None if `fields` is empty."""
     if not fields:
         return None
     transforms = []

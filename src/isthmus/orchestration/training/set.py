@@ -33,7 +33,7 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """Write the training set that the command line options ask for, or raise a RequestError.
+    """Write the training set that the command line options ask for; raise a RequestError if they cannot be combined.
 
     With `like`, write an earlier training set again (see `repeat`). With `spine`, `features` and `out`, join features
     to any spine. Otherwise, write the training set of the distillation `name` (see `training_set`).
@@ -61,7 +61,7 @@ def training_set(
     join: str = "embedded",
     progress: Progress = silent,
 ) -> TrainingSet:
-    """Join the views of a distillation to its spine point in time, and make the result its latest training set.
+    """Write a distillation's training set: its spine with the features as of each row's time. Make it the latest one.
 
     Computes the spine with the project's engine. If the same training set exists, only makes it the latest. Writes
     statistics if they are missing. With `as_served`, the values are those readable online at each row's time, by the

@@ -23,9 +23,9 @@ _FOLDER, _FILE = "device", "rows.parquet"
 def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str:
     """Return the path of a Parquet file with a training set's rows as devices see them. Writes it if missing.
 
-    Each row gets the student's inputs from a snapshot of random age, which the student's `device` limits. The ages are
-    the same in each call. Inputs that only the teacher reads are left out. Raises a DataError if a table version is
-    gone.
+    Each row gets the student's inputs from a snapshot of random age, up to the limit of the student's `device`, which
+    must be set. The ages are the same in each call. Inputs that only the teacher reads are left out. Raises a DataError
+    if a table version is gone.
     """
     device = _device(declared)
     return rows_file(examples, device, lambda: aged(project, declared, examples, examples.table(), drawn(device)))
@@ -34,7 +34,7 @@ def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
     """Return the path of a Parquet file in the folder of a training set. If missing, call `rows` and write its result.
 
-    The file is found by `device` and `identity`, which must have everything else that determines the rows.
+    `device` and `identity` determine the path, so they must cover everything that determines the rows.
     """
     folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity(), **identity})[:12]}"
     if not (folder / _FILE).exists():
@@ -55,7 +55,7 @@ def aged(
 
     `ages` returns the age of the snapshot for each row. Inputs that only the teacher reads are left out. With
     `computed`, the project's engine adds inputs from request transforms, which takes seconds even for a few rows.
-    Raises a DataError if a table no longer has what the training set was joined from.
+    Raises a DataError if a table version that the training set was joined from is gone.
     """
     contract, service, offline = (
         project.applied(),

@@ -50,7 +50,7 @@ class Client:
         self._lot = LOT
 
     def singly(self) -> "Client":
-        """Return a client over the same connection that sends one row per request. Connects if there is none yet."""
+        """Return a client that sends one row per request over the same connection, opening it if necessary."""
         self._connection = self._connection or self._connect()
         single = copy.copy(self)
         single._lot = 1
@@ -63,7 +63,7 @@ class Client:
         rows: int,
         request: Mapping[str, TypedValues] = MappingProxyType({}),
     ) -> pa.Table:
-        """Return a lookup's answer as Arrow: columns by full name, and status and event time per view.
+        """Look up features; return a table of keys, features by full name, and the status and event time of each view.
 
         `features` are pairs (view, feature) and (request transform, field). `keys` and `request` have one value per
         row. Raises DependencyError if the server or Redis does not answer, ContractMismatch if the server or stored
@@ -237,9 +237,10 @@ def private_api(
 ) -> Iterator[Client]:
     """Run a server of the project on a free local port until the block ends; its clock is frozen at `at`.
 
-    `url` is the Redis of the server, and `at` a time in microseconds since 1970 UTC. The first request waits until the
-    server is ready. It uses `contract`, and the project's deployment unless `deployment` is the file of another one. It
-    writes a log to the project's state folder, which is deleted at the end of the block, but kept after an error.
+    Yields a client, whose first request waits until the server is ready. `url` is the Redis of the server, and `at` a
+    time in microseconds since 1970 UTC. The server uses `contract`, and the package in the project's deployment file or
+    in the file `deployment`. Its log in the project's state folder is deleted at the end of the block, but kept after
+    an error.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -86,11 +86,12 @@ class DeviceRows:
 def compare_snapshot(
     project: Project, contract: Contract, declared: Distillation, histories: Sequence[ViewHistory], at: int
 ) -> ComparedSnapshot:
-    """Compare each row of the newest snapshot of the student's service with the tables as of its time.
+    """Compare each row of the newest snapshot of the student's service with the tables as of the snapshot's time.
 
-    Skips a snapshot that is older than the tables or the declaration, or too old for devices at `at` (microseconds
-    since 1970 UTC). A snapshot that devices would reject, because it was altered or its signature is invalid, counts as
-    a difference. If each owner has a file, checks every file. Without a signing key, creates one.
+    Skips a snapshot that is older than the tables or the declaration, too old for devices at `at` (microseconds since
+    1970 UTC), or whose signature cannot be checked here; the result has the reason. A snapshot that devices would
+    reject, because it was altered or its signature is invalid, counts as a difference. If each owner has a file, checks
+    every file. Without a signing key, creates one. The result is empty if the student has no `device`.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -173,9 +174,9 @@ def device_rows(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
     snapshot: ComparedSnapshot, count: int | None,
 ) -> DeviceRows | None:  # fmt: skip
-    """Turn rows of the package's training set into questions to a device: at most `ROWS`, and at most `count` if set.
+    """Turn up to 500 rows of the package's training set, or up to `count` if set and less, into questions to a device.
 
-    Skips rows whose keys the device does not keep. If each owner has a file, only rows of at most ten owners are asked.
+    Skips rows whose keys the device does not keep. If each owner has a file, uses only rows of up to ten owners.
     Returns None if no row is left, no snapshot was compared, or the package is not for devices.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file

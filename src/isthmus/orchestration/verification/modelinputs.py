@@ -44,11 +44,11 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int, verdict: Verdict,
 ) -> None:  # fmt: skip
-    """Compare each input of a package, and its predictions through the API, and add the results to `verdict`.
+    """Compare a package's inputs from offline values with served ones, and the API's predictions with the model's.
 
-    Keys and request fields come from `count` rows of the package's training set. Rows with keys that were pushed after
-    all rows of a table are skipped. If the server of `online` rejects the package, every prediction counts as
-    different.
+    Adds the results to `verdict`. Keys and request fields come from up to `count` rows of the package's training set.
+    Skips rows with keys that were pushed after all rows of a table. If the server of `online` rejects the package,
+    every prediction counts as different.
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
@@ -119,7 +119,7 @@ def _compare_predictions(
 
 
 def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return for each row the pair of numbers that differs most, shape (n,) per side; NaN answers if shapes differ."""
+    """Return each row's expected number and answer that differ most, shape (n,) each; NaN answers if shapes differ."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]
@@ -132,7 +132,7 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 
 
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
-    """Return type and values of each model input by name, read from the tensors that are fed to the graph."""
+    """Read each model input back from the tensors `fed` to the graph; return its type and values by name."""
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, placed(inputs), strict=True):

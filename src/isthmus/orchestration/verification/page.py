@@ -115,7 +115,7 @@ def _overview(verdict: Verdict) -> TableBlock:
 
 
 def runtimes(verdict: Verdict) -> TableBlock:
-    """Return a table with a line per runtime: the rows it computed, and how they differ from the student's."""
+    """Return a table with a row per runtime: files, rows, differences from the student's answers, and duration."""
     rows: list[list[Text]] = []
     for name, runtime in verdict.runtimes.items():
         total = merged([verdict.files[file] for file in runtime.files])
@@ -136,7 +136,7 @@ def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
 
 
 def images(verdict: Verdict) -> dict[str, str]:
-    """Return image URLs: an overview of the differences, and plots of the first differing features."""
+    """Return image URLs by title: an overview of the differences, and plots of up to three differing features."""
     rows = []
     for name, features in _groups(verdict).items():
         total = merged(list(features.values()))

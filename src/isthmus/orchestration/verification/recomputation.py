@@ -31,11 +31,12 @@ def recompute(
     project: Project, contract: Contract, declared: Distillation | None, api: Client, verdict: Verdict, *,
     all_keys: bool,
 ) -> None:  # fmt: skip
-    """Compare request transforms over all rows of the latest training set with `all_keys`, else over a sample.
+    """Compare the engine's results of request transforms in the latest training set with the results of the graphs.
 
-    The graphs run here and in a server (`API NAME` in `verdict`, which gets the results). Both also compute some rows
-    one at a time, which must have the same bits as in a batch: tolerances apply only to comparisons with the engine. A
-    transform is skipped, with a reason, if the training set has no values of it, or values of an older definition.
+    Adds the comparisons to `verdict`. Uses a sample of the rows; with `all_keys`, all rows here and up to 2,000 in the
+    server. The graphs run here and in the server of `api` (named `API NAME`). Both also compute some rows one at a
+    time, which must have the same bits as in a batch: tolerances apply only to comparisons with the engine. A transform
+    is skipped, with a reason, if the training set has no values of it, or values of an older definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -86,7 +87,7 @@ class _Engine:
         self._results = self._fields(table)
 
     def compare_graph(self) -> tuple[Comparison, Comparison]:
-        """Compare the graph with the engine for all rows, and single rows with the same rows in a batch."""
+        """Compare the graph with the engine, and its results for single rows with batches; return both by field."""
         values = self._graph.run(self._inputs).values
         # Rows that the graph refuses are null here, and so differ from the engine's values.
         compared = self._compare(self._rows, self._results, values, self._tolerances)
@@ -95,10 +96,10 @@ class _Engine:
         return compared, self._compare(self._rows.take(rows), batched, self._in_batches(self._inputs, rows, 1))
 
     def compare_answers(self, api: Client) -> tuple[Comparison, Comparison]:
-        """Compare a server's answers with the expected values, and single-row answers with the graph in small batches.
+        """Compare a server's answers with expected values, and its answers to single rows with the graph's.
 
-        A server looks up today's stored features. If one differs from the engine's input, the graph's value is
-        expected. Rows that the graph refuses are skipped.
+        Returns both comparisons by field. The expected values are the engine's, or the graph's for rows whose stored
+        features have changed since, because the server reads current features. Rows that the graph refuses are skipped.
         """
         transform, table = self._transform, self._table
         key_columns = {

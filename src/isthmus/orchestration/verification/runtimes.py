@@ -44,7 +44,10 @@ class ClientRun(NamedTuple):
 
 
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
-    """Run the reference client for up to two minutes. An error is returned, not raised; installs nothing."""
+    """Run the reference client in Node for up to two minutes; return its answers, or its error, and the duration.
+
+    Raises neither NodeFailed nor DependencyError. Does not install a missing onnxruntime-web.
+    """
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
     try:
@@ -65,9 +68,10 @@ def compare_runtimes(
 ) -> None:
     """Run each file of the package in every runtime available here, and compare the answers with the student's.
 
-    Adds the results to `verdict`, and the reason for each missing runtime to `skipped`. ONNX Runtime gets all rows of a
-    full verdict, and other runtimes a sample unless `all_keys` is set. The rows of `device`, with stored features from
-    a snapshot, are run too. onnxruntime-web then gets only these, through the client whose answers `client` waits for.
+    Adds the results to `verdict`, and the reason for each missing runtime to `verdict.skipped`. ONNX Runtime gets all
+    rows of a full verdict, and other runtimes a sample unless `all_keys` is set. The rows of `device`, with stored
+    features from a snapshot, are run too. With `client`, onnxruntime-web runs only these rows, in the reference client,
+    whose answers `client` waits for and returns.
     """
     all_rows = parity.sample(parity.rows)
     few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
@@ -145,7 +149,7 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare the inputs of a numeric core from Python and from the client bit by bit. `keys` name the rows."""
+    """Compare a numeric core's inputs from Python and the client bit by bit, tensor by tensor. `keys` name the rows."""
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():

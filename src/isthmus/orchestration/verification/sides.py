@@ -63,7 +63,7 @@ class OnlineSide:
     at: int
 
     def keys(self, view: ViewContract) -> Mapping[str, Sequence[KeyValue]]:
-        """Return the values of each join key over all keys that have a row of the view in Redis."""
+        """Return all keys that have a row of the view in Redis, as the values of each join key by name."""
         with answering(self.url):
             return self.store.keys(view)
 
@@ -72,7 +72,7 @@ class OnlineSide:
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask of `ahead`, and known times and content hashes in Redis, null if there is no valid row."""
+        """Return the mask of `ahead`, and each key's known time and content hash in Redis, null without a valid row."""
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.

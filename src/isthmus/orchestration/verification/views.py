@@ -90,9 +90,9 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
 def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
     """Return the values that a point-in-time join gives for keys, by name, one value per row of `keys`.
 
-    The names are the features, the status, and the event time, known time and content hash, which are null for a
-    missing or expired row. `keys` is a spine, see `questions_at`. The view of `history` may be limited to some
-    features.
+    The names are the features, the status, and the row's event time, known time and content hash. All but the status
+    are null if the row is missing or expired. `keys` is a spine, see `questions_at`. The view of `history` may be
+    limited to some features.
     """
     view = history.view
     # Joined like features; these columns show which answers are null.
