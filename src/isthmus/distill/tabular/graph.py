@@ -60,10 +60,7 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
-    """Return the ONNX graph from raw inputs to the inputs of the student's numeric core (`core_tensors`).
-
-    If a request transform can reject rows, the graph has another output, `refused`, bool (N,).
-    """
+    """Return the ONNX graph from raw inputs to the core's inputs, and `refused`, bool (N,), if rows may be rejected."""
     build = Building()
     inputs: list[onnx.ValueInfoProto] = []
     prepared = _prepared(build, student, request, inputs, truth=TensorProto.BOOL)

@@ -26,10 +26,7 @@ NUMBERS = "numbers"
 
 
 def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fit a plan to the rows of a Spark DataFrame whose time is before `before` and whose labels were known by then.
-
-    `before` is in microseconds since 1970 UTC.
-    """
+    """Fit a plan to the rows of a Spark DataFrame before `before`, Unix microseconds, with labels known by then."""
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 

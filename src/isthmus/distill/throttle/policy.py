@@ -45,10 +45,7 @@ class Policy:
     recovering: bool = False
 
     def then(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """Return the next state, whose degree differs by at most 1. `deepest` is the last degree; `now` is in seconds.
-
-        `strained` says if the p99 is above its objective.
-        """
+        """Return the next state. `strained` says if the p99 is above its objective; `deepest` is the last degree."""
         if strained:
             settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
