@@ -192,7 +192,7 @@ def one_of(names: Iterable[str]) -> str:
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Convert an ImportError of an extra's library to a DependencyError that says how to install the extra."""
+    """Turn an ImportError in the `with` block into a DependencyError that says how to install the extra `name`."""
     try:
         yield
     except ImportError as error:

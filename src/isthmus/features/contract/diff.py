@@ -96,7 +96,7 @@ def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
 
 
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
-    """Describe what stops the models of a service, [] if they still run; raise RequestError if no contract has it."""
+    """Describe the changes that stop a service's models, [] if they still run; RequestError if no contract has it."""
     before, after = old.services.get(service), new.services.get(service) or old.service(service)
     # The name of the project is part of the key of every online row.
     if before is not None and service in new.services and (before.hash, old.project) == (after.hash, new.project):
@@ -118,7 +118,7 @@ def view_differences(old: ViewContract, new: ViewContract) -> str:
 
 
 def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
-    """Return the effect on each service of either contract, by name."""
+    """Return what the change from `old` to `new` does to the models of each service, in the order of names."""
     result = []
     for name in sorted({*old.services, *new.services}):
         because = tuple(service_differences(old, new, name))
@@ -128,7 +128,7 @@ def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Raise ContractMismatch with the differences if a model's service has changed, RequestError if it is unknown."""
+    """Raise ContractMismatch if a model's service differs between contracts, RequestError if neither has it."""
     if because := service_differences(old, new, service):
         raise ContractMismatch(
             where, f"its service has changed since the package was exported ({summary(because)})",
@@ -138,7 +138,7 @@ def require_service(where: str, old: Contract, new: Contract, service: str) -> N
 
 
 def summary(lines: Sequence[str]) -> str:
-    """Join the first five differences for a message, and add the number of further ones."""
+    """Join the first five lines with semicolons, and add the number of further lines."""
     more = len(lines) - _MOST
     return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")
 

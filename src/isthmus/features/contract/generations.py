@@ -44,7 +44,7 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the file `current` and those next to it, if they exist; raise ContractMismatch if one is damaged."""
+        """Read the contract file `current` and its siblings, if they exist; ContractMismatch for a damaged file."""
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
         contract = _read(current, Contract.loads)
@@ -57,9 +57,10 @@ class Generations:
         return cls(contract, upcoming, retired, tuple(item.contract for item in forgotten))
 
     def write(self, current: Path) -> None:
-        """Write the file `current` and those next to it; remove files without a contract.
+        """Write the contract file `current` and, next to it, those of the other generations.
 
-        If the process is killed in between, no contract that has rows is lost.
+        Deletes the files of the next and the forgotten contracts if there are none. If the process is killed in
+        between, no contract that has rows is lost.
         """
         # In this order, each contract is in its new file before it leaves its old one.
         if self.forgotten:
@@ -95,14 +96,18 @@ class Generations:
         return {view.hash: view for contract in self.every() for view in contract.views.values()}
 
     def of_model(self, exported: Contract, service: str) -> Contract | None:
-        """Return the latest served contract that has `service` as in `exported`, the contract of a model, or None."""
+        """Return the latest served contract with the same `service` as `exported`, a model's contract; else None."""
         for contract in self.served():
             if service in contract.services and not service_differences(exported, contract, service):
                 return contract
         return None
 
     def require_model(self, where: str, exported: Contract, service: str) -> Contract:
-        """Return the contract under which a model runs, like `of_model`; raise ContractMismatch if there is none."""
+        """Return the latest served contract with the same `service` as `exported`, the contract of a model.
+
+        Raise ContractMismatch if there is none, and RequestError if neither `exported` nor the current contract has the
+        service.
+        """
         contract = self.of_model(exported, service)
         if contract is not None:
             return contract
@@ -117,7 +122,7 @@ class Generations:
         raise AssertionError("the service has not changed")
 
     def places(self, view: str) -> list[ViewContract]:
-        """Return the definitions of a view in all contracts except forgotten ones, one for each slot."""
+        """Return the definitions of a view in all contracts except forgotten ones, one per slot (see `placed`)."""
         return list({item.slot: item for c in self.every() if (item := c.views.get(view)) is not None}.values())
 
     def placed(self, contract: Contract) -> Contract:
@@ -139,9 +144,9 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy with `contract`, from `placed`, as the next one, or with no next one if it is already current.
+        """Return a copy whose next contract is `contract`, a result of `placed`; None if it is the current contract.
 
-        A different previous next contract is retired at the time `at`, in microseconds since 1970 UTC.
+        A different contract that was next before is retired at the time `at`, in microseconds since 1970 UTC.
         """
         replaced = [self.next] if self.next is not None and self.next.hash != contract.hash else []
         upcoming = None if self.current is not None and self.current.hash == contract.hash else contract
@@ -150,16 +155,16 @@ class Generations:
         return replace(self, next=upcoming, retired=retired)
 
     def switch(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy with `contract` as the current one and no next one.
+        """Return a copy whose current contract is `contract`, without a next contract.
 
-        The previous current and next contracts are retired at the time `at`, in microseconds since 1970 UTC.
+        Other contracts that were current or next before are retired at the time `at`, in microseconds since 1970 UTC.
         """
         replaced = [item for item in (self.current, self.next) if item is not None and item.hash != contract.hash]
         # If the contract was retired, it stays in that file, which is written before `contract.json`.
         return replace(self, current=contract, next=None, retired=_retire(self.retired, replaced, at, []))
 
     def abandoned(self) -> list[ViewContract]:
-        """Return the views whose rows can be deleted: only forgotten contracts use their slots."""
+        """Return views of forgotten contracts whose slots no other contract uses: their online rows can be deleted."""
         used = {(view.name, view.slot) for contract in self.every() for view in contract.views.values()}
         views = {(view.name, view.slot): view for contract in self.forgotten for view in contract.views.values()}
         return [view for place, view in views.items() if place not in used]
@@ -183,7 +188,7 @@ def _read(file: Path, loads: Callable[[bytes, str], T]) -> T | None:
 
 
 def loads_retired(text: bytes, where: str) -> tuple[Retired, ...]:
-    """Parse the file of retired contracts; raise ContractMismatch if it is damaged."""
+    """Parse the file of retired or of forgotten contracts; raise ContractMismatch if it is damaged."""
     try:
         items = json.loads(text)
         return tuple(

@@ -35,7 +35,7 @@ class _Canonical:
         return sha256(self.as_dict())
 
     def full_name(self, feature: str) -> str:
-        """Return a feature's column name in training sets and in responses with full names."""
+        """Return a feature's column name in training sets, and in responses with full names: `view__feature`."""
         return f"{self.name}{SEPARATOR}{feature}"
 
 
@@ -184,7 +184,7 @@ def optional(transforms: Iterable[TransformContract]) -> set[str]:
 
 
 def request_column(name: str, dtype: DataType, size: int | None = None) -> Column:
-    """Return a request field. It is available on the server and on devices."""
+    """Create the column of a request field, which is available on the server and on devices."""
     return Column(name, dtype, "request", size)
 
 
@@ -211,7 +211,7 @@ class ServiceContract:
         computed: tuple[tuple[str, str], ...] = (),
         transforms: Mapping[str, TransformContract] | None = None,
     ) -> "ServiceContract":
-        """Create a service and compute its hash. `views` and `transforms` must include all that it reads."""
+        """Create a service and compute its hash, from all views and transforms that the service reads."""
         used = {transform: (transforms or {})[transform] for transform, _ in computed}
         read = [*features, *(pair for transform in used.values() for pair in transform.stored)]
         service = cls(name, features, request, "", computed)
@@ -263,7 +263,7 @@ class SpineContract:
 
 @dataclass(frozen=True)
 class Contract:
-    """All declarations of a project in canonical form."""
+    """All declarations of a project in canonical form. Methods raise RequestError for an unknown service."""
 
     project: str
     views: Mapping[str, ViewContract]
@@ -290,9 +290,9 @@ class Contract:
         return (*map(self.stored, declared.features), *declared.request, *map(self.computed, declared.computed))
 
     def raw_inputs(self, service: str) -> tuple[Column, ...]:
-        """Return the columns that determine all inputs of a service's model: stored features, then request fields.
+        """Return the columns from which a service's model gets all its inputs: stored features, then request fields.
 
-        Columns that only request transforms read are included, last in each group; computed features are not.
+        Columns that only request transforms read come last in each group. Computed features are not included.
         """
         used = self.used(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))
@@ -339,7 +339,7 @@ class Contract:
 
     @classmethod
     def loads(cls, text: bytes, where: str = "contract.json") -> "Contract":
-        """Parse the result of `dumps`; raise ContractMismatch if it is damaged or does not match its hash."""
+        """Parse the result of `dumps`; raise ContractMismatch if it is damaged or does not match the hash in it."""
         remedy = "run `isthmus apply` to write it again"
         try:
             data = json.loads(text)

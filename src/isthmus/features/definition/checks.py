@@ -63,7 +63,7 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Add a declaration and its parts. Return False, and record why, if it is left out because a type is wrong."""
+        """Add a declaration and its parts. Return False, and append to `problems`, if the type of a value is wrong."""
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"

@@ -42,7 +42,8 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
     """Return the SHA-256, in hex, of what a function computes. May import user modules that its code imports.
 
     Without `state`, library objects in containers, instances and closures do not count: the caller hashes them. Raises
-    OSError if the source or the state of an object cannot be read, and SyntaxError if the file has changed meanwhile.
+    OSError if the source or the state of an object cannot be read, and SyntaxError if the file no longer matches the
+    code.
     """
     try:
         described = _describe(function, _Seen([], state=state))
@@ -62,7 +63,7 @@ def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
 
 
 def class_tree(kind: type) -> ast.ClassDef:
-    """Parse the `class` statement of a class; raise OSError if it has none, because a call created the class."""
+    """Parse the `class` statement of a class; raise OSError for a class without one, such as the result of a call."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     file = ast.walk(ast.parse("".join(inspect.findsource(kind)[0])))
     same = [node for node in file if isinstance(node, ast.ClassDef) and node.name == kind.__name__]

@@ -26,7 +26,7 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def declared(function: F, name: str = "") -> F:
-    """Make calls with wrong arguments raise ConfigurationError, not TypeError; the message begins with `name`."""
+    """Wrap a function to raise ConfigurationError, beginning with `name` or its own name, for wrong arguments."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def declared(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem for each dataclass field whose value has a wrong type, except `but`. `where` is its prefix."""
+    """Return a problem per dataclass field whose value has a wrong type; skip fields in `but`. `where` is a prefix."""
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()
@@ -121,7 +121,7 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
 
 
 def reason(error: BaseException) -> tuple[str, str]:
-    """Explain an error that user code raised. Return the problem, and what was expected or an empty text."""
+    """Explain an error that user code raised: return the problem, and what was expected ("" if unknown)."""
     text = str(error).rstrip(".")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = frames[-1].f_globals if frames else {}

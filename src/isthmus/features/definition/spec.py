@@ -102,7 +102,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The address, for messages; never contains a password."""
+        """The path, URL or table, or for a query its environment variable; for messages."""
         return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
 
     @property
@@ -228,7 +228,7 @@ def _projection(view: FeatureView | RequestTransform, features: Sequence[str]) -
 
 
 def listed(values: Any) -> Any:
-    """Return the values as a tuple. Return anything that is not iterable unchanged, so that a check can report it."""
+    """Return the values as a tuple; return a string or anything not iterable unchanged, so a check can report it."""
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 
@@ -253,7 +253,7 @@ class Snapshot:
     owner: str | None = None
 
     def identity(self) -> list[Any]:
-        """Return the settings that determine what a device sees, as plain data."""
+        """Return the settings that determine what a device sees (`age`, `every`, `keys`) as plain data."""
         # Not the owner: each training row is looked up on the device of its own key, which has the rows.
         keys = {key: sorted(map(str, values)) for key, values in sorted(self.keys.items())}
         return [self.age / MICROSECOND, self.every / MICROSECOND, *([keys] if keys else [])]

@@ -109,7 +109,7 @@ Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Fi
 
 
 def drawn(cells: Sequence[Text]) -> bool:
-    """Return True if there are cells and all are figures. Markdown and terminals leave out such a column."""
+    """Return True if a column has cells and all are figures. Markdown and terminals leave out such a column."""
     return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
 
 
@@ -135,7 +135,7 @@ def cell(value: object) -> str:
 
 
 def decimal(value: float, digits: int = 4, sign: str = "") -> str:
-    """Format a number with `digits` significant digits. Only tiny and huge numbers get an exponent."""
+    """Format a number with `digits` significant digits. Only numbers below 1e-7 or above 1e15 get an exponent."""
     text = f"{value:{sign},.{digits}g}"
     if "e" not in text or not _TINY <= abs(value) < _HUGE:
         return text

@@ -31,7 +31,7 @@ def file_source(source: DataSource | None, where: str) -> FileSource:
 
 
 def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
-    """Return a view's source. For a registered view, prefer the table next to the registry, as in a copied project."""
+    """Return a view's source, preferably a table next to its registry; raise ConfigurationError if it is not a file."""
     source = file_source(view.batch_source, f"view {view.name}")
     if OFFLINE not in view.tags or config.registry.registry_type != "file" or "://" in config.registry.path:
         return source
@@ -60,7 +60,7 @@ def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
 
 
 def endpoint(options: Mapping[str, str] | None) -> str | None:
-    """Return the endpoint URL among deltalake's options, for Feast's `s3_endpoint_override`."""
+    """Return the endpoint URL among deltalake's options, for Feast's `s3_endpoint_override`; None without one."""
     names = ("aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
     return next((value for name, value in (options or {}).items() if name.lower() in names), None)
 
@@ -76,7 +76,10 @@ def storage_options(source: FileSource) -> dict[str, str]:
 
 
 def save(table: pa.Table, target: FileSource, path: str) -> None:
-    """Write a table atomically to a Parquet file, a folder with one Parquet file, or a Delta table."""
+    """Replace a Parquet file, the files of a folder, or a Delta table with `table`, atomically.
+
+    In a folder in object storage, only the file `0.parquet` is replaced.
+    """
     filesystem, inside = filesystem_of(target, path)
     if isinstance(target.file_format, DeltaFormat):
         write_deltalake(path, table, mode="overwrite", schema_mode="overwrite", storage_options=storage_options(target))

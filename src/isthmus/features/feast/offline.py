@@ -160,7 +160,8 @@ class IsthmusOfflineStore(OfflineStore):
     ) -> IsthmusRetrievalJob:
         """Return a job for the newest row of each key, among rows with an event or created time between two dates.
 
-        The created time counts too: a row that was created late has an event time that an earlier run has covered.
+        The created time counts, since a row that was created late may have an event time that an earlier run has
+        covered. Rows with an event after `end_date` never count.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
@@ -186,7 +187,7 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """Return a job for all rows with an event time between two dates, inclusive, with all columns if none is named.
+        """Return a job for all rows with an event time between two dates, inclusive; all columns if none is named.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
@@ -208,7 +209,7 @@ class IsthmusOfflineStore(OfflineStore):
     def get_table_column_names_and_types_from_data_source(
         self, config: RepoConfig, data_source: DataSource
     ) -> Iterable[tuple[str, str]]:
-        """Return the columns of a source; for a registered table, the columns to push, even before it is built."""
+        """Return name and type of a source's columns; for a registered view, those to push, even before it is built."""
         if columns := data_source.tags.get(pushes.COLUMNS):
             return [(name, kind) for name, kind in json.loads(columns)]
         return data_source.get_table_column_names_and_types(config)
@@ -242,7 +243,7 @@ class IsthmusOfflineStore(OfflineStore):
         logging_config: LoggingConfig,
         registry: BaseRegistry,  # noqa: ARG004
     ) -> None:
-        """Write logged features to the folder of their log; raise RequestError if the log is not a folder of files."""
+        """Write logged features to the folder of their log; RequestError if it is not a FileLoggingDestination."""
         destination = logging_config.destination
         if not isinstance(destination, FileLoggingDestination):
             raise RequestError("logging_config", f"logs to a {type(destination).__name__}",
@@ -267,8 +268,9 @@ def newest(
 ) -> tuple[SourceRows, Ints]:
     """Return the rows of a source, and the positions of the newest row of each key between `start` and `end`.
 
-    A row counts if its event time, or its created time, is in the interval and its event is not after the end, so that
-    successive runs do not miss late rows. With `created`, rows created in the future wait. None means no bound.
+    A row counts if its event or its created time is between `start` and `end`, but not if its event is after `end`. So
+    successive runs do not miss rows that were created late. If `known_at` is "created", rows created in the future do
+    not count yet. None means no bound.
     """
     first, last = _bounds(start, end)
     condition = source.time_filter(first, last)

@@ -86,17 +86,16 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
     @property
     def async_supported(self) -> SupportedAsyncMethods:
-        """Tell Feast's server that it can await reads and writes."""
+        """Feast's flags for its server: reads and writes can be awaited."""
         return SupportedAsyncMethods(read=True, write=True)
 
     def _is_versioned_read_supported(self) -> bool:
-        """Tell Feast that earlier versions of a view can be read."""
         return True
 
     def online_write_batch(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
     ) -> None:
-        """Write rows; a row replaces the stored row unless that is newer by (event time, created time, content).
+        """Write rows to Redis, except rows whose stored row is newer by (event time, created time, content).
 
         Raises:
             DataError: a value has another type than its feature, or a row has no event timestamp.
@@ -130,7 +129,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         created: pa.ChunkedArray | None,
         untyped: Sequence[str] = (),
     ) -> None:
-        """Write rows from Arrow columns of shape (n,), like `online_write_batch` but mostly without protos.
+        """Write rows from Arrow columns, (n,), to Redis, except rows whose stored row is newer.
 
         Join keys in `untyped` have no declared type and get the type of their column.
 
@@ -160,7 +159,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
     async def online_write_batch_async(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
     ) -> None:
-        """Run `online_write_batch` in a thread, because packing a batch would also block the event loop."""
+        """Write rows to Redis in a thread, because packing a batch would block the event loop."""
         await asyncio.to_thread(self.online_write_batch, config, table, data, progress)
 
     def online_read(
@@ -170,7 +169,9 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entity_keys: list[EntityKey],
         requested_features: list[str] | None = None,
     ) -> FeastRows:
-        """Return the event time and values of each key; (None, None) without a row, (event time, None) if it expired.
+        """Return the event time and values of each key: (None, None) without a row, (time, None) for an expired row.
+
+        Without `requested_features`, returns all features.
 
         Raises:
             ContractMismatch: a row was written under another schema of the view.
@@ -209,12 +210,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
         entities_to_keep: Sequence[Entity],  # noqa: ARG002
         partial: bool,  # noqa: ARG002
     ) -> None:
-        """Delete the rows of removed views, and check that Redis rows can hold the schemas of the remaining views.
+        """Delete the rows of removed views, after checking that Redis can hold the schemas of the remaining views.
 
         Removing a view deletes all its versions; removing a version of a view that stays deletes only that version.
 
         Raises:
-            ConfigurationError: rows cannot hold some schemas; lists all of them.
+            ConfigurationError: lists all schemas that rows cannot hold; nothing is deleted.
         """
         problems: list[Problem] = []
         for table in tables_to_keep:

@@ -41,10 +41,11 @@ def columns_of(view: ViewContract) -> list[tuple[str, str]]:
 def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
     """Push rows of a registered view to its Redis stream, from which `isthmus pushes collect` adds them to the table.
 
-    `RemoteOnlineStoreConfig` sends them to the server in one request. `IsthmusOnlineStoreConfig` writes them to Redis
-    in atomic pieces of `PIECE` rows; if one fails, earlier ones stay pushed. Raise ConfigurationError for another
-    online store, RequestError if a column is missing or the server rejects the rows, DataError if a value does not fit,
-    is null, or is a time in the future, and DependencyError if Redis or the server does not answer or has no room.
+    With `RemoteOnlineStoreConfig`, send them to the server in one request. With `IsthmusOnlineStoreConfig`, write them
+    to Redis in atomic pieces of `PIECE` rows; if a piece fails, earlier pieces stay pushed. Raise ConfigurationError
+    for another online store, RequestError if a column is missing or the server rejects the rows, DataError if a value
+    does not fit, is null, or is a time in the future, and DependencyError if Redis or the server does not answer or has
+    no room.
     """
     view = tagged_contract(table.name, table.tags)
     columns = _columns(view, rows)

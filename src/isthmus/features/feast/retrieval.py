@@ -151,7 +151,7 @@ def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -
 
 
 def time_column(spine: pa.Table) -> str:
-    """Return `event_timestamp`, or else the name of the only timestamp column; otherwise raise Feast's error."""
+    """Return `event_timestamp`, or else the only timestamp column; EntityTimestampInferenceException without one."""
     if TIMESTAMP in spine.column_names:
         return TIMESTAMP
     times = [field.name for field in spine.schema if pa.types.is_timestamp(field.type)]
@@ -161,7 +161,11 @@ def time_column(spine: pa.Table) -> str:
 
 
 def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
-    """Raise an error if the entity rows lack a join key, or if two columns of the result have the same name."""
+    """Raise an error if the entity rows lack a join key, or if two columns of the result have the same name.
+
+    The error is FeastEntityDFMissingColumnsError for a key, DataError for a feature with the name of an entity column,
+    and FeatureNameCollisionError for two features.
+    """
     required = {key for view in views for key in view.keys}
     if missing := required - {*spine}:
         raise feast_errors.FeastEntityDFMissingColumnsError(required, missing)  # type: ignore[no-untyped-call]  # so in Feast
@@ -188,9 +192,10 @@ def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
 
 
 def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kind: WithoutEntities) -> pa.Table:
-    """Return each key with each time from `start` to `end` at which a row of the key became visible.
+    """Return entity rows from the views themselves: each key with each of its times, sorted, without duplicates.
 
-    A snapshot has each key that has a value at the end, with the end time. Only views with the most keys are read.
+    With "moments", the times from `start` to `end` at which a row of the key became visible. With "snapshot", only
+    `end`, for each key that has a value then. Only views with the most keys are read.
     """
     names = spine_keys(views)
     first, last = micros(start), micros(end)

@@ -79,7 +79,7 @@ class FeastSource:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
-        """Return a view's source; raise ConfigurationError if it is not a file. `untyped` keys lack a declared type."""
+        """Return a view's source; ConfigurationError if it is not a file. Keys in `untyped` have no declared type."""
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
@@ -103,7 +103,7 @@ class FeastSource:
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
     ) -> "FeastSource":  # fmt: skip
-        """Return the source of a Feast query, which names columns of the source; raise if it lacks a join key."""
+        """Return the source of a query, which names columns; FeastJoinKeysDuringMaterialization without a join key."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
@@ -169,9 +169,10 @@ class FeastSource:
                             expected="Parquet, or Delta if its file_format is Delta") from error  # fmt: skip
 
     def time_filter(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
-        """Return a filter for times in `column`, by default the event time, from `first` to `last` in microseconds.
+        """Return a filter for times in `column` (default: the event time) from `first` to `last`, in microseconds.
 
-        It only saves reading: if Arrow cannot compare exactly, more rows pass. None means no filter.
+        The filter only saves reading, and may let more rows pass. None, which filters nothing, is returned without
+        bounds, and if Arrow cannot compare the column exactly.
         """
         schema, name = self.data.schema, column or self.event
         if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
@@ -214,7 +215,7 @@ class FeastSource:
         return SourceRows(self, ViewHistory(view, history, 0), created, table)
 
     def values(self, table: pa.Table, name: str, types: ValueTypes) -> pa.ChunkedArray:
-        """Return a feature, by Feast's name, from rows with the columns of the source."""
+        """Return the feature `name` from rows of the source; with `types` "declared", cast to its declared type."""
         feature = next(feature for feature in self.features if feature.name == name)
         column = table[feature.column]
         if types == "source":
@@ -222,7 +223,7 @@ class FeastSource:
         return feast_values.cast_to(column, feature.dtype, f"{self.where}, column {feature.column}")
 
     def key_type(self, key: SourceColumn) -> DataType:
-        """Return the type of a join key. Feast reports String for a key without a type: then use the source's type."""
+        """Return a join key's declared type, or its column's type if none is declared or Feast reports String."""
         where = f"{self.where}, join key {key.column}"
         if key.column not in self.data.schema.names:
             return key.dtype or String  # reading then reports the missing column
@@ -296,7 +297,7 @@ class SourceRows:
         return point_in_time(spine, [self.history], threads)[self.history.view.full_name("place")]
 
     def latest(self, places: Ints) -> Ints:
-        """Return the position of the newest row of each key, among the rows at these positions."""
+        """Return the position of the newest row of each key, among the rows at the positions `places`."""
         history = ViewHistory(self.history.view, self.history.table().take(places), 0)
         return places[LatestRows.of(history, LAST).place]
 

@@ -70,7 +70,7 @@ FORMS: Mapping[str, ValueForm] = {
 
 
 def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
-    """Return how rows store a Feast type, or None for a type without values. `written` stores numbers as protos."""
+    """Return how rows store a Feast type, or None if Feast has no values of it. `written` stores numbers as protos."""
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]
         return ValueForm(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
@@ -197,7 +197,7 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Cast times to microseconds in UTC, rounding nanoseconds down; a time without a zone is UTC, as in Feast."""
+    """Cast times to microseconds in UTC, rounding down, times without a zone as UTC; DataError for other types."""
     kind = column.type
     if _without_nan(column).null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), TIME)])
@@ -214,7 +214,7 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """Cast a column to `dtype`, floats to the nearest; None keeps its type. Raise DataError if a value does not fit."""
+    """Cast a column to `dtype`; None keeps its type. NaN becomes null, except in floats. DataError for unfit values."""
     if dtype is None:
         return column
     target = ARROW[dtype.name]
