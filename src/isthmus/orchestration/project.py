@@ -121,7 +121,7 @@ class Project:
 
     @cached_property
     def public_key(self) -> str | None:
-        """PEM public key that every package must be signed with, or None.
+        """PEM public key that every package must be signed with; None if the project configures no key.
 
         Raises:
             ConfigurationError: the configured file is not a public key.
@@ -311,11 +311,11 @@ class Project:
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
         """Hold a named file lock in the state folder during the block. Waits for it as long as needed.
 
-        With `shared`, other processes can share the lock.
+        With `shared`, other processes can also hold the lock as `shared`.
 
         Locks: `contract` to change contracts, `retirement` to remove old ones, `keys` to change API keys, `recorded` to
-        collect answers. A deployment needs the contracts to stay, so it shares `retirement`; unlike `contract`, this
-        does not make it wait for a switch.
+        collect answers. A deployment needs the contracts to stay, but must not wait for a switch of contracts, so it
+        shares `retirement` and does not take `contract`.
 
         Raises:
             BlockingIOError: another process holds the lock and `wait` is False.

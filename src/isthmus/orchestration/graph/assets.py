@@ -118,7 +118,6 @@ def build_definitions(
 
 
 def _ops(graph: AssetGraph, step: Step) -> Iterable[tuple[str, list[str]]]:
-    """Return the nodes of each op: one op per model, and one for all views."""
     name = step.op or step.name.replace("-", "_")
     ops: dict[str, list[str]] = {}
     for node in graph.nodes.values():

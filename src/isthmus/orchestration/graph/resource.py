@@ -130,7 +130,7 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             raise dg.Failure(failed.sentence, allow_retries=False)
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        """Start the process of a step and wait until it ends. `extras` are the Pipes extras it needs.
+        """Start the process of a step and wait until it ends. `extras` are sent to it with Dagster Pipes.
 
         If the run is canceled, the process has 60 seconds to end before it is killed. Raises Dagster's
         DagsterPipesExecutionError if the process exits with another code than 0.

@@ -35,7 +35,7 @@ Measuring = Callable[[Array, Array], Measures]
 
 
 def metric(declared: Distillation) -> tuple[str, bool]:
-    """Return the ranking measure, and True if higher is better; raise RequestError if the label has no measure."""
+    """Return the main quality measure, and True if higher is better; raise RequestError if the label has no measure."""
     label = declared.label
     if isinstance(label, Binary):
         return "auc", True

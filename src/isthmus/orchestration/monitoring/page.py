@@ -57,7 +57,7 @@ def page(result: Production) -> str:
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
-    """Yield the blocks to show on the terminal, last the path of the page beside the production file `file`."""
+    """Yield blocks for the terminal, the last one with the path of the page next to the production file `file`."""
     yield from _blocks(result, narrow=True)
     if result.packages:
         newest = result.packages[0]

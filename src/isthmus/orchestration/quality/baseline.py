@@ -78,7 +78,10 @@ def _read(folder: Path) -> TrainingStatistics:
 
 
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
-    """Return a view's statistics from the latest training sets that joined it; raise DataError if one is unreadable."""
+    """Return the statistics of a view's table that the latest training set of each distillation saved.
+
+    Training sets that did not join this view contract are skipped. Raise DataError if statistics cannot be read.
+    """
     references = []
     for name in project.definitions.distillations:
         try:

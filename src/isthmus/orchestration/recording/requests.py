@@ -31,8 +31,6 @@ LIMITS = Limits(rows=_MOST, values=_MOST)
 
 
 class _Tensors(msgspec.Struct):
-    """A recorded request of tensors with a binary part."""
-
     json: msgspec.Raw = msgspec.Raw()
     binary: bytes | None = None
 

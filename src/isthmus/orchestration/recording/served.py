@@ -151,7 +151,7 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers that meet all conditions, by process and sequence; `first` is included, `end` is not."""
+        """Return the answers that meet all conditions, sorted by process and sequence. `end` itself is excluded."""
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route
@@ -254,7 +254,7 @@ class ServedAnswers:
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        """Return the model of `package(digest)`, which may raise. `variant` is precision and threads: "int8/1"."""
+        """Return the model of `package(digest)`, or raise its errors; `variant` is precision/threads: "int8/1"."""
         precision, _, threads = variant.partition("/")
 
         def opened() -> DeployedModel:

@@ -116,7 +116,7 @@ class RecordedAnswers:
         return len(rows)
 
     def keep(self, days: float, now: int) -> None:
-        """Delete answers written over `days` days before `now` (microseconds since 1970); compact and clean up."""
+        """Delete answers written over `days` days before `now` (microseconds since 1970); then compact the table."""
         with self._stored.writing():
             table = self._stored.open(check=False)
             if table is None:

@@ -1,4 +1,4 @@
-"""Explain why the answers of one period differ from the answers of an earlier one (`isthmus change`)."""
+"""Explain why the answers of one period differ from those of an earlier one (`isthmus model attribute --against`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -230,7 +230,6 @@ def _under(served: ServedAnswers, side: Side, contract: Contract, pairs: Pairs) 
 
 
 def _scored_rows(sides: Sequence[Side], scores: list[list[Numbers]]) -> tuple[pa.Table, list[list[Numbers]], int]:
-    """Return the rows of both periods that every package can score, their scores, and the size of the first period."""
     whole = np.flatnonzero(np.isfinite([answers for row in scores for answers in row]).all(0))
     table = pa.concat_tables([side.table for side in sides], promote_options="default")
     first = len(sides[0].table)
@@ -285,9 +284,9 @@ def _period(side: Side, rows: int) -> Period:
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
     """Split the rows of both periods into segments; the first `count` rows belong to the earlier period.
 
-    Return the segment columns and the segments. The columns are `by`. If `by` is empty, they are the first join keys in
-    `spine`: as many as possible, but at least one, while at least 95 % of the rows are in segments that both periods
-    have. Raise RequestError or DataError if a column is missing or cannot be split.
+    Return the segment columns and the segments. The columns are `by`. If `by` is empty, they are the first keys in
+    `spine`: as many as leave 95 % of the rows in segments that both periods have, and at least one. Raise RequestError
+    or DataError if a column is missing or cannot be split.
     """
     keys = [key for key in spine if key in rows.column_names]
     while True:
