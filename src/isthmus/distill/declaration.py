@@ -99,7 +99,7 @@ class Tabular:
         return Plan(numbers, texts)
 
     def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return a problem for each entry of `preparation` that fits no input, is invalid, or is for another type."""
+        """Return a problem for each `preparation` that matches no input, is invalid, or does not suit its type."""
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"

@@ -216,8 +216,8 @@ def whole(made_of: dict[str, str]) -> dict[str, str]:
 def trained_alike(before: dict[str, Any], task: Task, part: str = "training") -> bool:
     """Return whether training the task today would give the student whose report has `before` as its `made_of`.
 
-    With `part="report"`, return whether also the report would be equal. If the digest of the whole task is equal, both
-    are: earlier versions recorded only this digest.
+    With `part="report"`, return whether its report would be equal, too. An equal `kind`, the digest of the whole task,
+    is enough for both; earlier versions recorded no other digest.
     """
     now = origins(task)
     return before.get("training_set") == now["training_set"] and (
@@ -229,9 +229,9 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 def code(kind: type, without: frozenset[str]) -> Any:
     """Return plain data that describes the code of a task class and its bases, without the members in `without`.
 
-    Starts at the members that Isthmus calls and follows the names in their code, so a member in `without` is included
-    if other members use it. Includes every member if names are computed, if a decorator or a metaclass sees the class,
-    or if a base class comes from an installed package.
+    Starts at the other members that Isthmus calls and follows the names in their code; a member in `without` that this
+    code uses is therefore included. Includes every member if names are computed, if a decorator or a metaclass sees the
+    class, or if a base class comes from an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]
@@ -269,7 +269,6 @@ def _mentioned(names: Collection[str], text: str) -> set[str]:
 
 
 def _read(tree: ast.ClassDef) -> list[str]:
-    """Return the bare names that a class reads outside of its functions: in defaults, decorators and other members."""
     parts = [
         part
         for node in tree.body
@@ -279,7 +278,6 @@ def _read(tree: ast.ClassDef) -> list[str]:
 
 
 def _names(node: ast.stmt) -> set[str]:
-    """Return the members that a class statement defines; empty if the statement does anything else."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -288,7 +286,6 @@ def _names(node: ast.stmt) -> set[str]:
 
 
 def _set(node: ast.Assign) -> set[str]:
-    """Return the attributes of `self` that an assignment sets; empty if it does anything else."""
     names = {
         target.attr
         for target in node.targets

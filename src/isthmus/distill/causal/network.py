@@ -36,7 +36,10 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return logits and `cache`, extended in place (None without one); a token attends where `mask` is True."""
+        """Return the logits of `tokens`, and `cache` with their entries added in place; without a cache, None.
+
+        `mask`, bool (n, 1, P, cached + P), is True where a token may attend.
+        """
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
             past_key_values=cache, use_cache=cache is not None,
@@ -96,9 +99,9 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
 def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
     """Return the blocks, int64 (n, P), with everything after the first `prompt` tokens replaced by the model.
 
-    Each new token is the likeliest one if `greedy`; otherwise torch's global generator draws it. The new tokens
-    continue the last text of the prompt. After an end token, only end tokens follow. Raises a DataError if logits are
-    not finite.
+    Each new token is the likeliest one if `greedy`; otherwise torch's global generator draws the tokens. They continue
+    the last text of the prompt. After an end token, only end tokens follow. Raises a DataError if logits are not
+    finite.
     """
     from transformers import DynamicCache
 

@@ -164,7 +164,7 @@ class CausalTask(Task):
         return {"tokenizer": hashlib.sha256(self.vocabulary.tokenizer).hexdigest()}
 
     def student(self) -> nn.Module:
-        """Return a copy of the base, or an untrained model; raise a ConfigurationError if it cannot be exported."""
+        """Return a copy of the base, if declared, or an untrained model; raise a ConfigurationError if export fails."""
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
             new = models.trimmed(self._language.model, self.vocabulary)
@@ -260,7 +260,7 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return `agreement`, the share of equal likeliest tokens; {} with a base, for which only losses are stored."""
+        """Return `agreement`, the share of targets with equal likeliest tokens; {} with a base, which has no logits."""
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -302,7 +302,7 @@ class CausalTask(Task):
         return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Return graph inputs to measure latency with: a block's middle token, and zeros as a half-full cache."""
+        """Return graph inputs to measure latency with: a block's middle token, and a cache of zeros before it."""
         (row,), half = rows.tolist(), self.declared.context // 2
         tokens = self.tokens[row, half : half + 1].numpy()
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
@@ -314,7 +314,7 @@ class CausalTask(Task):
             return cache_shape(_model(self.student()).config)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return the middle token of a block's first text, the cache of earlier tokens, and the student's outputs."""
+        """Return a test case: the middle token of a block's first text, its cache, and the student's outputs."""
         (row,) = rows.tolist()
         length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
         half, run = length // 2, self.writer(student).reference.run

@@ -33,7 +33,8 @@ class Texts:
     def of(cls, material: Material, name: str | None) -> "Texts":
         """Read texts and 0/1 labels from a training set; `name` is the input with the texts, None the only text input.
 
-        Raises a ConfigurationError without such an input, and a DataError for a missing or empty text or another label.
+        Raises a ConfigurationError without such an input, and a DataError if a text is missing or empty, or a label is
+        neither 0 nor 1.
         """
         where = material.declaration.where
         inputs = [item.name for item in material.student_inputs if item.dtype == String]
@@ -61,7 +62,7 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """Return up to three distinct prompts, the beginnings of texts: at most six words and `most` tokens each."""
+        """Return up to three distinct prompts, the first words of `rows`: at most six words and `most` tokens each."""
         prompts: dict[str, None] = {}
         for row in rows.tolist():
             prompts[_beginning(self.texts[row], vocabulary, most)] = None
@@ -163,7 +164,7 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
 
 
 def replayed(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Return the first general blocks, the share `replay` of all blocks; raise a DataError if there are too few."""
+    """Return enough general blocks to be the share `replay` of all blocks; raise a DataError if there are too few."""
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:
         raise DataError(

@@ -125,7 +125,6 @@ class _Writer:
         return build.add("Reshape", [mixed, self._whole(0, heads * width)], f"{name}/together")
 
     def _norm(self, name: str, values: str, norm: Any) -> str:
-        """Add an RMSNorm in the form that ONNX Runtime fuses."""
         build = self.build
         two = build.constant("two", np.float32(2))
         epsilon = build.constant("epsilon", np.float32(norm.variance_epsilon))

@@ -163,7 +163,6 @@ class Probes:
         return call
 
     def _session(self, model: onnx.ModelProto) -> ort.InferenceSession:
-        """Open a session as a server does for a package that generates text."""
         options = session_options(self._threads)
         options.enable_mem_pattern = False
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -115,9 +115,9 @@ class PairedLoss(NamedTuple):
 def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
     """Return how much worse (n,) scores are than a former model's (n,) scores for the same rows and labels.
 
-    `metric` is "auc", "rmse", "mae", "log_loss" or "brier"; labels are 0 or 1 except for "rmse" and "mae". The standard
-    error, for large samples, is that of the paired difference. Raises a DataError for fewer than two rows, or for an
-    AUC with fewer than two rows per class.
+    `metric` is "auc", "rmse", "mae", "log_loss" or "brier"; labels are 0 or 1 except for "rmse" and "mae". The result
+    has the standard error of the paired difference, for large samples. Raises a DataError for fewer than two rows, or
+    for an AUC with fewer than two rows per class.
     """
     labels, scores, former = (np.asarray(part, np.float64) for part in (labels, scores, former))
     if len(labels) < 2 or (metric == "auc" and min(labels.sum(), len(labels) - labels.sum()) < 2):
@@ -147,7 +147,6 @@ def _auc(labels: Array, scores: Array, former: Array) -> PairedLoss:
 
 
 def _rmse(labels: Array, scores: Array, former: Array) -> PairedLoss:
-    """Compare two RMSEs; the error follows from the linear part (the delta method)."""
     squares = [np.square(part - labels) for part in (scores, former)]
     roots = [float(np.sqrt(part.mean())) for part in squares]
     linear = [part / (2 * root) if root else part for part, root in zip(squares, roots, strict=True)]

@@ -45,7 +45,10 @@ def mean(values: Array, weights: Array | None = None) -> float:
 
 
 def log_loss(labels: Array, probabilities: Array, weights: Array | None = None) -> float:
-    """Return the mean negative log-likelihood in nats, of probabilities clipped to [1e-7, 1 - 1e-7]."""
+    """Return the mean negative log-likelihood of 0/1 labels, in nats. `weights` must sum to 1.
+
+    Probabilities are clipped to [1e-7, 1 - 1e-7].
+    """
     return mean(log_losses(labels, probabilities), weights)
 
 

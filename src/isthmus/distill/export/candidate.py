@@ -123,7 +123,7 @@ class StudentReference:
     def compare(
         self, run: Run, limits: ParityLimits, precision: str, *, core: bool = False
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
-        """Run a model file; return its outputs for the golden cases, and a deviation for each output of each case.
+        """Run a model file; return its golden outputs, and the largest deviation of each output of each case.
 
         The cases are the golden ones and then the sample. With `core`, the file takes the tensors of the numeric core.
         Raises a ConfigurationError if `Task.expected` lacks an output.

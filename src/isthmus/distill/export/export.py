@@ -294,7 +294,6 @@ class _Files:
             return None
 
     def _classes(self) -> tuple[str, ...]:
-        """Return the class names if the only output has one number per class and a manifest can hold them."""
         names = tuple(self.trained.task.classes or ())
         fit = [tensor.shape[-1:] for tensor in self.outputs] == [(len(names),)] and len({*names}) == len(names)
         return names if fit and all(name.isprintable() and len(name) <= LONGEST for name in names) else ()

@@ -114,10 +114,10 @@ class Parity:
         return replace(case, feeds=feeds(self._inputs, raw), core=core)
 
     def check(self, variant: Variant, ask: Ask, *samples: ParityRows, golden: bool = True) -> FeatureVerdict:
-        """Run a model file with `ask`; compare it with the student on the samples, and with its own golden outputs.
+        """Run a model file with `ask`; compare it with the student on the samples, and with its stored golden outputs.
 
         With `golden=False`, compare only the samples. The limit is the task's tolerance, whatever the manifest states.
-        Of all numbers that the file returns for a row, the number that exceeds its limit most counts.
+        For each row, the number that exceeds its limit most counts.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]

@@ -137,7 +137,8 @@ def top_k_tail(
     the order within the tail; `top_k_targets` instead spreads the tail's mass evenly. The k probabilities p_i and the
     tail's mass r = max(0, 1 - Σ p_i) are divided by r + Σ p_i, and raised to at least 2^-24: float16 stores smaller
     numbers as 0, which would make the reverse KL infinite. With k = n there is no tail. `student` has logits, (..., n);
-    the other arguments are as in `top_k_targets`.
+    `probabilities` and their classes `indexes` are (..., k), at the same temperature; `mask`, bool (...), is True for
+    the rows that count, None for all.
     """
     in_k = _in_k("top-k targets with a tail", student, probabilities, indexes, temperature, mask, _share("beta", beta))
     classes, k = student.shape[-1], indexes.shape[-1]

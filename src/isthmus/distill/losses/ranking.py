@@ -33,7 +33,7 @@ def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, pr
 
 
 def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperature: float) -> Tensor:
-    """Return the loss `lists` for a batch with rows of several queries, times T², which keeps the gradient's size.
+    """Return the loss `lists` for rows of several queries, times T², which keeps the gradient's size when T changes.
 
     The scores are (rows,) and finite. `groups`, integers (rows,), has the number of each row's query. A query with a
     single row has no order and adds 0 to the mean.
@@ -47,7 +47,7 @@ def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperatu
 
 
 def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
-    """Return the divergence of the softmax of a group's scores from its gains (Bruch et al., ICTIR 2019).
+    """Return the divergence of the softmax of a group's scores from their gains (Bruch et al., ICTIR 2019).
 
     The loss is the mean over the groups with a relevant row of KL(p ‖ softmax(s)), with p_i = g_i / Σ g and g_i =
     2**relevance_i - 1; it is 0 without such a group. It differs from the paper's cross entropy by the entropy of p. The

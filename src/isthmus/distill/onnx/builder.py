@@ -56,7 +56,7 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """Return the names of the `count` rows, (1, N) each, of a tensor (count, N); add a Split if they are new."""
+        """Return the names of the `count` rows, (1, N) each, of a tensor (count, N); add a Split if needed."""
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)

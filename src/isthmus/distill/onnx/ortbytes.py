@@ -40,7 +40,7 @@ _UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], [
 
 
 def canonical(model: bytes) -> bytes:
-    """Return a model in ORT format with sorted lists and equal parts written once; raise a ValueError for others."""
+    """Return a model in ORT format with sorted lists and equal parts merged; raise a ValueError for anything else."""
     if model[4:8] != IDENTIFIER:
         raise ValueError("not a model in ORT format")
     root = encode.Get(packer.uoffset, model, 0)

@@ -147,7 +147,7 @@ class TeacherOutputs:
 
     @property
     def missing(self) -> int:
-        """Number of rows without an output on disk or in memory, as of the last `refresh`."""
+        """Number of rows whose output is neither on disk nor in memory, as of the last `refresh`."""
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
@@ -300,7 +300,6 @@ class TeacherOutputs:
             self.flush()
 
     def _adopt(self, rows: Array, number: int) -> None:
-        """Record the rows of a shard; a row belongs to the first shard that has it."""
         if not len(self._names):
             return
         identities = np.searchsorted(self._names, rows).clip(max=len(self._names) - 1)

@@ -51,7 +51,6 @@ def _front_matter(report: Report) -> str:
 
 
 def _shipped(report: Report) -> Quality:
-    """Return the quality of the shipped student, not the mean over the seeds."""
     runs = (run.quality for run in report.runs if (run.model, run.seed) == ("student", report.shipped))
     return next(runs, report.models.get("student", ModelRecord()).quality)
 

@@ -58,7 +58,7 @@ class Portable:
     head: Callable[[], bytes] | None = None
 
     def require(self, file: str, name: str) -> nn.Module:
-        """Return the network as a module to convert; raise a GateFailed without a network or if an input is a text."""
+        """Return the network as a module to convert; raise a GateFailed if there is none or an input has texts."""
         texts = [tensor.name for tensor in self.tensors if tensor.element == "string"]
         if self.network is None or texts:
             raise GateFailed(
@@ -72,7 +72,10 @@ class Portable:
         return self.network
 
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
-        """Return the maximum of each named size, 1 for rows; raise a GateFailed without a maximum or leading rows."""
+        """Return the maximum of each named size, 1 for rows.
+
+        Raises a GateFailed if a size has no maximum, or if rows are not the first axis of each tensor.
+        """
         max_sizes: dict[str, int] = {}
         for tensor in self.tensors:
             for axis, size in enumerate(tensor.shape):

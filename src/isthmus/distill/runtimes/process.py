@@ -125,7 +125,10 @@ class Program(AbstractContextManager["Program"]):
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Return the outputs by name for one or more rows; raise a ProgramRejected if row counts differ or it fails."""
+        """Run the program on one or more rows and return the outputs by name.
+
+        Raises a ProgramRejected if inputs have different numbers of rows, or if the process fails or takes too long.
+        """
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
             raise ProgramRejected(f"the inputs have {' and '.join(map(str, sorted(counts)))} rows")

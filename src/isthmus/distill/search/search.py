@@ -250,7 +250,6 @@ class _Search:
 
 
 def _previous_report(file: Path, trials: Sequence[SearchTrial]) -> dict[str, Any] | None:
-    """Return the report on disk if it covers these trials: then they were already measured side by side."""
 
     def comparable(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [{**record, "p50_us": None} for record in records]

@@ -67,7 +67,7 @@ class Budget:
     def exceeded(
         self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
     ) -> dict[str, tuple[float, str]]:
-        """Return relative excess and message of each exceeded limit; `files` has the bytes of the ORT and ONNX file."""
+        """Map each exceeded limit to its relative excess and a message; `files` has the bytes of ORT and ONNX file."""
         figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
             "memory": (memory_mb, self.memory_mb, "MiB"),
@@ -109,7 +109,7 @@ class Trials(Journal[SearchTrial]):
 
 
 def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | None:
-    """Return the best student within the budget, the fastest among equals, or None; `more`: higher scores are better."""
+    """Return the best student within the budget, the fastest of equals, or None. With `more`, high scores are good."""
     sign, fit = -1 if more else 1, [trial for trial in trials if trial.status == "trained"]
     return min(fit, key=lambda trial: (sign * (trial.score or 0.0), trial.p50_us or 0.0), default=None)
 
@@ -125,8 +125,7 @@ def values_at(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict
 def front(points: Array) -> Array:
     """Return a mask, (n,) bool, of the points (n, k) on the Pareto front; lower is better in each column.
 
-    A point is off the front if another point is nowhere greater and somewhere less. So equal points are both on or both
-    off.
+    A point is off the front if another point is nowhere greater and somewhere less.
     """
     on = np.zeros(len(points), bool)
     # A better point has a smaller sum of ranks, so it comes first.

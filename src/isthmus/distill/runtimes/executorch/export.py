@@ -58,7 +58,7 @@ def converted(of: Portable, calibration: Index | None = None) -> Converted:
 
 
 def converted_decoder(network: CachedModel) -> Converted:
-    """Convert a language model, now in eval mode, to read one token at a time; raise a GateFailed if that fails."""
+    """Convert a language model, in eval mode from then on, to read single tokens; raise a GateFailed on failure."""
     # With a dynamic number of tokens, ExecuTorch's passes would fix every tensor at the size of the example.
     max_sizes = {TOKENS: 1, PAST: network.context}
     past = torch.zeros(1, network.context, 2 * network.layers, network.shared, network.width)
