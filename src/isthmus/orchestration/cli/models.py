@@ -46,7 +46,7 @@ def search(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Search for the best student shape and precision within the budget. Exit code 1 if none fits."""
+    """Search for the best student within the budget, and write a page. Exit code 1 if none fits."""
     from isthmus.orchestration.models.students import search as run
 
     with progress() as bar:
@@ -111,7 +111,7 @@ def attribute(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Attribute the package's prediction error to stages: stale data, skew, distillation, precision, runtime.
+    """Attribute the package's prediction error to stages such as stale data and precision, and write a page.
 
     Uses the rows of the test part by default. With --against, attributes the change between two periods to population,
     features, contract and model. Exit code 1 if a bound of the distillation is exceeded.
@@ -189,7 +189,7 @@ def explain(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain why a recorded prediction differs from the ideal one, stage by stage and feature by feature."""
+    """Explain a recorded prediction's error, stage by stage and feature by feature, and write a page."""
     from isthmus.orchestration.attribution.explain import explain as run
 
     with progress() as bar:

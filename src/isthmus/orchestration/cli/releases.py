@@ -31,7 +31,10 @@ def verify(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare offline tables, API, request transforms and package value by value. Exit code 1 if one differs."""
+    """Compare offline tables, API, request transforms and package value by value. Exit code 1 if one differs.
+
+    Writes the verdict and its page. Starts Redis and a server where none runs, and collects pushed rows first.
+    """
     from isthmus.orchestration.artifacts import page_file
     from isthmus.orchestration.verification.verify import require_passed
     from isthmus.orchestration.verification.verify import verify as run
