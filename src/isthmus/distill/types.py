@@ -17,7 +17,7 @@ def spread(count: int, wanted: int) -> Index:
 
 
 def usual(numbers: Array) -> Array:
-    """Return a mask of numbers that are finite and at most 3,000 times the 2 % quantile of all sizes (or times 1)."""
+    """Return a mask of the finite numbers up to 3,000 times the larger of 1 and the 2 % quantile of all sizes."""
     sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
     return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)
 

@@ -32,7 +32,7 @@ class StudentOutput(nn.Module, ABC):
         return last[:, 0]
 
     def final(self, scores: Tensor) -> Tensor:
-        """Return calibrated scores, or for numbers clipped scores. Call it only after training."""
+        """Return the scores after calibration, if there is one, or clipped for numbers. Call it only after training."""
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
 

@@ -184,7 +184,7 @@ class TabularTask(Task):
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return `lift_kept`: the student's lift over chance divided by the reference's, if the latter is positive."""
+        """Return `lift_kept`, the student's lift over chance divided by the reference's, unless that is 0 or less."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
@@ -237,7 +237,7 @@ class TabularTask(Task):
         return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
 
     def content(self) -> str:
-        """Return a digest of the network's prepared inputs and targets. The preparation may differ in the last bit."""
+        """Return a digest of the prepared inputs and targets: a learned preparation may vary in its last bits."""
         digest = hashlib.sha256()
         for column in (self._numbers, self._places, self._kind.targets):
             digest.update(f"{column.dtype} {tuple(column.shape)}".encode())

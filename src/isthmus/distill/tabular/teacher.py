@@ -104,7 +104,7 @@ class Boosting(Teacher):
         return self._recipe
 
     def size(self) -> tuple[int, int]:
-        """Return the number of parameters (two per split, one per leaf) and of bytes of the trees. Fits them first."""
+        """Return the number of parameters (two per split, one per leaf) and the trees' bytes. Fits on first use."""
         trees = [
             tree for step in self._fitted.model._predictors for tree in step
         ]  # scikit-learn has no public access to the trees

@@ -29,7 +29,7 @@ _EDGES: dict[str, tuple[Any, Any]] = {
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
-    """Return five rows: nulls, zeros, largest values, smallest values, and `row` with an unseen text per String."""
+    """Return five rows: nulls, zeros, largest values, smallest values, and `row` with texts that training never had."""
     edge_rows = {}
     for name, values in row.items():
         dtype = types[name]

@@ -383,7 +383,7 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """Return a copy of this task for some rows, numbered from 0, whose graph inputs are `table`; `Tabular` only."""
+        """Return a copy of this task for some rows, numbered from 0, with graph inputs from `table`; `Tabular` only."""
         raise NotImplementedError
 
     def raw_case(self, student: nn.Module, raw: Mapping[str, Values]) -> Case:
@@ -408,11 +408,11 @@ class Task(ABC):
         return self.material.training_set
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for subclasses
-        """Return further figures for the report, named in `measured`, from the metrics (`quality`) of each model."""
+        """Return further figures for the report, named in `measured`, from each model's metrics; none by default."""
         return {}
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for subclasses
-        """Return further files by name, to store next to the weights of a student with this identity."""
+        """Return further files by name, none by default, to store next to the weights of the student `identity`."""
         return {}
 
 

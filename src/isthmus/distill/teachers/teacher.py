@@ -188,7 +188,7 @@ _ABSTAINS = (
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
-    """Return a problem if the labels are not the expected ones, in any order; else None."""
+    """Return a problem if the labels differ from the expected labels, other than in order; else None."""
     if sorted(labels) == sorted(expected):
         return None
     more, less = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))

@@ -11,9 +11,9 @@ from isthmus.features.errors import Problem
 def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -> Sequence[torch.Tensor]:
     """Return the row numbers of each batch of an epoch, such that no batch splits a group.
 
-    `groups`, int64 (rows,), has the group number of each row. Groups come in random order; rows of a group keep theirs.
-    There are as many batches as without groups, and none is empty: a batch has the groups whose last row is among its
-    `batch` rows. No group may have more than `batch` rows.
+    `groups`, int64 (rows,), has the group number of each row. Groups come in random order; rows within a group keep
+    their order. There are as many batches as without groups, and none is empty: a batch has the groups whose last row
+    is among its `batch` rows. No group may have more than `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)

@@ -12,9 +12,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interruption() -> Iterator[list[int]]:
-    """Yield a list that gets the first SIGINT or SIGTERM instead of its usual effect, which a second signal has.
+    """Record the first SIGINT or SIGTERM in the yielded list, instead of letting it stop the process.
 
-    Only works in the main thread; elsewhere the list stays empty. Restores the handlers at the end.
+    A second signal has its usual effect. Outside the main thread, all have. Restores the handlers at the end.
     """
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}
