@@ -44,7 +44,7 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the contract file `current` and its siblings, if they exist; ContractMismatch for a damaged file."""
+        """Read the contract file `current` and the others beside it, if they exist; ContractMismatch if damaged."""
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
         contract = _read(current, Contract.loads)
@@ -144,7 +144,7 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy whose next contract is `contract`, a result of `placed`; None if it is the current contract.
+        """Return a copy with `contract`, from `placed`, as the next contract, or without a next one if it is current.
 
         A different contract that was next before is retired at the time `at`, in microseconds since 1970 UTC.
         """

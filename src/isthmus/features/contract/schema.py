@@ -319,7 +319,7 @@ class Contract:
         return [*map(self.stored, transform.stored), *transform.request]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content of `contract.json` without the hash and slots; the hash covers it."""
+        """Return what the hash covers: the content of `contract.json` without the hash itself and the slots."""
         return {
             "format": FORMAT,
             "project": self.project,

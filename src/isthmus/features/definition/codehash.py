@@ -63,7 +63,7 @@ def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
 
 
 def class_tree(kind: type) -> ast.ClassDef:
-    """Parse the `class` statement of a class; raise OSError for a class without one, such as the result of a call."""
+    """Parse the `class` statement of a class; raise OSError for a class without one, such as a result of `type()`."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     file = ast.walk(ast.parse("".join(inspect.findsource(kind)[0])))
     same = [node for node in file if isinstance(node, ast.ClassDef) and node.name == kind.__name__]

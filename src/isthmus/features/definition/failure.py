@@ -26,7 +26,7 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def declared(function: F, name: str = "") -> F:
-    """Wrap a function to raise ConfigurationError, beginning with `name` or its own name, for wrong arguments."""
+    """Wrap a function to raise a ConfigurationError for wrong arguments, which begins with `name` or its own name."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -102,7 +102,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The path, URL or table, or for a query its environment variable; for messages."""
+        """The location, for messages: path, URL or table, or for a query the variable that holds the address."""
         return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
 
     @property

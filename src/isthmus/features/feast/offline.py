@@ -187,7 +187,9 @@ class IsthmusOfflineStore(OfflineStore):
         start_date: datetime | None = None,
         end_date: datetime | None = None,
     ) -> IsthmusRetrievalJob:
-        """Return a job for all rows with an event time between two dates, inclusive; all columns if none is named.
+        """Return a job for all rows with an event time between two dates, inclusive.
+
+        Has all columns of the source if `feature_name_columns` is empty.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.

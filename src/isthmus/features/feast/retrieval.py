@@ -151,7 +151,7 @@ def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -
 
 
 def time_column(spine: pa.Table) -> str:
-    """Return `event_timestamp`, or else the only timestamp column; EntityTimestampInferenceException without one."""
+    """Return `event_timestamp` or the only timestamp column, or else raise EntityTimestampInferenceException."""
     if TIMESTAMP in spine.column_names:
         return TIMESTAMP
     times = [field.name for field in spine.schema if pa.types.is_timestamp(field.type)]

@@ -103,7 +103,7 @@ class FeastSource:
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
     ) -> "FeastSource":  # fmt: skip
-        """Return the source of a query, which names columns; FeastJoinKeysDuringMaterialization without a join key."""
+        """Return a source with columns of these names; FeastJoinKeysDuringMaterialization if it lacks a join key."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
@@ -215,7 +215,7 @@ class FeastSource:
         return SourceRows(self, ViewHistory(view, history, 0), created, table)
 
     def values(self, table: pa.Table, name: str, types: ValueTypes) -> pa.ChunkedArray:
-        """Return the feature `name` from rows of the source; with `types` "declared", cast to its declared type."""
+        """Return the feature `name` from rows of the source; cast it to its declared type if `types` is "declared"."""
         feature = next(feature for feature in self.features if feature.name == name)
         column = table[feature.column]
         if types == "source":
@@ -223,7 +223,7 @@ class FeastSource:
         return feast_values.cast_to(column, feature.dtype, f"{self.where}, column {feature.column}")
 
     def key_type(self, key: SourceColumn) -> DataType:
-        """Return a join key's declared type, or its column's type if none is declared or Feast reports String."""
+        """Return a join key's declared type; if none is declared, or String (Feast's default), its column's type."""
         where = f"{self.where}, join key {key.column}"
         if key.column not in self.data.schema.names:
             return key.dtype or String  # reading then reports the missing column

@@ -197,7 +197,7 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Cast times to microseconds in UTC, rounding down, times without a zone as UTC; DataError for other types."""
+    """Cast times to microseconds in UTC, rounding down; DataError for other types. Times without a zone are UTC."""
     kind = column.type
     if _without_nan(column).null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), TIME)])
@@ -214,7 +214,10 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """Cast a column to `dtype`; None keeps its type. NaN becomes null, except in floats. DataError for unfit values."""
+    """Cast a column to `dtype`, floats to the nearest; None keeps its type. Raise DataError if a value does not fit.
+
+    NaN becomes null if `dtype` is not a float.
+    """
     if dtype is None:
         return column
     target = ARROW[dtype.name]
