@@ -33,7 +33,7 @@ def verify(
 ) -> None:
     """Compare offline tables, API, request transforms and package value by value. Exit code 1 if one differs.
 
-    Writes the verdict and its page. Starts Redis and a server where none runs, and collects pushed rows first.
+    Collects pushed rows first, starts a private server for the comparison, and writes the verdict and its page.
     """
     from isthmus.orchestration.artifacts import page_file
     from isthmus.orchestration.verification.verify import require_passed
