@@ -32,7 +32,7 @@ REMEDY = "export the model again, or copy the package folder again from where it
 
 
 def damaged(where: Path | str, problem: str, expected: str = "") -> PackageError:
-    """Create the error for a package that must be exported or copied again."""
+    """Create a PackageError that advises to export the model or copy the package again."""
     return PackageError(str(where), problem, expected=expected, remedy=REMEDY)
 
 
@@ -50,7 +50,7 @@ class PackageFiles:
     sizes: Mapping[str, int]
 
     def read(self, name: str) -> bytes:
-        """Read a file; raise PackageError if its bytes no longer match the checksum."""
+        """Read a file that has a checksum; raise PackageError if its bytes no longer match."""
         data = read_file(self.folder / name)
         _require_sum(self.folder / name, hashlib.sha256(data).hexdigest(), self.sums[name])
         return data
@@ -59,8 +59,8 @@ class PackageFiles:
 def summed(path: Path) -> PackageFiles:
     """Hash every file of a package folder; raise PackageError if one is missing, changed, unlisted or too large.
 
-    The signature is not checked; see `signature.require_signature`. Links, pipes and other irregular files are refused
-    without opening them.
+    The signature is not checked; see `signature.require_signature`. Links, pipes and other files that are not plain
+    raise a PackageError too, and are not opened.
     """
     sizes = _sizes(path)
     if SUMS not in sizes:
@@ -79,7 +79,7 @@ def summed(path: Path) -> PackageFiles:
 
 
 def read_file(file: Path) -> bytes:
-    """Read a file without comparing its checksum; raise PackageError if it is irregular, too large or unreadable."""
+    """Read a file without a checksum check; raise PackageError if it is a link, irregular, too large or unreadable."""
     with _opened(file) as opened:
         return opened.read()
 

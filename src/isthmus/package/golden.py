@@ -63,7 +63,7 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return flat.reshape(self.shape)
 
     def misfit(self, tensor: TensorInfo) -> str:
-        """Describe how the element type or shape differs from the manifest's; return "" if both are the same."""
+        """Describe how element type or shape differ from `tensor` in the manifest; return "" if they do not."""
         if self.element != tensor.element:
             return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
         sizes = zip(self.shape, tensor.shape, strict=False)
@@ -76,7 +76,7 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the input tensors of a model file by name; for a file with only the numeric core, the core's."""
+        """Return the inputs of a model file by tensor name: the inputs of the graph, or of the numeric core alone."""
 
 
 class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -109,7 +109,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: tuple[GoldenCase, ...]
 
     def columns(self, case: GoldenCase, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """Return the rows of a case as columns for `feeds`; raise ValueError for a missing column or wrong type."""
+        """Return the rows of a case as columns for `feeds`; raise ValueError if a column is missing or mistyped."""
         columns = {}
         for item in inputs:
             position = self.inputs.index(item.name)

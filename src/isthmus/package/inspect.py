@@ -30,7 +30,10 @@ class Runtime(Protocol):
         """Return the model files that this runtime can run."""
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
-        """Run a model file on each batch. Raise PackageError if it fails, DependencyError without the runtime."""
+        """Run a model file on each case, and return the outputs of each.
+
+        Raises PackageError if the file fails, and DependencyError if the runtime is not installed.
+        """
 
 
 class OnnxRuntime:
@@ -70,7 +73,7 @@ class Inspection:
     worst: Mapping[str, float]
 
     def require(self) -> None:
-        """Raise the PackageError of the first failed check."""
+        """Raise the PackageError of the first failed check, if any."""
         for check in self.checks:
             if check.error is not None:
                 raise check.error
@@ -90,9 +93,9 @@ class Inspection:
 def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
     """Run every check of a package folder, including its model files. A failed check is a result and raises no error.
 
-    This may take minutes. No model file runs if a file does not match its checksum, or if `key` is given, a public key
-    in PEM, and did not sign the package. `runtime` defaults to ONNX Runtime in this process. Raises DependencyError if
-    a check needs a library that is not installed.
+    This may take minutes. No model file runs if a file does not match its checksum, or if the public key `key` (PEM) is
+    given and the package is not signed with it. `runtime` defaults to ONNX Runtime in this process. Raises
+    DependencyError if a check needs a library that is not installed.
     """
     runner = runtime or OnnxRuntime()
     checks: list[Check] = []

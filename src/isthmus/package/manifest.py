@@ -71,7 +71,7 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    """Return the place of each input in the tensors that `feeds` builds."""
+    """Return the tensor and the position in it of each input, as `feeds` builds the tensors."""
     positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
     for item in inputs:
@@ -217,7 +217,7 @@ def open_package(path: Path) -> Package:
 
 
 def read_package(path: Path) -> Manifest:
-    """Check a package like `open_package`, and return only its manifest."""
+    """Check each file's SHA-256, but not the signature, and return the manifest; raise PackageError if invalid."""
     return open_package(path).manifest
 
 

@@ -75,7 +75,7 @@ def decoder_of(manifest: Manifest, variant: Variant) -> Decoder:
 def require_generated(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> int:
-    """Return how many golden tokens a model file reproduces; raise PackageError if one differs or SECONDS pass."""
+    """Return how many golden tokens a model file reproduces; raise PackageError if one differs or after 2 minutes."""
     decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
     end, count = time.monotonic() + SECONDS, 0
 

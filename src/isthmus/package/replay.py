@@ -50,7 +50,7 @@ class Deviation(NamedTuple):
         return self.by / self.limit if self.by and self.limit else self.by and np.inf
 
     def says(self, reference: str) -> str:
-        """Return the sentence that every parity check prints. `reference` names the source of the expected value."""
+        """Return a sentence such as "answers 2 where REFERENCE answers 3, 1 apart"."""
         return f"answers {self.found} where {reference} answers {self.expected}, {self.by:.3g} apart"
 
 
@@ -60,8 +60,8 @@ def deviation(
 ) -> Deviation:  # fmt: skip
     """Return the value of an output that is farthest from its expected value, relative to its limit.
 
-    It may be within the limit: compare `by` with `limit`. NaN on either side, another shape or element type, and
-    unequal integers with a limit below 1 have an infinite difference. With `widths`, floats of different widths are
+    The difference may be within the limit: compare `by` with `limit`. NaN on one side, another shape or element type,
+    and unequal integers with a limit below 1 have an infinite difference. With `widths`, floats of different widths are
     compared, and each limit is at least the `rounding` of the expected value. `row_name` names a row in the result.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
@@ -86,7 +86,7 @@ def deviation(
 
 
 def rounding(numbers: Array) -> Array:
-    """Return two float32 steps at each number, as float64; 0 where the number is not finite."""
+    """Return twice the gap between each number and the next float32, as float64; 0 where the number is not finite."""
     with np.errstate(over="ignore"):
         return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
 
@@ -98,7 +98,7 @@ def shares(distance: Array, limits: Array) -> Array:
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":
-    """Return the ONNX Runtime options for serving, and for measuring latency at export."""
+    """Return ONNX Runtime options for `threads` threads that do not spin, for serving and for measuring latency."""
     import onnxruntime  # readers of a package do not need it
 
     options = onnxruntime.SessionOptions()
@@ -136,7 +136,7 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
 def answers(
     session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """Run a session on each batch; raise PackageError if it fails or takes more than SECONDS for all batches."""
+    """Run a session on all batches; return the outputs of each. Raise PackageError if it fails or takes two minutes."""
     import onnxruntime  # readers of a package do not need it
 
     names, options = [output.name for output in manifest.outputs], onnxruntime.RunOptions()
@@ -158,7 +158,7 @@ def refused(manifest: Manifest, variant: Variant, runtime: str, error: object) -
 
 
 def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
-    """Raise PackageError unless the golden rows become the recorded tensors bit for bit; return the rows compared."""
+    """Raise PackageError unless the golden rows give the recorded tensors bit for bit; return the number of rows."""
     inputs, rows = manifest.model_inputs, 0
     for number, case in enumerate(golden.cases if inputs else ()):
         try:
@@ -176,7 +176,7 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
 
 
 def require_core(package: Package, golden: Golden) -> int:
-    """Raise PackageError unless `head.json` turns the golden rows into the recorded core inputs; return the rows."""
+    """Raise PackageError unless `head.json` turns golden rows into the recorded core inputs; return the row count."""
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"
     head = Head.loads(package.files.read(HEAD), where)
@@ -213,8 +213,8 @@ def require_reproduced(
 ) -> float:
     """Compare a model file's outputs, one mapping per golden case, with the golden ones; return the largest difference.
 
-    Raises PackageError if a difference exceeds `tolerance` or is NaN. The tolerance is for the default `ROUNDING`, and
-    scales with the manifest's `rounding`.
+    Raises PackageError if a difference exceeds the tolerance. `tolerance` is multiplied by the manifest's `rounding`
+    divided by the default `ROUNDING`.
     """
     tolerance *= manifest.rounding / ROUNDING
     worst = 0.0

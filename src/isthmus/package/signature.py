@@ -121,7 +121,7 @@ def key_name(key: str) -> str:
 
 
 def require_signature(files: PackageFiles, key: str) -> None:
-    """Read all files again; raise PackageError unless the owner of a public key (PEM) signed exactly these files."""
+    """Read all files again; raise PackageError unless the private key of `key` (PEM) signed exactly these files."""
     try:
         public = _public_key(key)
     except ValueError as error:

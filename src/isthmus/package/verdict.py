@@ -253,17 +253,17 @@ def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[A
 
 
 def in_runtime(file: str, runtime: str) -> str:
-    """Name the results of a model file in a runtime. In ONNX Runtime they have the file's own name."""
+    """Return the name for results of a model file in a runtime: `FILE`, or `FILE in RUNTIME` outside ONNX Runtime."""
     return file if runtime in ("", ONNX_RUNTIME) or file.endswith(runtime) else f"{file} in {runtime}"
 
 
 def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, FeatureVerdict]:
-    """Flatten groups of comparisons to the keys `group.name`."""
+    """Flatten groups of comparisons to a dictionary with keys `group.name`."""
     return {f"{group}.{name}": part for group, parts in groups.items() for name, part in parts.items()}
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
-    """Combine comparisons: the sum of counts, the largest `worst` and `tolerance`, the first examples, no `pairs`."""
+    """Combine comparisons: add counts; keep the largest `worst` and `tolerance`, and three examples; drop `pairs`."""
     return FeatureVerdict(
         sum(part.compared for part in parts),
         sum(part.differing for part in parts),

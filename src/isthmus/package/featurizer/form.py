@@ -135,14 +135,14 @@ class _Version(msgspec.Struct):
 
 
 def text_of(value: Any, element: str) -> str:
-    """Encode a value as text: floats as hexadecimal digits of their bits, integers in decimal, booleans as 0 and 1."""
+    """Encode a value as text: floats as hex digits of their bits, integers in decimal, booleans as 0 or 1."""
     if element in REALS:
         return struct.pack(f">{element[0]}", value).hex()
     return str(value) if element == "string" else str(int(value))
 
 
 def value_of(text: str, element: str) -> Any:
-    """Decode a text written by `text_of`; raise a ValueError if it is invalid."""
+    """Decode a text written by `text_of`; raise ValueError, or struct.error for a float, if it is invalid."""
     if element == "string":
         return text
     if element in REALS:
@@ -157,7 +157,7 @@ def value_of(text: str, element: str) -> Any:
 
 
 def read_form(data: bytes, where: str = HEAD) -> HeadForm:
-    """Read and validate `head.json`; raise PackageError if it is invalid, too large, or of another version."""
+    """Parse and validate the content of `head.json`; raise PackageError if it is invalid or of another version."""
     if len(data) > LARGEST:
         raise PackageError(where, f"{len(data):,} bytes", expected=f"at most {LARGEST:,}")
     try:

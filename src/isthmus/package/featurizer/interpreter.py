@@ -50,18 +50,15 @@ class Head:
 
     @classmethod
     def loads(cls, data: bytes, where: str = HEAD) -> "Head":
-        """Read a file; raise a PackageError if it is invalid."""
+        """Create a head from the content of `head.json`; raise a PackageError if it is invalid."""
         return cls(read_form(data, where), where)
 
     def feeds(self, columns: Mapping[str, Values]) -> CoreFeeds:
-        """Compute the inputs of the numeric core for n rows.
+        """Compute the inputs of the model's numeric core, which runs after the head, for n rows.
 
-        Args:
-            columns: a column of n values for every raw input of the model, as for `package.inputs.feeds`.
-
-        Raises:
-            DataError: a column is missing.
-            PackageError: a step fails, such as a division by zero, which valid files do not contain.
+        `columns` has n values for every raw input of the model, as for `package.inputs.feeds`. Raises a DataError if a
+        column is missing, and a PackageError if a step fails, for example divides by zero, which a valid file rules
+        out.
         """
         if missing := [item.name for item in self.form.inputs if item.name not in columns]:
             raise DataError(self._where, f"no column {missing[0]}", expected="a column for every input")
@@ -122,7 +119,7 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a check that a text has the parts in order, with any text between them. Its second argument is ignored."""
+    """Return a function that tells if its first argument has the parts in order, with any text between them."""
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None
 

@@ -38,12 +38,11 @@ class Cache:
 
     @property
     def most(self) -> int:
-        """Maximum number of tokens."""
         return len(self._values)
 
     @property
     def values(self) -> Array:
-        """Values of the tokens so far, (length, *shape)."""
+        """Attention keys and values of the tokens so far, (length, *shape)."""
         return self._values[: self.length]
 
     def append(self, new: Array) -> None:
@@ -70,7 +69,7 @@ class Decoder:
         return Cache(self.owner, self.shape, min(most or self.generation.context, self.generation.context))
 
     def require_prompt(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens may follow a prompt; raise RequestError if it is empty or fills the context."""
+        """Return how many tokens may follow a prompt; raise RequestError if it has no tokens or fills the context."""
         context = self.generation.context
         if not tokens:
             raise RequestError("prompt", "has no tokens", expected="a text")
@@ -79,9 +78,10 @@ class Decoder:
         return min(context - len(tokens), self.generation.most)
 
     def feeds(self, tokens: Sequence[int], cache: Cache) -> dict[str, Array]:
-        """Return the graph's inputs for tokens after those in a cache.
+        """Return the graph's inputs for reading `tokens` after the tokens in a cache.
 
-        Raises RequestError if the tokens do not fit into the cache, and PackageError if it belongs to another model.
+        Raises RequestError if the tokens do not fit into the cache, and PackageError if the cache belongs to another
+        model.
         """
         if (cache.owner, cache.shape) != (self.owner, self.shape):
             raise PackageError(
@@ -93,7 +93,7 @@ class Decoder:
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
     def take(self, outputs: Mapping[str, Array], cache: Cache) -> Read:
-        """Append new keys and values to the cache, and return the output; raise PackageError if it is not finite."""
+        """Append new keys and values to the cache, and return the output; raise PackageError for a NaN or infinity."""
         (logits,) = outputs[LOGITS]
         # Infinite logits have no lead: infinity minus itself is NaN.
         if not np.isfinite(logits).all():
@@ -123,8 +123,8 @@ class Decoder:
     def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[Read]:
         """Yield the output for each new token after a prompt, always taking the most likely token.
 
-        This ends with a token that ends the text, or after `most` tokens; the package's limits always apply. Raises the
-        errors of `require_prompt` and `read`.
+        Ends after a token that ends the text, or after `most` tokens; the package's own limit always applies. Raises
+        the errors of `require_prompt` and `read`.
         """
         room = self.require_prompt(prompt)
         room = room if most is None else min(most, room)

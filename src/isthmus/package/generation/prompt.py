@@ -63,7 +63,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         """Fill the template, and split it into texts and control tokens; raise RequestError if a feature is missing.
 
         `features` has the text of each feature in the template. Text from a user or the online store is never read as a
-        control token. It is joined to the text around it, so that the tokens are those of the whole text.
+        control token. Such text and the template's text around it are tokenized as one text.
         """
         values = {**(features or {}), PROMPT: prompt}
         if absent := [name for name in _FIELD.findall(self.template) if name not in values]:
@@ -91,7 +91,7 @@ def unknown_features(template: str, contract: Contract, service: str) -> list[Pr
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
-    """Return the names that a template may use, each with the view or request transform and the feature in it."""
+    """Map each feature name that a template may use to its view or request transform, and its name there."""
     declared = contract.service(service)
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 

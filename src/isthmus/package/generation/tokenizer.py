@@ -28,7 +28,7 @@ LONG = 1 << 12
 
 
 def opened(data: bytes) -> "Own":
-    """Open a tokenizer that neither truncates nor pads, and reads control tokens in a text as plain text."""
+    """Open a tokenizer from JSON. It never truncates or pads, and reads control tokens in a text as plain text."""
     with extra("generate"):
         from tokenizers import Tokenizer as Own
     tokenizer = Own.from_buffer(data)
@@ -62,15 +62,15 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """The largest token plus one."""
+        """The largest token id plus one."""
         return max(self._own.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, parts: Sequence[str | int], most: int | None = None) -> list[int]:
         """Tokenize texts and control tokens, in order, after the tokens that begin every prompt.
 
-        A long text that certainly has more than `most` tokens is refused before the work, but the result may still have
-        more: check its length. Raises RequestError if a text is refused, has characters without tokens, or becomes a
-        control token.
+        A long text that certainly has more than `most` tokens raises RequestError at once, but a result may still have
+        more: check its length. Also raises RequestError if a text has characters without tokens, or becomes a control
+        token.
         """
         texts = [part for part in parts if isinstance(part, str)]
         if most is not None and sum(map(len, texts)) > LONG and (least := sum(map(self.least, texts))) > most:
@@ -106,7 +106,7 @@ class Tokenizer:
         return tokens
 
     def least(self, text: str) -> int:
-        """Return a lower bound for the number of tokens of a text, without tokenizing it: the sum of `_shares`."""
+        """Return a lower bound for the number of tokens of a text, without tokenizing it."""
         data = np.frombuffer(self._normal(text).encode(errors="replace"), np.uint8)
         return int(np.bincount(data, minlength=256) @ self._shares)
 

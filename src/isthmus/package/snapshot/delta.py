@@ -30,7 +30,7 @@ class Pieces(Protocol):
 
     @property
     def parts(self) -> list[bytes]:
-        """Pieces that may be equal in two files."""
+        """The bytes of the file in consecutive pieces. Pieces that two files share make the delta small."""
 
     @property
     def data(self) -> bytes: ...
@@ -72,7 +72,7 @@ def _encoded(step: _Step) -> bytes:
 
 
 def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Apply a delta to the old file; raise DataError if the delta is damaged or the SHA-256 of either file differs."""
+    """Return the new file; raise DataError if the delta is damaged or the SHA-256 of the old or new file differs."""
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
     magic, version, begin, end, size = _START.unpack_from(delta)

@@ -67,7 +67,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 def head(header: Header) -> bytes:
-    """Encode the part of a file before its rows."""
+    """Encode the part of a file before its rows: magic, version, size and header."""
     text = msgspec.json.encode(header)
     return _START.pack(MAGIC, VERSION, len(text)) + text
 
@@ -82,7 +82,7 @@ class SnapshotFile:
 
     @cached_property
     def body(self) -> bytes:
-        """The bytes that are signed."""
+        """The bytes that the signature covers: the file without the signature."""
         return b"".join(self.parts[:-1])
 
     @cached_property
@@ -97,7 +97,7 @@ class SnapshotFile:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the file, in hex: its name."""
+        """SHA-256 of the file, in hex. It names the file."""
         return hashlib.sha256(self.data).hexdigest()
 
     def signed(self, signature: bytes) -> "SnapshotFile":
@@ -111,12 +111,12 @@ def packed(row: bytes, view: ViewContract) -> bytes:
 
 
 def unpacked(row: bytes, event: int, known: int) -> bytes:
-    """Convert a packed row to the format of a snapshot."""
+    """Convert a packed row to a snapshot's row, with these event and known times in microseconds."""
     return _TIMES.pack(event, known) + row[ROW_HEADER.size :]
 
 
 def read_header(data: bytes, where: str) -> tuple[Header, int]:
-    """Return the header of a file and the place where the rows begin; raise DataError if the data is not a snapshot."""
+    """Return the header of a file and the offset of the rows; raise DataError if the data is not a snapshot."""
     if len(data) < _START.size + SIGNATURE_SIZE:
         raise DataError(where, f"has {len(data)} bytes", expected="a snapshot")
     magic, version, size = _START.unpack_from(data)
@@ -149,7 +149,7 @@ def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snap
 def read_rows(
     view: ViewContract, count: int, data: bytes, place: int = 0, where: str = "snapshot"
 ) -> tuple[dict[bytes, bytes], int]:
-    """Read `count` rows of a view from `place` on; return them by key, and their end. Raise DataError if damaged."""
+    """Read `count` rows at offset `place`; return them by key, and the offset after them; or raise DataError."""
     result: dict[bytes, bytes] = {}
     fixed = _TIMES.size + RowCodec(view).width - ROW_HEADER.size
     variable = any(column.dtype.numpy is None for column in view.fields)

@@ -47,7 +47,7 @@ _LINES = msgspec.msgpack.Decoder(tuple[tuple[bytes, ...], ...])
 
 
 def text_of(value: KeyValue) -> str:
-    """Encode a join key value for headers and paths: as in JSON without quotes, bytes in Base64."""
+    """Encode a join key value for headers and paths: strings as is, bytes in Base64, other values as in JSON."""
     match value:
         case str():
             return value
@@ -108,7 +108,7 @@ class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return owner_column(self.owner)
 
     def file(self, key: bytes, own: Sequence[Lines]) -> "OwnFile":
-        """Assemble the unsigned snapshot of an owner from its rows of the views that have the join key."""
+        """Assemble the unsigned snapshot of an owner from the shared rows and `own`, its rows of each other view."""
         (value,) = decode_values(key)
         rest = iter(own)
         lines = [next(rest) if shared is None else shared for shared in self.shared]
@@ -138,7 +138,7 @@ class OwnFile:
 def generation_of(
     header: Header, owner: Column, views: Sequence[ViewContract], rows: Mapping[str, Rows]
 ) -> tuple[SharedSnapshot, dict[bytes, list[Lines]]]:
-    """Split rows into the part that all owners share, and the rows of each owner by its key, ascending."""
+    """Split rows into the part that all owners share, and the rows of each owner, by ascending encoded owner."""
     own = [view for view in views if owner in view.keys]
     grouped: dict[bytes, list[list[bytes]]] = {}
     for place, view in enumerate(own):
@@ -155,7 +155,7 @@ def generation_of(
 def write_owners(
     file: Path, generation: SharedSnapshot, own: Iterable[tuple[bytes, Sequence[Lines]]], sign: Callable[[bytes], bytes]
 ) -> Iterator[tuple[bytes, OwnFile]]:
-    """Write a new file of owners, whose keys must ascend; sign and yield the snapshot of each owner.
+    """Write a new file of owners from their rows in `own`, by ascending key; sign and yield each owner's snapshot.
 
     Nothing is written before the iterator is read, and the file is complete only when it ends. A killed process leaves
     a partial file. Raises an OSError if the file has content or cannot be written.
@@ -194,7 +194,7 @@ class Owners:
             return int(count)
 
     def file(self, key: bytes) -> OwnFile | None:
-        """Return the signed snapshot of the owner with this encoded key, or None; raise DataError if it is damaged."""
+        """Return the signed snapshot of an owner by key, None if the owner has no rows; raise DataError if damaged."""
         with self._reading():
             record = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
             if record is None:
@@ -230,7 +230,7 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open a file of owners, read-only, in a `with` block; raise FileNotFoundError, or DataError if it is damaged."""
+    """Open a file of owners to read it in a `with` block; raise FileNotFoundError, or DataError if it is damaged."""
     try:
         db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error as error:

@@ -41,7 +41,7 @@ def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
 
 
 def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
-    """Describe the values that a snapshot exposes: each feature, and the keys it has rows of."""
+    """Describe each feature that a snapshot exposes and for which keys, such as "view:feature of every id"."""
     exposed = []
     for view in views:
         keys = " and ".join(_values_of(key.name, device) for key in view.keys)
@@ -58,7 +58,8 @@ def _values_of(key: str, device: Snapshot) -> str:
 def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> DeviceManifest | None:
     """Describe what a device keeps, for the manifest; None if the service has no `device`.
 
-    `stale` is the answer if no snapshot is recent enough, or the name of the package that answers then.
+    `stale` is what a device answers if no snapshot is recent enough: a number, the name of a package, or None to
+    refuse.
     """
     if service.device is None:
         return None

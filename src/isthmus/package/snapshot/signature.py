@@ -24,7 +24,7 @@ class Sealer:
 
     @classmethod
     def of(cls, file: Path, password: str | None = None) -> "Sealer":
-        """Load the private key in a file; raise ConfigurationError if it is unreadable or its curve is not P-256."""
+        """Load the private key in a file; raise ConfigurationError if it is unreadable or not P-256."""
         with extra("devices"):
             import cryptography  # noqa: F401 - so that a missing `cryptography` names this extra, not `signing`
         key = read_private_key(file, password)
@@ -37,7 +37,7 @@ class Sealer:
         return snapshot.signed(self.sign(snapshot.body))
 
     def sign(self, body: bytes) -> bytes:
-        """Return the 64-byte signature of the bytes of a file before its signature."""
+        """Return the 64-byte signature of `body`, the bytes of a snapshot without signature."""
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -47,7 +47,6 @@ class Sealer:
 
     @property
     def public_key(self) -> str:
-        """Public key in PEM, with which devices verify snapshots."""
         return public_pem(self.key.public_key()).decode()
 
 
@@ -70,13 +69,13 @@ def create_key(file: Path) -> None:
 
 
 def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapshot") -> None:
-    """Raise DataError unless the owner of a public key (PEM) signed this content of a snapshot."""
+    """Raise DataError unless the private key of `public_key` (PEM) signed exactly this snapshot."""
     if not signed_by(public_key, where)(snapshot.data):
         raise DataError(where, "is not signed by the key of the project, or was changed after it was signed")
 
 
 def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
-    """Return a function that tells if the owner of a public key signed the bytes of a snapshot or owner's file.
+    """Return a function that tells if the private key of `public_key` signed the bytes of a snapshot.
 
     Raises DataError if the key is not elliptic, and ValueError if it is not PEM.
     """

@@ -72,7 +72,7 @@ class Shelf:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus features snapshot`") from error
 
     def before(self) -> Latest | None:
-        """Return the description of the newest snapshot like `latest`, but None if the file is damaged."""
+        """Return the description of the newest snapshot; None without snapshots or if the description is damaged."""
         try:
             return self.latest()
         except DataError:
@@ -101,8 +101,8 @@ class Shelf:
     def own(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
         """Return the SHA-256 and bytes of an owner's newest snapshot; None if the owner has no rows.
 
-        If the device already has the snapshot `since` (SHA-256), the bytes are the delta from it, if an earlier file
-        has it, or empty if it is the newest. Raises the errors of `open_owners` for the newest file.
+        If the device has the snapshot `since` (SHA-256), the bytes are empty if that is the newest, or the delta from
+        it if an earlier file has it. Raises the errors of `open_owners` for the newest file.
         """
         with open_owners(self.owners(latest.snapshot)) as owners:
             newest = owners.file(key)
