@@ -49,7 +49,7 @@ def fetch(
 
 
 def require(folder: Path, digest: str, public_key: str | None) -> Package:
-    """Open the package in a folder; raise a PackageError if its digest or the required signature is wrong."""
+    """Open a package; raise a PackageError if its digest differs, or a `public_key` is given and did not sign it."""
     package = open_package(folder)
     if (actual := package.files.digest) != digest:
         raise PackageError(f"package {package.manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],

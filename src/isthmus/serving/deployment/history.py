@@ -38,7 +38,7 @@ class DeploymentHistory(Journal[Event]):
         )  # fmt: skip
 
     def add(self, record: Event) -> None:
-        """Append an event and sync it to disk."""
+        """Append an event, with package paths relative to the history, and sync it to disk."""
         super().add(msgspec.structs.replace(record, deployment=record.deployment.relative(self._file)))
 
     def _records(self, lines: bytes) -> list[Event]:

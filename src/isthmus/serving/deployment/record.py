@@ -62,7 +62,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def loaded(self, now: int) -> "list[Deployment]":
-        """Return the deployments to load at `now` (microseconds), with a candidate and a fallback on probation."""
+        """Return the deployments to load at `now`: this one, its candidate, and the earlier one during a probation."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.alone, *candidate, *former]
@@ -91,7 +91,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
     def beside(self, file: Path) -> "Deployment":
-        """Make package paths absolute; the inverse of `relative`."""
+        """Return a copy with absolute package paths, as read from `file`; the inverse of `relative`."""
         folder = file.parent.resolve()
 
         def absolute(package: Path, own: str) -> str:
@@ -149,7 +149,11 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Check package, contract and verdict as `deploy` does, and return the deployment. Writes and loads nothing."""
+    """Check package, contract and verdict as `deploy` does, and return the deployment. Writes and loads nothing.
+
+    Raises PackageError for the package, ContractMismatch or RequestError for its service, and GateFailed for the
+    verdict.
+    """
     package = open_package(folder)
     if public_key is not None:
         require_signature(package.files, public_key)
@@ -165,7 +169,7 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 
 
 def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
-    """Return a deployment of a package without a verdict; raise a PackageError if it lacks the profile's precision."""
+    """Return a deployment of a package with an empty verdict; PackageError if it lacks the precision of the profile."""
     manifest = package.manifest
     manifest.variant(profile.precision)
     return Deployment(
@@ -183,7 +187,7 @@ def unapproved(package: Package, profile: ServingProfile, at: int, public_key: s
 
 
 def require_rows(manifest: Manifest) -> str:
-    """Return the name of a model's only output; raise a PackageError unless it is a number per row, or per class."""
+    """Return the name of a model's only output; PackageError unless it has one number per row, or per row and class."""
     where = f"package {manifest.name}"
     if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != (2 if manifest.classes else 1):
         outputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)

@@ -199,11 +199,11 @@ class Handlers:
                 return await offload(waits, _stream, lookup, call.join_keys, keys, answers, computed)
 
     async def push(self, request: Request) -> Response:
-        """Handle `/push`: write rows to the online store, to the history, or to both, as `to` in the request says."""
+        """Handle `/push`: write rows to the online store, to the queue for the offline tables, or to both."""
         return await self._push(request, message_of(await body_of(request), _PUSH))
 
     async def write(self, request: Request) -> Response:
-        """Handle `/write-to-online-store`, which Feast's remote online store calls. The history gets no rows."""
+        """Handle `/write-to-online-store`, which Feast's remote online store calls. The offline tables get no rows."""
         return await self._push(request, message_of(await body_of(request), _WRITE))
 
     async def _push(self, request: Request, rows: messages.PushRequest | messages.WriteRequest) -> Response:
@@ -245,7 +245,7 @@ class Handlers:
         return reply(msgspec.json.encode(messages.Models(deployed_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
-        """Return the status of the server and its project, as a page for browsers, else as JSON."""
+        """Handle `/status`: return the status of server and project, as a page for browsers, else as JSON."""
         granted(request).require_status()
         state = self._watch.state
         answer = await status(self._settings, state, self._store, self.metrics, self._at())
@@ -266,7 +266,7 @@ class Handlers:
         return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """Return the metrics. If Redis does not answer, repeat its last values and report that it is not ready."""
+        """Query Redis and return the metrics. If Redis does not answer, repeat its last values and report not ready."""
         granted(request).require_status()
         gauges = self.metrics.gauges
         try:

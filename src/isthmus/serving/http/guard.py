@@ -188,7 +188,7 @@ class _Exchange:
     started: bool = False
 
     async def receive(self) -> Message:
-        """Return the next part of the body, or raise a TooLargeError."""
+        """Return the next part of the body; raise a TooLargeError if the body is longer than the limit."""
         # After the whole body, the only message is a disconnect.
         self.reading = self._more
         message = await self._receive()
@@ -209,7 +209,7 @@ def require_own_page(
     """Raise a ForbiddenError if a web page of another site sent the request or WebSocket through a local browser.
 
     A page can also point its own host name at this machine. So a request over loopback must name a loopback host or one
-    of `hosts`; the remedy for another name is `name_it`, the remedy for a page of another site is `instead`. With
+    of `hosts`. The error's remedy is `name_it` for another host name, and `instead` for a page of another site. With
     `visits`, a browser may follow a link from another site.
     """
     named = [value for header, value in scope["headers"] if header == b"host"]
@@ -241,7 +241,7 @@ def _by_loopback(scope: Scope) -> bool:
 
 
 def granted(request: Request) -> Grants:
-    """Return the grants that `Guarded` has stored in a request; a path in `OPEN` has none and raises a KeyError."""
+    """Return the permissions that `Guarded` has stored in a request; raise KeyError for a path that needs no key."""
     grants: Grants = request.scope["state"]["grants"]
     return grants
 
