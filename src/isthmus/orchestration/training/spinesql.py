@@ -19,7 +19,6 @@ _QUERY = re.compile(
 
 
 def is_sql(text: str) -> bool:
-    """Return whether a text is a query rather than a path."""
     return bool(_QUERY.match(text))
 
 
