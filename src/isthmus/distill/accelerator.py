@@ -108,7 +108,7 @@ def _require_compiler(device: torch.device) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Set the number of torch's CPU threads within the block, and restore the earlier number after it."""
+    """Set the number of torch's CPU threads within the `with` block, and restore the earlier number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

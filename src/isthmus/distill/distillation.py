@@ -60,7 +60,7 @@ class DistillationReport:
 def distill(
     material: Material, *, folder: Path, cache: Path, runs: Path, again: bool = False, progress: Progress = silent
 ) -> DistillationReport:
-    """Train students and controls, measure all models, and write the best student to `folder/<id>`.
+    """Train students and controls, measure all models, and write the best student to `folder/<id>`, with its control.
 
     If a student of the same training set, settings, task, teacher and code exists, return it without training, unless
     `again` is True. If only reporting code changed, keep the weights and compute a new report. Reads teacher outputs

@@ -31,10 +31,9 @@ class Texts:
 
     @classmethod
     def of(cls, material: Material, name: str | None) -> "Texts":
-        """Read texts and 0/1 labels from a training set; `name` is the input with the texts, None the only text input.
+        """Read texts and 0/1 labels from a training set; `name` is the input with texts, None the only text input.
 
-        Raises a ConfigurationError without such an input, and a DataError if a text is missing or empty, or a label is
-        neither 0 nor 1.
+        Raises a ConfigurationError without this input, a DataError for a missing or empty text or a label but 0 and 1.
         """
         where = material.declaration.where
         inputs = [item.name for item in material.student_inputs if item.dtype == String]

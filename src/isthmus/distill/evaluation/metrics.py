@@ -266,7 +266,7 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = 5, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
-    """Call the models alternately, and return p50 and p99 of a call in microseconds, per model.
+    """Call the models alternately, and return `p50_us` and `p99_us`, in microseconds per call, for each model.
 
     Each model is warmed up, then called `calls` times in every round, so the machine's load affects all models equally.
     The round with the lowest p99 counts, since load can only add to it. A slow model's part of a round ends after

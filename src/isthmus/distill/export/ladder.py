@@ -44,11 +44,11 @@ class Ladder:
 
     @property
     def broken(self) -> Rung | None:
-        """The first rung that differs too much from the student, or None."""
+        """The first form of the student, such as a file, that fails or differs too much from it in torch, or None."""
         return next((rung for rung in self.rungs if rung.holds is False), None)
 
     def require(self) -> None:
-        """Raise a GateFailed for the first broken rung. Runtimes that are not installed do not count."""
+        """Raise a GateFailed if a form of the student fails or differs too much; a missing runtime does not count."""
         if (rung := self.broken) is not None:
             raise GateFailed(
                 f"{self.package.name}: {rung.form} in {rung.runtime}", rung.outcome,

@@ -69,7 +69,7 @@ def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float,
 def top_k_targets(
     student: Tensor, probabilities: Tensor, indexes: Tensor, *, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Return `soft_targets` for a teacher's k largest probabilities.
+    """Return the loss `soft_targets`, computed from a teacher's k largest probabilities only.
 
     With n classes and the teacher's p_i = softmax(t / T)_i for the classes i in K, the missing mass r = max(0, 1 - Σ
     p_i) is spread evenly over the n - k remaining classes; r is 0 if k = n. (Tan et al., ICLR 2019, arXiv:1902.10461,

@@ -73,7 +73,7 @@ _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
 
 
 def serve(converting: Callable[[ExportedProgram], bytes]) -> None:
-    """Run the child process: read a program from stdin, write the model to stdout, and exit the interpreter.
+    """Run in the child process: read a program from stdin, write the model to stdout, and exit the interpreter.
 
     If `converting` raises an error, writes its first line to stderr and exits with code 3.
     """

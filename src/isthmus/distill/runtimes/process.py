@@ -238,7 +238,7 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
-    """Run the child process: limit its memory (Linux), read a file and then requests from stdin, answer on stdout.
+    """Run in the child process: limit its memory (Linux), read a file and then requests from stdin, answer on stdout.
 
     `prepare` imports the runtime, sets it to one thread, and returns the function that loads a file. An ImportError
     means that the runtime is not installed; an error of that function is blamed on the file. Returns when stdin ends.

@@ -64,8 +64,9 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     everything the search depends on; trained weights are in `folder`/students, checkpoints in `runs`. If there is
     nothing new to try, returns the stored report.
 
-    Raises a ConfigurationError, DataError, DependencyError or GateFailed if declaration, table, machine or first loss
-    is unfit, and Stopped on SIGINT or SIGTERM; the same call then continues.
+    Raises a ConfigurationError if the declaration is invalid, a DataError if the table lacks data, a DependencyError if
+    the machine lacks a device or space, a GateFailed if the first loss is not finite, and Stopped on SIGINT or SIGTERM;
+    the same call then continues.
     """
     declared, count = _declared(material, trials)
     task = create_task(material)
