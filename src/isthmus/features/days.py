@@ -27,7 +27,7 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """Parse two days like 2024-01-31, `end` exclusive; RequestError for an invalid day or an empty range."""
+        """Parse two days like 2024-01-31, `end` exclusive; raise RequestError if one is invalid or no day is left."""
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
             raise RequestError(

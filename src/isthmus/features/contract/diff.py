@@ -96,7 +96,7 @@ def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
 
 
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
-    """Describe the changes that stop a service's models, [] if none does; RequestError if neither contract has it."""
+    """Describe what stops a service's models, [] if nothing does; raise RequestError if neither contract has it."""
     before, after = old.services.get(service), new.services.get(service) or old.service(service)
     # The name of the project is part of the key of every online row.
     if before is not None and service in new.services and (before.hash, old.project) == (after.hash, new.project):

@@ -44,7 +44,7 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the contract file `current` and the others beside it, if they exist; ContractMismatch if damaged."""
+        """Read the contract file `current` and those beside it, if any; raise ContractMismatch if one is damaged."""
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
         contract = _read(current, Contract.loads)

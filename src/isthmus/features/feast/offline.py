@@ -245,7 +245,7 @@ class IsthmusOfflineStore(OfflineStore):
         logging_config: LoggingConfig,
         registry: BaseRegistry,  # noqa: ARG004
     ) -> None:
-        """Write logged features to the folder of their log; RequestError if it is not a FileLoggingDestination."""
+        """Add logged features to their log's folder; raise RequestError if it is not a FileLoggingDestination."""
         destination = logging_config.destination
         if not isinstance(destination, FileLoggingDestination):
             raise RequestError("logging_config", f"logs to a {type(destination).__name__}",

@@ -79,7 +79,7 @@ class FeastSource:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
-        """Return a view's source; ConfigurationError if it is not a file. Keys in `untyped` have no declared type."""
+        """Return a view's source; raise ConfigurationError if it is not a file. `untyped` keys lack a declared type."""
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
@@ -103,7 +103,7 @@ class FeastSource:
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
     ) -> "FeastSource":  # fmt: skip
-        """Return a source with columns of these names; FeastJoinKeysDuringMaterialization if it lacks a join key."""
+        """Return a source with these columns; raise FeastJoinKeysDuringMaterialization if it lacks a join key."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")

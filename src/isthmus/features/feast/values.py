@@ -197,7 +197,7 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Cast times to microseconds in UTC, rounding down; DataError for other types. Times without a zone are UTC."""
+    """Cast times to microseconds in UTC, rounding down; raise DataError for other types. Zoneless times are UTC."""
     kind = column.type
     if _without_nan(column).null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), TIME)])
