@@ -131,8 +131,8 @@ class TextFiles:
     def accept(self, progress: Progress = silent) -> None:
         """Convert all files, compare them with the model, and fill `accepted`, `content` and `left_out`.
 
-        An ExecuTorch file runs in a child process. Raises a GateFailed if no file agrees with the model, or the fp32
-        file does not.
+        An ExecuTorch file runs in a child process. Raises a GateFailed if no file agrees with the model, or an ONNX
+        Runtime file in fp32 does not.
         """
         precisions = self._settings.precisions
         progress("read", 0.1)

@@ -1,4 +1,4 @@
-"""Canonical bytes for models in ORT format, whose lists have a random order."""
+"""Gives models in ORT format the same bytes every time, although ONNX Runtime writes their lists in random order."""
 
 import struct
 from typing import Any

@@ -38,7 +38,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
       package. The few weights of the last layer get a dozen bits, because their rounding shows in the output.
     * Tensors added or multiplied between layers get power-of-two steps, which takes a second calibration.
     * A Gemm with beta stays in float32: the quantizer would drop the factor.
-    * With "Gather", embedding tables become integers with one step per row.
+    * If `operators` has "Gather", embedding tables become integers with one step per row.
 
     `calibration` has batches of rows, which determine the ranges of the layer inputs. Raises a ConfigurationError if
     the graph has none of `operators`, or one in a form that the quantizer rejects, and a DataError if the quantizer

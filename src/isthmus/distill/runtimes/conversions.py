@@ -1,4 +1,4 @@
-"""The runtimes besides ONNX Runtime that a package can have model files for."""
+"""The runtimes besides ONNX Runtime for which a package can have model files, and how each converts a student."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

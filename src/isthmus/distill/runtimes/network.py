@@ -1,4 +1,4 @@
-"""The part of a student that runtimes without ONNX operators compute, as a module for torch.export."""
+"""The part of a student that ExecuTorch, LiteRT and Core ML can compute, as a module for torch.export."""
 
 import copy
 import logging
@@ -114,7 +114,7 @@ class Portable:
 def portable(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
-    """Return the part of a student that runtimes without ONNX operators compute: its numeric core, or the whole graph.
+    """Return the part of a student that runtimes like ExecuTorch compute: its numeric core, or else the whole graph.
 
     The part has a copy of the network in eval mode, or None if the task has no torch module for it.
     """

@@ -1,4 +1,4 @@
-"""Proposes the next student of a search from the trials before it alone, so that a killed search can continue."""
+"""Proposes the next student of a search from nothing but the earlier trials, so that a killed search can continue."""
 
 import math
 from collections.abc import Mapping, Sequence
