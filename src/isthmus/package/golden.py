@@ -76,7 +76,7 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the inputs of a model file by tensor name: the inputs of the graph, or of the numeric core alone."""
+        """Return the tensors for a model file by name: inputs of the core if the file has only the numeric core."""
 
 
 class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

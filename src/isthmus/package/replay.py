@@ -60,9 +60,10 @@ def deviation(
 ) -> Deviation:  # fmt: skip
     """Return the value of an output that is farthest from its expected value, relative to its limit.
 
-    The difference may be within the limit: compare `by` with `limit`. NaN on one side, another shape or element type,
-    and unequal integers with a limit below 1 have an infinite difference. With `widths`, floats of different widths are
-    compared, and each limit is at least the `rounding` of the expected value. `row_name` names a row in the result.
+    The difference may be within the limit: compare `by` with `limit`. NaN on either side or both, another shape or
+    element type, and unequal integers with a limit below 1 have an infinite difference. With `widths`, floats of
+    different widths are compared, and each limit is at least the `rounding` of the expected value. `row_name` names a
+    row in the result.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):

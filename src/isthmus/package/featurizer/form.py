@@ -135,7 +135,7 @@ class _Version(msgspec.Struct):
 
 
 def text_of(value: Any, element: str) -> str:
-    """Encode a value as text: floats as hex digits of their bits, integers in decimal, booleans as 0 or 1."""
+    """Encode a value as text: floats as hex digits of their bits, booleans as 0 or 1, other values as their text."""
     if element in REALS:
         return struct.pack(f">{element[0]}", value).hex()
     return str(value) if element == "string" else str(int(value))

@@ -57,8 +57,7 @@ class Head:
         """Compute the inputs of the model's numeric core, which runs after the head, for n rows.
 
         `columns` has n values for every raw input of the model, as for `package.inputs.feeds`. Raises a DataError if a
-        column is missing, and a PackageError if a step fails, for example divides by zero, which a valid file rules
-        out.
+        column is missing, and a PackageError if a step fails, such as a division by zero in an invalid file.
         """
         if missing := [item.name for item in self.form.inputs if item.name not in columns]:
             raise DataError(self._where, f"no column {missing[0]}", expected="a column for every input")
@@ -119,7 +118,7 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a function that tells if its first argument has the parts in order, with any text between them."""
+    """Return a test if a text is the parts in order, with any text between them. It ignores a second argument."""
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None
 

@@ -80,8 +80,7 @@ class Decoder:
     def feeds(self, tokens: Sequence[int], cache: Cache) -> dict[str, Array]:
         """Return the graph's inputs for reading `tokens` after the tokens in a cache.
 
-        Raises RequestError if the tokens do not fit into the cache, and PackageError if the cache belongs to another
-        model.
+        Raises RequestError if the tokens do not fit into the cache, PackageError if it is the cache of another model.
         """
         if (cache.owner, cache.shape) != (self.owner, self.shape):
             raise PackageError(

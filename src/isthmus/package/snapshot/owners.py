@@ -108,7 +108,7 @@ class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return owner_column(self.owner)
 
     def file(self, key: bytes, own: Sequence[Lines]) -> "OwnFile":
-        """Assemble the unsigned snapshot of an owner from the shared rows and `own`, its rows of each other view."""
+        """Assemble an owner's unsigned snapshot from the shared rows and `own`, the owner's rows of other views."""
         (value,) = decode_values(key)
         rest = iter(own)
         lines = [next(rest) if shared is None else shared for shared in self.shared]
@@ -138,7 +138,7 @@ class OwnFile:
 def generation_of(
     header: Header, owner: Column, views: Sequence[ViewContract], rows: Mapping[str, Rows]
 ) -> tuple[SharedSnapshot, dict[bytes, list[Lines]]]:
-    """Split rows into the part that all owners share, and the rows of each owner, by ascending encoded owner."""
+    """Split a snapshot's rows into rows that all owners share, and rows of each owner by encoded owner, ascending."""
     own = [view for view in views if owner in view.keys]
     grouped: dict[bytes, list[list[bytes]]] = {}
     for place, view in enumerate(own):
@@ -155,7 +155,7 @@ def generation_of(
 def write_owners(
     file: Path, generation: SharedSnapshot, own: Iterable[tuple[bytes, Sequence[Lines]]], sign: Callable[[bytes], bytes]
 ) -> Iterator[tuple[bytes, OwnFile]]:
-    """Write a new file of owners from their rows in `own`, by ascending key; sign and yield each owner's snapshot.
+    """Write a new file of owners from `own`, whose keys must ascend; sign and yield the snapshot of each owner.
 
     Nothing is written before the iterator is read, and the file is complete only when it ends. A killed process leaves
     a partial file. Raises an OSError if the file has content or cannot be written.

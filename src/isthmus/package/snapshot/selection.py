@@ -58,8 +58,7 @@ def _values_of(key: str, device: Snapshot) -> str:
 def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> DeviceManifest | None:
     """Describe what a device keeps, for the manifest; None if the service has no `device`.
 
-    `stale` is what a device answers if no snapshot is recent enough: a number, the name of a package, or None to
-    refuse.
+    `stale` is the answer without a recent snapshot, the name of the package that answers then, or None to refuse.
     """
     if service.device is None:
         return None

@@ -24,7 +24,7 @@ class Sealer:
 
     @classmethod
     def of(cls, file: Path, password: str | None = None) -> "Sealer":
-        """Load the private key in a file; raise ConfigurationError if it is unreadable or not P-256."""
+        """Load a P-256 key; raise ConfigurationError if it is unusable, DependencyError without the extra `devices`."""
         with extra("devices"):
             import cryptography  # noqa: F401 - so that a missing `cryptography` names this extra, not `signing`
         key = read_private_key(file, password)
@@ -51,7 +51,7 @@ class Sealer:
 
 
 def create_key(file: Path) -> None:
-    """Write a new private key without a password, readable by its owner alone, unless the file exists.
+    """Write a new private key without a password, readable only by the user, unless the file exists.
 
     A missing parent folder is created. Raises DependencyError without the extra `devices`.
     """

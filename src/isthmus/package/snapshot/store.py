@@ -129,8 +129,8 @@ class Shelf:
     ) -> Latest:
         """Write a signed snapshot as the newest, with deltas from up to `keep` earlier ones; delete all other files.
 
-        A reader with an older `latest` may then find a file missing, and must read `latest` again. The caller holds the
-        lock.
+        A reader with an older `latest` may then find a file missing, and must read `latest` again. The caller must hold
+        the lock.
         """
         before = self.before()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
