@@ -62,7 +62,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def loaded(self, now: int) -> "list[Deployment]":
-        """Return the deployments to load at `now`: this one, its candidate, and the earlier one during a probation."""
+        """Return the deployments to load at `now` (µs): this one, its candidate, and a former one during probation."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.alone, *candidate, *former]
@@ -151,8 +151,8 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 ) -> Deployment:
     """Check package, contract and verdict as `deploy` does, and return the deployment. Writes and loads nothing.
 
-    Raises PackageError for the package, ContractMismatch or RequestError for its service, and GateFailed for the
-    verdict.
+    Raises PackageError if the package is unusable or not signed as required, ContractMismatch or RequestError if its
+    service has changed or is unknown, and GateFailed if the verdict failed or does not cover the model.
     """
     package = open_package(folder)
     if public_key is not None:
@@ -169,7 +169,7 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 
 
 def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
-    """Return a deployment of a package with an empty verdict; PackageError if it lacks the precision of the profile."""
+    """Return a deployment with an empty verdict; raise PackageError if the package lacks the precision of `profile`."""
     manifest = package.manifest
     manifest.variant(profile.precision)
     return Deployment(
@@ -187,7 +187,7 @@ def unapproved(package: Package, profile: ServingProfile, at: int, public_key: s
 
 
 def require_rows(manifest: Manifest) -> str:
-    """Return the name of a model's only output; PackageError unless it has one number per row, or per row and class."""
+    """Return the name of the only output; raise PackageError unless it has a number per row, or per row and class."""
     where = f"package {manifest.name}"
     if len(manifest.outputs) != 1 or len(manifest.outputs[0].shape) != (2 if manifest.classes else 1):
         outputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in manifest.outputs)
