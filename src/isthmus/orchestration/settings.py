@@ -266,7 +266,7 @@ class ProjectSettings(BaseSettings):
 
     @property
     def latency_objective_ms(self) -> float:
-        """p99 of the API in milliseconds above which training pauses: of `[server]`, else `[profiles.serving]`."""
+        """p99 of the API in ms above which training pauses, set in `[server]` or else in `[profiles.serving]`."""
         return self.server.latency_objective_ms or self.profiles.serving.latency_objective_ms
 
     @classmethod

@@ -36,9 +36,9 @@ RUNS = 5  # number of Dagster runs to report
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> ProjectStatus:
     """Return the state of a project. With `measure`, also read the tables to measure expectations and drift.
 
-    Measures nothing if the definitions are not applied. A view that cannot be read has its error as `problem`.
-    Artifacts that are missing or cannot be read are left out. Raises a ConfigurationError if the definitions have
-    errors.
+    Measures nothing if the definitions are not applied. A view that cannot be read has its error as `problem`. Training
+    sets, models and packages that are missing or cannot be read are left out. Raises a ConfigurationError if the
+    definitions have errors.
     """
     contract, before = project.definitions.contract, applied_contract(project)
     current = project.generations().current if before else None

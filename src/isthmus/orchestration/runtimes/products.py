@@ -46,7 +46,6 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 def by_option(option: str) -> "Runtime":
     """Open the runtime with a command line name such as "ort" or "web"; raise StopIteration for an unknown name.
 
-    Installs onnxruntime-web with npm if it is missing. Raises a DependencyError if a runtime cannot be installed, or is
-    not installed.
+    Installs onnxruntime-web with npm if missing. Raises a DependencyError if the runtime is missing after that.
     """
     return next(product for product in RUNTIMES.values() if product.option == option)()

@@ -14,9 +14,8 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
     """Create an API key and store only its hash. Return name, scopes and the key, which cannot be shown again.
 
     After the first key, servers reject requests without a key until `open_to_all` is called. Scopes are `read:SERVICE`,
-    `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and `snapshot:SERVICE/VALUE` for the
-    snapshot of one owner. Raises a ConfigurationError for an invalid name or scope, and a RequestError if the name
-    exists.
+    `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and `snapshot:SERVICE/VALUE` for one
+    owner's snapshot. Raises a ConfigurationError for an invalid name or scope, RequestError if the name exists.
     """
     if wrong := problems(name, scopes):
         raise ConfigurationError("API key", wrong)
@@ -41,7 +40,7 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Remove an API key by name; servers reject it from the next request on. Return a report with the keys left.
+    """Remove an API key by name; servers reject it from the next request on. Return the number of keys left.
 
     When no key is left, servers reject every request until `create` or `open_to_all` is called. Raises a RequestError
     if no key has the name.

@@ -41,7 +41,7 @@ def push(
         `rows`, the number of rows, and `written`, the number of rows that changed the online store.
 
     Raises:
-        RequestError: the view is unknown, or rows do not match the contract. All problems are listed.
+        RequestError: `to` or the view is unknown, or rows do not match contract and limits. All problems are listed.
         DependencyError: Redis is not reachable, or too many rows wait to be collected. Some rows may have been stored;
             pushing them again with the same `known_at` does not duplicate them.
     """

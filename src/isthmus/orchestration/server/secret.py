@@ -24,7 +24,7 @@ def known_secret(project: Project) -> bytes:
 
 
 def secret(project: Project) -> bytes:
-    """Return the project's secret; create its file on first use, readable only by the user. DataError if damaged."""
+    """Return the project's secret; create its file on first use, for this user only. Raise a DataError if damaged."""
     file = project.recorded / "key"
     if not file.exists():
         with project.locked("keys"):

@@ -32,7 +32,7 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 
 
 def site(project: Project, name: str | None, out: Path) -> Path:
-    """Write a static web page to the folder `out`; it runs the last exported package in the browser. Return `out`.
+    """Write to the folder `out` a static web page that runs the last exported package; return `out`.
 
     Replaces the whole folder if an earlier call wrote it, and raises a DataError if it has other files. Copies the
     project's own page from `pages/<distillation>`; without one, tabular and language models get a form, and other
@@ -60,7 +60,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """Copy a page's scripts, onnxruntime-web and a package to `folder`, and the files in `own`, or a form without them.
+    """Copy a page's scripts, onnxruntime-web and a package to `folder`, and the files in `own`, or else a form.
 
     Installs onnxruntime-web with npm if it is missing.
     """

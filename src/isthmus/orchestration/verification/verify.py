@@ -52,11 +52,11 @@ def verify(
     The offline side is the point-in-time join at the current time of the project's clock. The online side has the
     answers of a private server. Values of request transforms in the latest training set are compared with their graphs,
     run here and in that server. If the distillation has an exported package, the verdict also compares its model files
-    in every available runtime with the student, its inputs from offline values with its inputs from served values and
-    from a device's snapshot, and the server's predictions.
+    in every available runtime with the student; its inputs from offline values with its inputs from served values and
+    from a device's snapshot; and the server's predictions with the package's.
 
     Collects pushed rows into the offline tables first. Starts Redis if it is embedded, and a server for the duration of
-    the call. Differences are reported, not raised: see `require_passed`.
+    the call. Creates a signing key for snapshots if devices need one. Reports differences without raising an error.
 
     Args:
         project: project to verify.
