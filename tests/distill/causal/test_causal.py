@@ -243,6 +243,17 @@ def test_a_package_is_verified_beside_its_student(
     assert "onnxruntime refuses it" in found[f"{files[1]} behind prompts"].examples[0].online
 
 
+def test_a_package_that_no_browser_runs_is_verified_without_one(further: DistillationReport, tmp_path: Path) -> None:
+    settings = DecodingSettings(formats=("ort",), precisions=("int8",), agreement={"int8": 0.0})
+    opened = open_package(packaged(further, tmp_path, decoding=settings).path)
+    beside = Parity(material(**FURTHER), opened, further.path)
+    compared = Verdict("", 0, {})
+    compare_runtimes(beside, opened, verdict=compared, all_keys=True)
+    assert {*compared.files} == {"model.int8.ort", "model.int8.ort behind prompts"}
+    assert {*compared.runtimes} == {"ONNX Runtime"}
+    assert compared.limits == ["not compared: onnxruntime-web, because it cannot run any file of the package"]
+
+
 def test_a_file_to_serve_that_disagrees_ends_an_export(further: DistillationReport, tmp_path: Path) -> None:
     settings = DecodingSettings(formats=("ort",), precisions=("fp32", "int4"), agreement={"int4": 1.0})
     with pytest.raises(GateFailed, match=r"precision: .* agrees with the model on .* of the tokens; .* a file in int4"):
