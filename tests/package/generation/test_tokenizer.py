@@ -166,7 +166,7 @@ def test_a_post_processor_that_drops_or_repeats_a_text_is_refused(texts: int) ->
     begin, text = own["single"]
     own["single"] = [text, begin]
     file["post_processor"]["processors"].append({**own, "single": [text] * texts or [begin]})
-    with pytest.raises(ConfigurationError, match="tokenizer.json: post_processor: drops or repeats tokens of a text"):
+    with pytest.raises(ConfigurationError, match="post_processor: drops or repeats tokens of a text"):
         new_generation(json.dumps(file).encode(), template="{prompt}", **LIMITS)
 
 
