@@ -583,7 +583,7 @@ def test_rows_are_appended_to_a_remote_folder_only(
         created_timestamp_column="created",
     )  # fmt: skip
     table = pa.table({"driver": [1], "event_timestamp": [at(3)], "rate": [0.5], "created": [at(0)]})
-    provider = store._get_provider()
+    provider: Any = store._get_provider()
     if form == "folder":
         for _ in range(2):
             provider.offline_write_batch(store.config, stats, table, None)

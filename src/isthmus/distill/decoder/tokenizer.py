@@ -77,7 +77,7 @@ def around(data: bytes, where: str = "tokenizer.json") -> tuple[list[int], list[
     """
     own = opened(data)
     bare, full = (own.encode("a", add_special_tokens=special).ids for special in (False, True))
-    own.post_processor = None  # type: ignore[assignment]
+    own.post_processor = None
     if own.encode("a").ids != bare:
         problem = "drops or repeats tokens of a text"
         raise ConfigurationError(where, [Problem("post_processor", problem, "one that only adds tokens to a text")])
