@@ -1,4 +1,4 @@
-"""The latency of a project's servers: each writes its counters to a small file, for training on the same machine."""
+"""The latency of a project's servers: each writes its counters to a small file, so that training can give way."""
 
 import platform
 import secrets
@@ -71,8 +71,8 @@ class LatencyWriter:
     def write(self, counts: Sequence[int]) -> None:
         """Replace this server's file with its current counters, one per bound plus one above all bounds.
 
-        If the file does not exist yet, this creates the folder, and deletes all files there but recent ones of this
-        machine.
+        If the file does not exist yet, this creates the folder, and deletes the `.json` files in it that no server of
+        this machine has written within `STALE_SECONDS`.
         """
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
         if not self._file.exists():
@@ -123,10 +123,11 @@ class LatencyReader:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float:
-    """Return a quantile, such as 0.99, of durations in seconds from their number by bucket; 0 without durations.
+    """Return a quantile of durations, in seconds, from a histogram; 0 if the histogram is empty.
 
-    `counts` has the upper bound of each bucket; an infinite one counts as the one before. The quantile is linear within
-    a bucket, like Prometheus's `histogram_quantile`.
+    `counts` has the number of durations in each bucket, by the bucket's upper bound in seconds; `share` is, for
+    example, 0.99. The quantile is linear within a bucket, like Prometheus's `histogram_quantile`. In a bucket without
+    an upper bound (infinity), it is the lower bound.
     """
     rank, below = share * sum(counts.values()), 0.0
     for lower, upper in pairwise((0.0, *sorted(counts))):
