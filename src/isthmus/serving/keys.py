@@ -153,8 +153,8 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def required(keys: Path) -> Path:
     """Return the path of the marker file next to the key file `keys`. Creates nothing.
 
-    `isthmus keys create` makes the marker. While it exists, a missing or empty key file does not open the server; only
-    `isthmus keys open` does.
+    `isthmus keys create` makes the marker. While it exists, requests need a key even if the key file is missing or
+    empty; only `isthmus keys open` changes that.
     """
     return keys.with_name("keys.required")
 

@@ -79,7 +79,7 @@ class Predicted:
 def recorded_by(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
-    """Return the `AnswerReader` to record an answer with; None without a recorder or if not sampled, at random."""
+    """Return the `AnswerReader` that recording an answer needs; None without a recorder, or if not in the sample."""
     if recorder is None:
         return None
     deployment = predictor.model.deployment

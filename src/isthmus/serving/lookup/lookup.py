@@ -149,7 +149,7 @@ class Lookup:
         return LookupInputs(keys, request, rows)
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """Compute the request transforms; raise a RequestError for a row in which one of them is undefined."""
+        """Compute the request transforms; raise a RequestError for a row in which a transform is undefined."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -234,7 +234,7 @@ class Lookup:
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Return messages about damaged rows and about Redis keys that are not hashes, with up to 10 row numbers each."""
+    """Return messages about damaged rows and Redis keys that are not hashes, with up to 10 row numbers; [] if none."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -294,7 +294,7 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """Split references `view:feature` into pairs. Raises a RequestError if they are none, invalid or unknown."""
+    """Split Feast references `view:feature` into pairs; raise a RequestError if empty, invalid or unknown."""
     if not references:
         raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []

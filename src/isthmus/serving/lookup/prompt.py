@@ -52,7 +52,7 @@ class Prompt:
         return inputs
 
     def features(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, str]:
-        """Return the text of each feature by name; {} without features. A null becomes the package's missing text."""
+        """Return each feature's text by name; {} without features. A null becomes the package's text for nulls."""
         lookup = self._lookup
         if lookup is None:
             return {}

@@ -30,7 +30,7 @@ class Generator:
         return min(self.decoder.require_prompt(prompt), most if wanted is None else wanted)
 
     async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[Read]:
-        """Yield up to `room` tokens, each the most likely next one, up to an end token. Canceling stops the run."""
+        """Yield the most likely next token up to `room` times; an end token is the last. Canceling stops the run."""
         cache, fed = self.decoder.cache(len(prompt) + room), prompt
         for _ in range(room):
             for part in self.decoder.parts(fed):

@@ -134,7 +134,7 @@ class Recorder:
         self, plan: LookupPlan, at: int, body: bytes, keys: Mapping[str, Sequence[Any]], rows: int,
         answers: Mapping[str, ViewAnswer], computed: Mapping[str, Mapping[str, Values]],
     ) -> RecordedAnswer | None:  # fmt: skip
-        """Return the answer to a lookup in the form to `add`, or None if it is not in the random sample."""
+        """Return the record of a lookup's answer, to pass to `add`; None if it is not in the random sample."""
         reader = self._readers.get(plan) if self._all else None
         if reader is None and (reader := self.reader("lookup", plan)) is None:
             return None

@@ -43,7 +43,7 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Write a batch, or raise an OSError, also without room; return how many old answers were removed for it."""
+        """Write a batch, or raise an OSError, also if there is no room; return how many old answers were removed."""
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
         if self._segment >= 0 and (

@@ -150,7 +150,7 @@ class Store:
     ) -> None:
         """Append pushed rows to the Redis stream for a view's history, all or none. `accepted` is in microseconds.
 
-        Raises a DependencyError if more than `limit` rows would wait.
+        Raises a DependencyError if more than `limit` rows would wait in the stream.
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():
@@ -158,7 +158,7 @@ class Store:
         pushes.require_room(view.table, total(replies), len(rows))
 
     async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
-        """Return the state of each view in Redis; `now` is in microseconds."""
+        """Return the state of each view in Redis, by name. Pushes known after `now`, in microseconds, are ignored."""
         if not views:
             return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")

@@ -58,7 +58,7 @@ class Counts:
     _from: tuple[int, int] = 0, 0
 
     def count(self, rows: int, seconds: float | None) -> None:
-        """Count a request over `rows` rows, and a failure if `seconds` is None. Only single-row runs are timed."""
+        """Count a request, and a failure if `seconds` is None. Only the seconds of single-row requests are kept."""
         self.requests += 1
         if seconds is None:
             self.failures += 1
@@ -254,7 +254,10 @@ class ProbationRun(Trial):
         return super()._slower(own, other) and new > old and (new - old) ** 2 > _CHI_SQUARED * (new + old)
 
     def begin(self) -> bool:
-        """Return True if the caller should run both models, then call `end`; until then, False for 10 seconds."""
+        """Return True if the caller should run both models, then call `end`. False during that and the pause after it.
+
+        Without a call of `end`, returns True again after 10 seconds.
+        """
         now = time.monotonic()
         if now < self._next:
             return False

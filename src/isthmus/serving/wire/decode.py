@@ -99,10 +99,7 @@ def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> No
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the number of rows, 1 or more; raise a RequestError if columns differ in length or are empty.
-
-    Raises a TooLargeError above `most` rows. Errors begin with `where`.
-    """
+    """Return the row count; raise a RequestError if columns differ in length or are empty, or above `most` rows."""
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
