@@ -63,8 +63,7 @@ class Landed:
 def lands(source: Source, *, cluster: bool = False) -> bool:
     """Return whether `land` must copy the rows to a local Parquet file before an engine reads them.
 
-    True for tables and queries, and for `s3://` and `s3a://` URLs, unless a `cluster` (a Spark Connect URL) reads
-    these.
+    True for tables and queries, and for `s3://` and `s3a://` URLs unless a `cluster` (a Spark Connect URL) reads them.
     """
     return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
@@ -134,7 +133,7 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the type of each column, such as `Int64`, from a file or database; raise Arrow's errors for damage."""
+    """Return the type of each column, such as `Int64`, from files or a database; raise Arrow's errors for damage."""
     if source.path:
         path = _locate(source, root)
         if path.is_file() and source.csv:
@@ -150,7 +149,7 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """Keep the rows whose time is null or in [first, end) microseconds; all rows if the source names no `timestamp`."""
+    """Keep the rows whose time is null or in [first, end) Unix microseconds; all rows if the source names no time."""
     if source.timestamp is None:
         return frame
     time = frame[source.timestamp]

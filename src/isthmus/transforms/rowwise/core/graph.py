@@ -144,7 +144,8 @@ class Graph:
     def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
         """Return the result of a function that needs many nodes; `signless` promises that it is never -0.0.
 
-        `model` calls the function once for several independent calls, with their stacked arguments and their numbers.
+        `model` calls the function once for several independent calls, with all arguments stacked, and the `number` of
+        each.
         """
         if function not in self._together:
             self._together.append(function)
