@@ -30,12 +30,11 @@ _CWD, _EXCHANGE = -100, 2
 
 
 def is_url(place: object) -> bool:
-    """Return True if a text starts like a URL, for example `s3://`."""
     return bool(_URL.match(str(place)))
 
 
 def require_local(where: str, place: Path | str) -> Path:
-    """Return a local path; raise RequestError for a URL, which `Path` would turn into a folder named `s3:`."""
+    """Return `place` as a path; raise RequestError for a URL, which `Path` would turn into a folder named `s3:`."""
     if is_url(place):
         raise RequestError(where, f"{place} is a URL", expected="a local path",
                            remedy="use a local folder, and copy it with the storage's own tool")  # fmt: skip
@@ -43,7 +42,7 @@ def require_local(where: str, place: Path | str) -> Path:
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:
-    """Return a Delta path or URL unchanged; raise ConfigurationError if deltalake would panic or open another."""
+    """Return the Delta path or URL `place`; raise ConfigurationError for characters that deltalake cannot open."""
     # deltalake resolves links, converts the path to a URL and decodes it again, so escaping does not help.
     url = is_url(place)
     invalid = _DELTA.search(place if url else os.path.realpath(place)) or (re.search("[#?]", place) if url else None)
@@ -54,7 +53,7 @@ def require_delta(where: str, place: str, remedy: str) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace or create a file, and missing parent folders. A crash leaves either the old or the new content."""
+    """Write a file with `mode`, and missing parent folders. A crash leaves either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -73,7 +72,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder that only its owner can enter, also if it exists; missing parents get default permissions."""
+    """Create a folder that only its owner can enter, and missing parents; restrict an existing folder of this user."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_mode & 0o077 and status.st_uid == os.geteuid():
@@ -88,7 +87,7 @@ def move_atomically(partial: Path, path: Path) -> None:
 
 
 def read_pointer(file: Path) -> Path:
-    """Return the folder next to `file` whose name `file` contains; raise ValueError if there is no such folder."""
+    """Return the folder next to `file` that `file` names; raise FileNotFoundError or ValueError if one is missing."""
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
         raise ValueError(f"{file.name} names {name[:40]!r}, which is not a folder next to it")
@@ -100,7 +99,8 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
 
     If `write` raises an error, `target` stays as it was. Where the system cannot exchange two folders, `target` is
     missing for a moment while it is replaced, and stays missing if the process is killed then. The last of several
-    processes wins. The next call with the same `kind` deletes what a killed process has left.
+    processes wins. The next call for a neighboring `target` with the same `kind`, by default the name of `target`,
+    deletes what a killed process has left.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
@@ -137,7 +137,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Create a temporary folder in `parent`, and delete it afterwards. Also delete leftovers of killed processes."""
+    """Yield a new folder in `parent`, and delete it afterwards. First delete those that killed processes have left."""
     prefix = f"{name}-{socket.gethostname()}-"
     # Each process locks its folder. Locks of other machines are not visible here, so their folders stay.
     # Match all 16 digits: another machine's name may start with this machine's name.
@@ -186,7 +186,7 @@ class Journal(Generic[T]):
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """Lock the file and return its records. Create a missing file, and cut off an incomplete last line.
+        """Lock the file, and yield its records. Create a missing file, and cut off an incomplete last line.
 
         Raise DependencyError at once if another process holds the lock, and DataError if a line is damaged.
         """
@@ -204,7 +204,7 @@ class Journal(Generic[T]):
             yield self._records(complete)
 
     def read(self) -> list[T]:
-        """Return all complete records without a lock, [] without a file; raise DataError if a line is damaged."""
+        """Return all complete records without locking, or [] without a file; raise DataError if the file is damaged."""
         try:
             return self._records(self._complete_lines())
         except FileNotFoundError:
@@ -213,7 +213,7 @@ class Journal(Generic[T]):
             raise DataError(str(self._file), f"cannot be read ({error.strerror})") from error
 
     def add(self, record: T) -> None:
-        """Append a record and sync it to disk, within `locked`; raise DependencyError if it cannot be written."""
+        """Append a record and sync it to disk. Call this within `locked`. Raise DependencyError if that fails."""
         import msgspec  # see `_records`
 
         try:

@@ -1,4 +1,4 @@
-"""The latency of a project's servers: each writes its counters to a small file, for training on the same machine."""
+"""The latency of a project's servers: each writes its counters to a small file, so that training can give way."""
 
 import platform
 import secrets
@@ -126,10 +126,11 @@ class LatencyReader:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float:
-    """Return a quantile, such as 0.99, of durations in seconds from their number by bucket; 0 without durations.
+    """Return a quantile of durations, in seconds, from a histogram; 0 if the histogram is empty.
 
-    `counts` has the upper bound of each bucket; an infinite one counts as the one before. The quantile is linear within
-    a bucket, like Prometheus's `histogram_quantile`.
+    `counts` has the number of durations in each bucket, by the bucket's upper bound in seconds; `share` is, for
+    example, 0.99. The quantile is linear within a bucket, like Prometheus's `histogram_quantile`. In a bucket without
+    an upper bound (infinity), it is the lower bound.
     """
     rank, below = share * sum(counts.values()), 0.0
     for lower, upper in pairwise((0.0, *sorted(counts))):

@@ -85,13 +85,14 @@ class TrainingSet:
             raise self._unreadable(error) from error
 
     def pandas(self) -> "pd.DataFrame":
-        """Read the rows as a DataFrame with pandas's nullable types; see `table`."""
+        """Read the rows as a DataFrame with nullable pandas types; raise DataError if they are missing or damaged."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """Return the rows as a torch `IterableDataset` with batches of `batch` rows, see `Tensors`.
+        """Return the rows as a torch `IterableDataset` with batches of `batch` rows; `Tensors` describes their form.
 
-        `columns` are the columns to read, by default all. Raise RequestError if one is missing or not numeric.
+        `columns` are the columns to read, by default all numeric ones. Raise RequestError if a column is missing or not
+        numeric, and DataError if the file is missing or damaged.
         """
         import pyarrow.dataset as ds
 
@@ -152,11 +153,11 @@ class Artifacts:
 
     @classmethod
     def of(cls, project: Project, name: str | None = None) -> "Artifacts":
-        """Return the files of the named distillation, or of the only one; raise RequestError if there is none."""
+        """Return the files of the named distillation, or of the only one; raise RequestError if none or several fit."""
         return cls(project, project.distillation(name))
 
     def training_set(self, identity: str) -> TrainingSet:
-        """Return the training set with this id, even if its contract is outdated."""
+        """Return the training set with this id, even if its contract is outdated; raise DataError if unreadable."""
         return self._training_set(self.training_sets / identity)
 
     def latest_training_set(self) -> TrainingSet | None:
@@ -164,7 +165,7 @@ class Artifacts:
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """Return the last training set; raise DataError if outdated, ContractMismatch if `apply` must run first."""
+        """Return the last training set; raise DataError if missing or outdated, ContractMismatch before `apply`."""
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
             found = f"was written under contract {training_set.contract[:12]}"
@@ -203,12 +204,12 @@ class Artifacts:
         return read_report(student, package)
 
     def exported(self, contract: Contract) -> Path | None:
-        """Return the last package's folder, or None if nothing was exported or it cannot run under the contract."""
+        """Return the last package's folder; None if nothing was exported, or it cannot run under the contract."""
         package = self.last_package() if self.package_pointer.exists() else None
         return package if package and not outdated(package, contract) else None
 
     def blocked(self) -> str:
-        """Return why the last student cannot be exported; empty if its gates pass or no student exists."""
+        """Return the failed gates that prevent the last student's export; empty if all hold or no student exists."""
         with suppress(IsthmusError):
             results = check_gates(self.last_report(), self.declared.required, self.declared.where)
             if failed := [result.failure for result in results if not result.holds]:
@@ -232,7 +233,7 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """Read a student's report, and add the measured serving cost of `package`, or None, as its entry `serving`."""
+    """Read a student's report. Its entry `serving` is the cost that `export` measured for `package`, or None."""
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
     report["serving"] = read_json(measured, "model export") if measured and measured.exists() else None
@@ -240,7 +241,7 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
 
 
 def read_json(file: Path, verb: str) -> dict[str, Any]:
-    """Read a JSON object that `isthmus VERB` wrote; raise a DataError that says to run it again if it is unreadable."""
+    """Read a JSON object that `isthmus VERB` wrote; if unreadable, raise a DataError with the remedy to run that."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -248,7 +249,7 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """Return the serving profile for a package; "fastest" becomes the precision that `export` measured as fastest."""
+    """Return the project's serving profile; "fastest" becomes the package's precision that `export` found fastest."""
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
         return profile
@@ -256,12 +257,12 @@ def serving_profile(project: Project, package: Path) -> ServingProfile:
 
 
 def serving_file(package: Path) -> Path:
-    """Return the file with the measurements of `export`. In the package, it would change the package's digest."""
+    """Return the path of the measurements of `export` for a package. In the package, they would change its digest."""
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
 def outdated(package: Path, contract: Contract) -> list[str]:
-    """Return the changes that prevent a package from running under a contract; raise PackageError if it is damaged."""
+    """Return the changes that keep a package from running under a contract; raise PackageError if it is damaged."""
     opened = open_package(package)
     return service_differences(read_contract(opened), contract, opened.manifest.service)
 

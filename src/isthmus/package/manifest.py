@@ -236,7 +236,7 @@ def read_contract(package: Package) -> Contract:
 
 
 def package_digest(path: Path) -> str:
-    """Return the identity of a package, the SHA-256 of its checksum file; raise PackageError if that cannot be read."""
+    """Return the identity of a package: the SHA-256 of its checksum file. An unreadable file raises PackageError."""
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:

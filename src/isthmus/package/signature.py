@@ -80,7 +80,7 @@ class Signer:
 
 
 def read_private_key(file: Path, password: str | None = None) -> "EllipticCurvePrivateKey":
-    """Read an elliptic private key in PEM; raise ConfigurationError if the file or the password is unusable."""
+    """Read an elliptic key (PEM); raise ConfigurationError if unusable, DependencyError without extra `signing`."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key

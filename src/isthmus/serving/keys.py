@@ -64,7 +64,7 @@ class Grants(msgspec.Struct, frozen=True):
             raise self._lacks("status:*", " or ".join(sorted(open_to)), shown="'status:*'")
 
     def require_owner(self, service: str, text: str) -> None:
-        """Raise a ForbiddenError if the key may not read the snapshot of an owner. `text` is not percent-encoded.
+        """Raise a ForbiddenError if the key may not read the snapshot of the owner `text`, which is not URL-encoded.
 
         The key needs `snapshot:SERVICE/VALUE`, `snapshot:SERVICE` or `snapshot:*`.
         """
@@ -73,7 +73,7 @@ class Grants(msgspec.Struct, frozen=True):
             raise self._lacks(own, f"{own}, snapshot:{service} or snapshot:*")
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Raise a ForbiddenError without the scope `read:*`, or `read:SERVICE` for a lookup by feature service."""
+        """Raise a ForbiddenError unless the key has `read:*`; for a lookup by service, `read:SERVICE` is enough."""
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:
@@ -106,7 +106,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> "Keyring":
-        """Read a key file, or return an empty keyring if it is missing; raise a DataError if it fails `checked`."""
+        """Read a key file, or return an empty keyring if it is missing. Raises a DataError as in `checked`."""
         try:
             return cls.checked(path.read_bytes(), str(path))
         except FileNotFoundError:
@@ -116,9 +116,9 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def checked(cls, text: bytes, where: str) -> "Keyring":
-        """Parse `text`, the content of the key file at path `where`.
+        """Parse `text`, the content of the key file at path `where`, and check the owner and mode of that file.
 
-        Raise a DataError if it is invalid, or if users other than this one and root own the file or may write it.
+        Raise a DataError if the text is invalid, or if users other than this one and root own the file or may write it.
         """
         try:
             status = Path(where).stat()
@@ -144,7 +144,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ring
 
     def find(self, presented: bytes) -> Key | None:
-        """Return the stored key that matches, or None. Compare all hashes in constant time: timing reveals nothing."""
+        """Return the stored key with the hash of `presented`, or None. All hashes are compared, in constant time."""
         digest = sha256(presented).hexdigest()
         matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         return matches[-1] if matches else None
@@ -153,8 +153,8 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def required(keys: Path) -> Path:
     """Return the path of the marker file next to the key file `keys`. Creates nothing.
 
-    `isthmus keys create` makes the marker. While it exists, a missing or empty key file does not open the server; only
-    `isthmus keys open` does.
+    `isthmus keys create` makes the marker. While it exists, requests need a key even if the key file is missing or
+    empty; only `isthmus keys open` changes that.
     """
     return keys.with_name("keys.required")
 
@@ -166,7 +166,7 @@ def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
-    """Return everything that is wrong with the name and the scopes of a new key."""
+    """Return everything that is wrong with the name and the scopes of a new key; an empty list if both are valid."""
     wrong = []
     if not _NAME.fullmatch(name):
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))

@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a server as a child that ends with this process; return before it answers. `log` defaults to our stderr.
+    """Start a server as a child that ends with this process; return before it is ready. `log` replaces its stderr.
 
     Call it from a thread that outlives the server: Linux ends the child with the thread that started it. The child
     inherits no environment variables that start with `ISTHMUS_`.

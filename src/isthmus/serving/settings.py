@@ -103,7 +103,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def loopback(self) -> bool:
-        """True if only this machine can reach the address."""
+        """True if the host is localhost or a loopback address, which other machines cannot reach."""
         if self.host == "localhost":
             return True
         try:
@@ -124,7 +124,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """Read and remove the variable `ISTHMUS_SERVER`; raise a ConfigurationError if it is missing or invalid."""
+        """Remove the variable `ISTHMUS_SERVER` and decode it. Raises a ConfigurationError if missing or invalid."""
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")

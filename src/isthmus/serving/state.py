@@ -36,13 +36,13 @@ class AnyPredictor(Protocol):
     batches: Any
 
     def read(self, message: PredictRequest | TensorRequest, limits: Limits) -> tuple[dict[str, list[Any]], Any, int]:
-        """Return join keys, request fields or tensors, and the row count; raise a RequestError for a wrong request."""
+        """Return join keys, request fields or tensors, and the row count; raise a RequestError if they do not fit."""
 
     def inputs(self, fields: Any, answers: Mapping[str, ViewAnswer]) -> Any:
-        """Combine `fields` from `read` and the answers of the views into the model's inputs."""
+        """Combine the fields or tensors from `read` with the stored rows into the inputs of the model."""
 
     def require(self, output: Any, inputs: Any) -> None:
-        """Raise a RequestError if the model has no answer for some input."""
+        """Raise a RequestError if a row has no answer because a request transform is undefined; accept any tensors."""
 
 
 LOOKUPS = 256
@@ -119,7 +119,7 @@ class State:
 
     @cached_property
     def earlier_views(self) -> list[ViewContract]:
-        """Earlier definitions of views that the deployed model still reads."""
+        """Earlier definitions of views that the deployed model still reads; empty if it reads only current ones."""
         predictor = None if self.model is None else self._predictor
         if predictor is None or isinstance(predictor, IsthmusError) or predictor.contract.hash == self.contract.hash:
             return []
@@ -129,7 +129,7 @@ class State:
 
     @property
     def stored(self) -> list[ViewContract]:
-        """Views whose rows are read under the current or an earlier contract."""
+        """Definitions of views whose rows are read: all of the current contract, then `earlier_views`."""
         return [*self.contract.views.values(), *self.earlier_views]
 
     def _predictor_of(self, model: DeployedModel) -> AnyPredictor:
@@ -140,7 +140,7 @@ class State:
         return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)
 
     def deployed(self, name: str | None) -> DeployedModel:
-        """Return the deployed model; raise a NotReadyError without one, a NotFoundError if `name` is another model."""
+        """Return the deployed model; raise a NotReadyError if none is loaded, a NotFoundError for another `name`."""
         if not isinstance(self._model, DeployedModel):
             raise _not_ready(self._model, "model", "is not deployed", "run `isthmus deploy`")
         known = self._model.deployment.model
@@ -184,7 +184,7 @@ class State:
 
     @property
     def candidate(self) -> AnyPredictor | None:
-        """The predictor of the candidate; None without a candidate, once it was refused, or if it cannot answer.
+        """The predictor of the candidate; None if there is no candidate, if it was given up, or if it cannot answer.
 
         If features it reads have changed, the first access sets `candidate_run.refused`.
         """
@@ -208,9 +208,9 @@ class State:
 
     @cached_property
     def former(self) -> AnyPredictor | None:
-        """The predictor of the previous model; None outside a probation or if the previous model cannot answer.
+        """The predictor of the previous model; None outside a probation, or if that model cannot answer.
 
-        The first access sets `probation.problem` to the reason, or to None.
+        The first access sets `probation.problem`: the reason why a loaded previous model cannot answer, or None.
         """
         run = self.probation
         if run is None or not isinstance(run.former, DeployedModel):
@@ -224,7 +224,7 @@ class State:
         return former
 
     def versions(self) -> dict[str, AnyPredictor]:
-        """Return usable predictors by package digest, the deployed model's first; raise the errors of `predictor`."""
+        """Return the predictors that can answer by package digest, deployed first; raise errors of `predictor`."""
         versions: dict[str, AnyPredictor] = {}
         for predictor in (self.predictor(), self.candidate, self.former):
             if predictor is not None:
@@ -233,7 +233,7 @@ class State:
 
     @property
     def deployment_state(self) -> str:
-        """One of `DEPLOYMENT_STATES`.
+        """One of `DEPLOYMENT_STATES`; a candidate makes no difference.
 
         "no_way_back" is a probation whose previous model cannot answer. "undone" means that the previous model answers
         again because the newer one failed.

@@ -63,7 +63,7 @@ class Watch:
         return content if isinstance(content, dict) else {}
 
     def load(self) -> None:
-        """Read the changed files and replace `state`. Broken files are only logged. Blocks while a model loads."""
+        """Load the changed files and replace `state`. Broken files are only logged. Blocks while a model loads."""
         loaded = False
         if self._written.changed():
             self._written.load()  # not part of the state
@@ -96,10 +96,11 @@ class Watch:
         return state
 
     async def run(self) -> None:
-        """Reload changed files until canceled, and act on failed trials. Errors are logged, not raised.
+        """Load changed files until canceled, and act on failed trials. Errors are logged, not raised.
 
-        When a model on trial fails, write the decision file for other workers. If it was on probation, also restore the
-        previous deployment in the deployment file, under the deployment lock.
+        When a model on trial fails, writes the decision file for other workers. If it was on probation, also restores
+        the previous deployment in the deployment file, under the deployment lock. Ends a probation when its time is
+        over.
         """
         pause = POLL_SECONDS
         while True:

@@ -63,7 +63,7 @@ class Landed:
 def lands(source: Source, *, cluster: bool = False) -> bool:
     """Return whether `land` must copy the rows to a local Parquet file before an engine reads them.
 
-    True for tables, queries, and `s3://` and `s3a://` URLs, which only a `cluster` (a Spark Connect URL) reads itself.
+    True for tables and queries, and for `s3://` and `s3a://` URLs unless a `cluster` (a Spark Connect URL) reads them.
     """
     return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
@@ -71,7 +71,7 @@ def lands(source: Source, *, cluster: bool = False) -> bool:
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
     """Copy the rows of a source that `lands` to `folder/NAME.parquet`. Later changes do not affect the copy.
 
-    It has the rows whose `timestamp` is null or in the range, widened to whole seconds; all rows if `within` or
+    The copy has the rows whose `timestamp` is null or in the range, widened to whole seconds; all rows if `within` or
     `timestamp` is None. `options` are storage options, for tables and files at URLs.
 
     Raises NoRowsError if the source has no rows at all, ConfigurationError if the variable with the address is not set
@@ -123,7 +123,7 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:
-    """Check a local source like `read`, but without an engine. It converts a CSV file to Parquet in `staging`."""
+    """Check a source like `read`, but without an engine. Like `read`, this may write Parquet files to `staging`."""
     from pyarrow.parquet import read_schema
 
     file = _parquet(source, root, staging) if source.path else _columns(source, root, staging)
@@ -133,7 +133,7 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the type of each column of a local source, such as `Int64`; raise Arrow's errors for a damaged file."""
+    """Return the type of each column, such as `Int64`, from files or a database; raise Arrow's errors for damage."""
     if source.path:
         path = _locate(source, root)
         if path.is_file() and source.csv:
@@ -149,7 +149,7 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """Keep the rows whose source `timestamp`, if any, is null or in [first, end), in microseconds since 1970 UTC."""
+    """Keep the rows whose time is null or in [first, end) Unix microseconds; all rows if the source names no time."""
     if source.timestamp is None:
         return frame
     time = frame[source.timestamp]
@@ -223,7 +223,7 @@ def _spark_types(schema: pa.Schema) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an engine's error. For an error in a Python worker, return the line of its exception."""
+    """Return the first line of an engine's error, or for an error in a Python worker, the line with its exception."""
     lines = str(error).strip().splitlines()
     if _STACK in lines:
         # The stack of a Python worker ends with the exception.

@@ -46,7 +46,7 @@ class _FeastView(ViewContract):
 
 
 def project_of(config: RepoConfig) -> str:
-    """Return the project whose rows Feast reads and writes in Redis."""
+    """Return the project whose rows Feast reads and writes in Redis: `online_store.project`, or else Feast's own."""
     return str(config.online_store.project or config.project)
 
 
@@ -59,7 +59,7 @@ def is_registered(tags: Mapping[str, str]) -> bool:
 
 
 def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
-    """Return the contract in a registered view's tags; raise ContractMismatch if it is missing or altered."""
+    """Return the contract in a registered view's tags; raise ContractMismatch if it is missing, damaged or altered."""
     where, hashed = _registration(name), tags["isthmus.contract"]
     try:
         view = ViewContract.from_dict(name, json.loads(tags.get("isthmus.view", "null")))
@@ -74,7 +74,10 @@ def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
 
 
 def online_name(config: RepoConfig, table: FeatureView) -> str:
-    """Return the name of a view's rows in Redis. If Feast's view versioning is on, each version has its own rows."""
+    """Return the name under which Redis stores a view's rows.
+
+    It is the view's name, with the slot of a registered view, or with the version if Feast's online versioning is on.
+    """
     if is_registered(table.tags):
         return table.name + table.tags.get("isthmus.slot", "")
     version = None
@@ -95,9 +98,11 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
 def layout_of(
     config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
 ) -> ViewLayout:
-    """Return the layout of a view. `inferred`, or the values in `keys`, give the types of undeclared join keys.
+    """Return the contract of a view and the encoding of its features.
 
-    Raise ConfigurationError if rows cannot hold a type, and ContractMismatch if a registered view has changed.
+    Types of join keys that the view does not declare come from the first of `keys`, or without `keys`, from `inferred`:
+    pairs of a join key and Feast's name of its type. Raise ConfigurationError if rows cannot hold a type, and
+    ContractMismatch if a registered view has changed or belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if keys and (not key_types or len(key_types) < len(table.entities)):

@@ -95,14 +95,14 @@ def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
 
 
 def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
-    """Return the rows that equal no row of `stored` in the columns of `stored`. Keep their order and all columns."""
+    """Return the rows that `stored` lacks, in order and with all columns, comparing only the columns of `stored`."""
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
     return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
 
 
 def repeated(view: ViewContract, rows: pa.Table) -> Mask:
-    """Return a mask, shape (n - 1,), True at i if row i + 1 has the key and times of row i, for canonical rows."""
+    """Return a mask for n canonical rows, shape (n - 1,): True at i if rows i and i + 1 have the same key and times."""
     same: Mask = np.ones(max(0, len(rows) - 1), bool)
     for name in identity(view) if len(same) else ():
         column = rows[name].combine_chunks()
@@ -127,7 +127,7 @@ class Duplicates:
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def refuse(self) -> None:
-        """Raise a DataError if any row was repeated."""
+        """Raise a DataError if `add` has found repeated rows."""
         if self.count:
             raise DataError(
                 f"view {self.view.name}",
@@ -137,7 +137,7 @@ class Duplicates:
 
 
 def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]]:
-    """Split rows in canonical form by UTC day, counted from 1970-01-01. Return each day's summary and rows."""
+    """Split rows in canonical form by UTC day. Return each day's summary and rows, by days since 1970-01-01."""
     days, starts = np.unique(micros(rows["event_timestamp"]) // DAY, return_index=True)
     identity = [column.name for column in table_schema(view) if not column.nullable]
     parts = {}

@@ -33,7 +33,7 @@ class RowSources:
     content: str = ""
 
     def retyped(self, later: "RowSources") -> bool:
-        """Return True if a column that both know has another type in `later`."""
+        """Return True if a column that is in both sources has another type in `later`."""
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 
@@ -76,8 +76,8 @@ class Commit:
     ) -> "Commit":  # fmt: skip
         """Return the commit to record after a build of the days `within` (None for all) at `now`, in microseconds.
 
-        `before` is the commit before the build, and `days` are the summaries of all days after it. `done` are ranges
-        that were built from the same sources since `before`, with the same result.
+        `before` is the table's last commit, or None without a table. `days` has the summaries of all days after the
+        build. `done` are ranges that the same build has already computed and found unchanged.
         """
         until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
         if within is None or before is None:

@@ -51,7 +51,8 @@ class StoredTable:
     def open(self, version: int | None = None, *, check: bool = True) -> DeltaTable | None:
         """Return the table at `version`, by default the newest, or None if it does not exist.
 
-        Raise DataError if it is damaged; with `check`, also if a local data file is missing or has another size.
+        Raise DependencyError if object storage does not answer, and DataError if the table is damaged. With `check`, a
+        local table is also damaged if a data file is missing or has another size.
         """
         with self.reading():
             try:
@@ -66,7 +67,7 @@ class StoredTable:
         self, rows: pa.Table, *, transactions: list[Transaction] | None = None, retries: int | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        """Append rows in one commit, or create the table; after a conflicting commit, try again `retries` times."""
+        """Append rows in one commit, or create the table; if another process commits first, retry `retries` times."""
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=retries)
         with self.writing():
             write_deltalake(
@@ -91,7 +92,7 @@ class StoredTable:
             write_deltalake(target, rows, storage_options=self.options, commit_properties=properties, **options)
 
     def commits(self, table: DeltaTable, count: int) -> list[dict[str, Any]]:
-        """Return up to `count` commits of a table, the newest first."""
+        """Return the metadata of up to `count` commits of a table, the newest first."""
         entries: list[dict[str, Any]] = table.history(count)
         if not entries and self.options is None:
             # deltalake lists no commits if the path contains "#" or "?".
@@ -104,7 +105,7 @@ class StoredTable:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert errors of reading into a DataError, or into a DependencyError if the storage is not available."""
+        """Convert errors in the block to a DataError, or to a DependencyError if object storage does not answer."""
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException, _duckdb_error(), ValueError) as error:
@@ -115,7 +116,7 @@ class StoredTable:
 
     @contextmanager
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Convert errors of writing to DataError or DependencyError; first make the folder of a private local table.
+        """Convert errors in the block to DataError or DependencyError; first make the folder of a private local table.
 
         An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
         table) has exactly this `metadata`. Without `before` or `metadata`, no error is ignored.
@@ -154,7 +155,7 @@ class StoredTable:
 
 
 def unavailable(where: str, place: str, error: BaseException) -> DependencyError | None:
-    """Return a DependencyError if object storage at the URL `place` refused a request or did not answer, else None."""
+    """Return a DependencyError if `error` means that object storage at the URL `place` is not available, else None."""
     if "://" not in place or not any(sign in str(error) for sign in _SIGNS):
         return None
     return DependencyError(

@@ -1,4 +1,4 @@
-"""The history of a view: the rows of its offline table, with schema and DuckDB connection."""
+"""The history of a view: all rows of its offline table. Also the schema of that table, and connections to DuckDB."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

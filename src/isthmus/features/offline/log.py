@@ -66,7 +66,7 @@ class MaterializationLog:
         return set(self._table().column("contract").to_pylist())
 
     def of(self, view: ViewContract) -> list[Materialization]:
-        """Return a view's entries under its contract, by readable time; raise DataError if the log is damaged."""
+        """Return a view's entries under its contract, ordered by `readable`; raise DataError if the log is damaged."""
         table = self._table()
         mine = pc.and_(pc.equal(table["view"], view.name), pc.equal(table["contract"], view.hash))
         # If the clock did not advance, later runs have later versions.

@@ -28,7 +28,7 @@ def require_readable(table: DeltaTable) -> None:
 
 
 def files_by_day(table: DeltaTable) -> dict[int, int]:
-    """Return the number of data files of each day, counted from 1970-01-01."""
+    """Return the number of data files of each day, by days since 1970-01-01."""
     adds = pa.table(table.get_add_actions(flatten=True))
     days, counts = np.unique(adds[f"partition.{DAY_COLUMN.name}"].cast(pa.int32()).to_numpy(), return_counts=True)
     return dict(zip(days.tolist(), counts.tolist(), strict=True))

@@ -66,16 +66,16 @@ class PushLog:
             return None if table is None else table.version()
 
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
-        """Read the pushed rows of some days, by default all, in the form of `formed`; without a log, no rows."""
+        """Read the log's rows of `days`, by default all, and convert them by `formed`; no rows without a log."""
         with self._stored.reading():
             table = self._stored.open(version)
             rows = None if table is None else self._read(table, days)
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
 
     def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
-        """Return rows of the log with the view's columns and the time of the push; raise DataError if a type differs.
+        """Convert the log's rows to the view's columns and the time of the push; raise DataError if a type differs.
 
-        Missing columns become null, and rows without the view's keys are dropped: an earlier definition lacked them.
+        Missing columns become null. Rows without one of the view's keys, from an earlier definition, are dropped.
         """
         schema = declared_schema(view).append(ACCEPTED)
         for key in view.keys:
@@ -91,17 +91,17 @@ class PushLog:
             ) from error  # fmt: skip
 
     def last(self) -> int:
-        """Return the place (see `online.pushes.Entry`) of the last stream entry in the log, or -1 for an empty log."""
+        """Return the stream place (see `online.pushes.Entry`) of the log's last entry, or -1 for an empty log."""
         with self._stored.reading():
             table = self._stored.open()
             return -1 if table is None else _last(table)
 
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
-        """Append rows in one commit, or create the log; return their number. Raise DataError on a concurrent write.
+        """Append rows in one commit, or create the log; return how many. Raise DataError on a concurrent write.
 
-        `places`, shape (n,), are the rows' ascending places in the stream; rows at or before the log's last place are
-        skipped. If the stream is not `intact`, because Redis was restored to an older state, such rows are skipped only
-        if the log has an equal row. A day with `FILES` or more files is rewritten as one.
+        `places`, shape (n,), has the rows' ascending places in the Redis stream. Rows up to the log's last place are
+        skipped, because the log has them. If Redis was restored to an older state (`intact` is False), they are skipped
+        only if the log has an equal row. A day with `FILES` or more files is rewritten as a single file.
         """
         with self._stored.reading():
             table = self._stored.open()

@@ -41,7 +41,7 @@ class Scan:
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Read columns of all rows in order. Yield blocks of about `BLOCK` rows as (place of the first row, block)."""
+        """Read columns of all rows in order. Yield blocks of about `BLOCK` rows as (number of the first row, block)."""
         first, waiting = 0, []
         for batch in self._batches(self._groups, columns):
             waiting.append(batch)
@@ -52,7 +52,7 @@ class Scan:
             yield first, pa.Table.from_batches(waiting)
 
     def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
-        """Return columns of the rows at distinct, sorted places; read only the row groups that hold them."""
+        """Return columns of the rows with the distinct, ascending numbers `places`; read only their row groups."""
         group = np.searchsorted(self._ends, places, side="right")
         needed, inverse = np.unique(group, return_inverse=True)
         lengths = np.diff(self._ends, prepend=0)[needed]

@@ -100,7 +100,7 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def base(self) -> str:
-        """Fingerprint of the last build after this write, see `Commit.base`."""
+        """Fingerprint of the table's last build after this write. Pushed rows do not change it."""
         return self.commit.base if self.changes or self.before is None else self.before.base
 
 
@@ -127,8 +127,8 @@ class OfflineStore:
         """Check rows that will become the history of a view, and merge its pushed rows. Pass the result to `write`.
 
         `rows` has one row per key and times. `within` is the range of days to replace, None for the complete history.
-        `done` are ranges that were computed from the same sources before, with the same result. Rows later than `now`,
-        in microseconds, are counted as `ahead`. Use the result in a `with` block, whose end deletes temporary files.
+        `done` are ranges that the same build has already computed and found unchanged. Rows later than `now`, in
+        microseconds, are counted as `ahead`. Use the result in a `with` block, whose end deletes temporary files.
 
         Raise ConfigurationError if a stored column does not have the declared type, ContractMismatch if the table of a
         range belongs to another contract, and DataError if rows repeat a key and times or the table is damaged.
@@ -176,20 +176,24 @@ class OfflineStore:
             )
 
     def under(self, view: ViewContract) -> Prepared:
-        """Prepare a commit that records the existing table under this contract, without rows; pass it to `write`."""
+        """Prepare a commit for `write` that records the existing table under this contract, with the same rows."""
         table = self._stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Return a table's last commit, or None without a table; raise ContractMismatch if no range can be replaced."""
+        """Return a table's last commit, or None without a table, before a range of its days is replaced.
+
+        Raise ContractMismatch if it was built under another contract, or by an early version of Isthmus without day
+        records.
+        """
         before = self.commit(view)
         _require_extendable(view, before)
         return before
 
     def write(self, prepared: Prepared) -> TableWrite:
-        """Write prepared rows in one commit, unless the table has them.
+        """Write prepared rows in one commit, or nothing if the table already has them.
 
         Raise DataError, with the table unchanged, if writing fails or another process has written since `prepare`.
         """
@@ -221,8 +225,9 @@ class OfflineStore:
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
         """Add pushed rows, as a transform returns them, to a view's table in one commit. Return how many were added.
 
-        First append the rows to the `PushLog`, from which builds read them. Without a table of this contract, write
-        nothing: the next build adds the rows. Raise DataError, with the table unchanged, on a conflict or an error.
+        The caller must have appended the rows to the `PushLog` before, because builds read them there. Without a table
+        of this contract, this writes nothing and returns 0; the next build adds the rows. Raise DataError, with the
+        table unchanged, on a conflict or an error.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -253,7 +258,7 @@ class OfflineStore:
         return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
-        """Return a table's last commit, or its commit at `version`, under any contract; None without a table.
+        """Return the commit of a view's table at `version`, by default the last, of any contract; None without a table.
 
         Raise DataError if the table is damaged, or if another tool has changed its rows.
         """
@@ -271,7 +276,7 @@ class OfflineStore:
                 raise OSError(f"{len(altered)} of {len(rows)} rows differ from what was written")
 
     def base(self, view: ViewContract) -> str:
-        """Return the fingerprint of a view's last build without loading pandas; raise the errors of `history`."""
+        """Return the fingerprint of a view's last build, without loading pandas; raise the same errors as `history`."""
         return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
@@ -298,7 +303,7 @@ class OfflineStore:
         return table, commit
 
     def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
-        """Return a problem for each column whose stored type is not the declared one; None opens the newest table."""
+        """Return a problem for each column whose type in `table` (None: the newest) is not the declared type."""
         table = table or self._stored(view.table).open()
         if table is None:
             return []
@@ -314,7 +319,7 @@ class OfflineStore:
         ]
 
     def reading(self, table: str) -> AbstractContextManager[None]:
-        """Return a context that converts errors of reading a damaged table into a DataError."""
+        """Return a context that converts read errors of `table` to DataError, or DependencyError if storage fails."""
         return self._stored(table).reading()
 
     def _stored(self, table: str) -> StoredTable:

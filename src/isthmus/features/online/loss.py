@@ -62,13 +62,13 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Write a view's last materialization to the file, beside those of other views. Call it under a lock."""
+    """Replace a view's entry in the file by its last materialization; keep other entries. Call it under a lock."""
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
 def sample(project: str, view: ViewContract) -> bytes:
-    """Return the name of the Redis key with the sampled entity keys of a view."""
+    """Return the name of the Redis key that holds a view's sample: some of its entity keys, to detect lost rows."""
     return records.beside(project, view.online_name, "sample")
 
 

@@ -65,7 +65,7 @@ class LookupPlan:
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-        """Return the null bits of (view, feature) pairs by view name, for `Columns.nulls`."""
+        """Return, by view name, the bit masks of (view, feature) pairs, with which `Columns.nulls` counts nulls."""
         names: dict[str, list[str]] = {}
         for view, feature in features:
             names.setdefault(view, []).append(feature)
@@ -88,9 +88,9 @@ class LookupPlan:
         `at` is the time of the lookup in microseconds since 1970 UTC. Read `stamps` before the rows, so that a row that
         carries its own times is newer than the stamp.
 
-        If `check` is None, raise DataError for a damaged row, and ContractMismatch for a row of another contract.
-        Otherwise such rows get the status DAMAGED, and ContractMismatch is raised only if all rows have another
-        contract; True also compares the content of each row with its hash.
+        If `check` is None, raise DataError for a damaged row, and ContractMismatch for a row of another contract. If it
+        is False or True, such rows get the status DAMAGED, and ContractMismatch is raised only if all rows have another
+        contract. If it is True, the content of each row is also compared with its hash.
         """
         answers = {}
         for group, views in enumerate(self._groups):
@@ -107,7 +107,10 @@ class LookupPlan:
     def with_foreign(
         self, answers: Mapping[str, ViewAnswer], rows: int, foreign: Mapping[int, str]
     ) -> dict[str, ViewAnswer]:
-        """Return copies of the answers with `foreign` set, from command positions to the Redis types of their keys."""
+        """Return copies of the answers for `rows` entity rows, with their attribute `foreign` set.
+
+        The argument `foreign` has the Redis type of each overwritten key, by the position of its command in `commands`.
+        """
         marked = {}
         for group, views in enumerate(self._groups):
             own = {place - group * rows: kind for place, kind in foreign.items() if place // rows == group}
@@ -115,7 +118,10 @@ class LookupPlan:
         return marked
 
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
-        """Read the stamps and then the rows from Redis, in two round trips; return each view's answer by name."""
+        """Read the rows of these keys from Redis in two round trips, and return each view's answer by name.
+
+        Raise DataError for a damaged row, and ContractMismatch for a row of another contract.
+        """
         (reply,) = ask(client, [record.query(self.contract.project, self.views)])
         stamps = record.stamps(self.views, reply)
         rows = len(next(iter(keys.values()), ()))
@@ -140,7 +146,8 @@ def answer(
 ) -> ViewAnswer:
     """Apply the time rules to stored rows: future rows are invisible unless `ahead`, and old rows expire.
 
-    `at` is in microseconds since 1970 UTC. `stamp` first replaces the times of rows. `damaged` is a mask.
+    `at` is in microseconds since 1970 UTC. `stamp`, if given, first replaces the times of the rows that it covers. Rows
+    in the mask `damaged` get the status DAMAGED.
     """
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)

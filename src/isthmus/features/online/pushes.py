@@ -94,7 +94,7 @@ def stream(project: str, table: str) -> bytes:
 
 
 def backlog_commands(project: str, table: str) -> list[Command]:
-    """Return the Redis commands whose replies `backlog` takes."""
+    """Return the Redis commands that ask how many pushed rows wait. Pass their replies to `backlog`."""
     name = stream(project, table)
     return [(b"XLEN", name), (b"XRANGE", name, b"-", b"+", b"COUNT", b"2"), (b"GET", _collected(project, table))]
 
@@ -113,7 +113,7 @@ def _collected(project: str, table: str) -> bytes:
 
 
 def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
-    """Return the arguments of the script `APPEND`."""
+    """Return the arguments of the script `APPEND`, which queues all rows, or none if more than `limit` would wait."""
     pairs = [part for pair in zip(names, rows, strict=True) for part in pair]
     return [b"%d" % limit, b"%d" % accepted, *pairs]
 
@@ -128,7 +128,7 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
 
 
 def newest(client: Client, project: str, table: str) -> int:
-    """Return the place of the last entry of a stream, or -1 if it is empty. May first renumber the stream."""
+    """Return a stream's last place (see `Entry`), or -1 if it is empty. First renumber ids that are too large."""
     entries = _entries(client, project, table, lambda name: client.xrevrange(name, count=1))
     return _place(entries[0][0]) if entries else -1
 
@@ -162,7 +162,7 @@ def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
 
 
 def aside(project: str, table: str) -> bytes:
-    """Return the name of the Redis stream with the unreadable entries of a stream."""
+    """Return the name of the Redis stream to which `set_aside` copies unreadable entries."""
     return record.beside(project, table, "aside")
 
 
@@ -189,7 +189,7 @@ def put_back(client: Client, project: str, table: str) -> None:
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Note `place` in Redis as collected, and remove all entries before it, not the one at it; return how many."""
+    """Record `place` as collected in Redis, and remove all entries before it, but not its own; return how many."""
     client.set(_collected(project, table).decode(), _id(place))
     # The entry at `place` stays: while it exists, Redis has not lost any later entry.
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
@@ -208,7 +208,7 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
     """Restart a lost stream with an empty entry at `place`, so that later ids are greater; remove all earlier entries.
 
-    Do nothing if the stream has entries after `seen`, the caller's last place (or -1), or ids at `place` or beyond.
+    Do this only if the stream ends at `seen`, the last place that the caller read (-1: it is empty), before `place`.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.

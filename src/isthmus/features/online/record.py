@@ -27,7 +27,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     known: int
 
     def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
-        """Return the event and known times of rows, shape (n,) each, with this stamp applied."""
+        """Return the event and known times of n rows; rows known by `until` get the times of this stamp."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
@@ -64,7 +64,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete_until(self) -> int:
-        """Horizon of the last run that wrote all of its rows; NEVER if unknown."""
+        """The `horizon` of the last run that wrote all of its rows; NEVER if unknown."""
         return self.complete if self.pending else self.horizon
 
 
@@ -77,12 +77,12 @@ def records(project: str) -> bytes:
 
 
 def beside(project: str, view: str, what: str) -> bytes:
-    """Return a Redis key for other data of a view. It never equals an entity key, since join keys contain no bar."""
+    """Return the Redis key for a view's data called `what`. It never equals an entity key: join keys contain no bar."""
     return f"{project}:tables|{view}|{what}".encode()
 
 
 def decode(text: bytes | None) -> Published | None:
-    """Decode a record. Return None if it is missing or unreadable; then all rows must be compared."""
+    """Decode a record; return None if it is missing or unreadable: the caller must then compare every row."""
     try:
         return None if text is None else _DECODER.decode(text)
     except msgspec.MsgspecError:
@@ -90,7 +90,7 @@ def decode(text: bytes | None) -> Published | None:
 
 
 def stamp_of(view: ViewContract, record: Published | None) -> Stamp | None:
-    """Return the stamp of a record; None without one, or if the record has another contract than the view."""
+    """Return the stamp in a view's record; None if there is no stamp or record, or the record has another contract."""
     return record.stamp if record is not None and record.contract == view.hash else None
 
 

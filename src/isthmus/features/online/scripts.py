@@ -121,7 +121,7 @@ def lock_key(project: str, view: str) -> bytes:
 
 
 def announced(names: Sequence[bytes], known: Ints) -> list[bytes]:
-    """Return the arguments of the script `ANNOUNCE`."""
+    """Return the arguments of the script `ANNOUNCE`, which records pushed keys for the next materialization."""
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 
 
@@ -133,7 +133,8 @@ class PushStep(Enum):
 def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
     """Yield the steps that write pushed rows while a materialization may be running. Return the counts of `WRITE`.
 
-    The caller performs each step: for `READ` it sends back the view's record; for a rule (bytes), `WRITE`'s counts.
+    The caller performs each step. For `READ`, it sends back the view's record. For `ANNOUNCE`, it runs the script
+    `ANNOUNCE`. For bytes, it runs the script `WRITE` with them as its rule, and sends back the counts.
     """
     # Without a record, the next materialization compares every row.
     before = yield PushStep.READ

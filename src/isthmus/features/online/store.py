@@ -60,11 +60,11 @@ class OnlineStore:
         *,
         horizon: int | None = None,
     ) -> WriteCounts:
-        """Write n rows; a row replaces the stored row unless that is newer by (event, known, content).
+        """Write n rows. A row replaces the stored row, unless that is newer by event time, known time and content.
 
         Times have shape (n,), int64 microseconds. Pass `horizon`, in microseconds, only for rows of the offline table:
         a row then also replaces a newer row that was known by the horizon, because the table no longer has that row.
-        Without it, the rows count as pushed, and the next materialization checks them.
+        Without `horizon`, the rows count as pushed, and the next materialization checks them.
         """
         codec = RowCodec(view)
 
@@ -85,7 +85,7 @@ class OnlineStore:
         return WriteCounts(len(event), changed, written)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
-        """Write packed rows under their entity keys, as `write` does without a horizon."""
+        """Write packed rows under their entity keys, like `write` without `horizon`: they count as pushed."""
         return self._pushed(view, lambda: names, known_times(rows), lambda: [(names, rows)])
 
     def _write(self, view: ViewContract, rule: bytes, pieces: Iterable[Piece]) -> list[int]:
@@ -167,12 +167,12 @@ class OnlineStore:
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        """Return the lock that a materialization must acquire. It expires after `LEASE_SECONDS` without `reacquire`."""
+        """Return the lock that a materialization must acquire. If not reacquired, it expires after `LEASE_SECONDS`."""
         name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """Return the recorded keys of pushed rows, and forget those known by `horizon` and the mark of `distrust`.
+        """Return the recorded keys of pushed rows. Forget the keys known by `horizon`, and the mark of `distrust`.
 
         None means that the caller must compare every row: there were too many keys, or `distrust` was called.
         """
@@ -199,11 +199,14 @@ class OnlineStore:
         return row if same else None
 
     def remove(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Remove the rows of these keys that were known by `horizon` or have another contract; return how many."""
+        """Remove the rows of these keys that were known by `horizon` or have another contract; return how many.
+
+        The keys of rows that stay are recorded, so that the next materialization checks them.
+        """
         return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
     def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Scan Redis, and remove the rows of keys that are not in `keys` by the rules of `remove`; return how many."""
+        """Scan Redis for keys that are not in `keys`, and remove their rows like `remove`; return how many."""
         keep = set(entity_keys(self.contract.project, view.keys, keys))
         batches = ([name for name in names if name not in keep] for names in self._names(view))
         return self._remove(view, batches, horizon)
@@ -228,7 +231,7 @@ class OnlineStore:
         return replies
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
-        """Yield, in parts, the join keys and decoded rows that were pushed and became known after the horizon."""
+        """Yield, in parts, the join keys and the decoded rows of all pushed rows that became known after `horizon`."""
         codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
@@ -243,7 +246,7 @@ class OnlineStore:
                 yield by_join_key(view.keys, keys), codec.decode(rows)
 
     def drop(self, view: ViewContract) -> None:
-        """Delete the record, all rows, the recorded keys and the sample of a view from Redis."""
+        """Delete all data of a view from Redis: its rows, record and sample, and the recorded keys of pushed rows."""
         self.client.hdel(self._records, view.online_name)
         self._remove(view, self._names(view), EVERYTHING)
         for name in (self._suspects(view), loss.sample(self.contract.project, view)):
@@ -260,7 +263,7 @@ class OnlineStore:
         return not all(self._exist(view, loss.decode_sample(keys)))
 
     def losses(self, written: loss.LastMaterializations) -> loss.Losses:
-        """Ask Redis which views may have lost rows since their last materializations, given by online name.
+        """Ask Redis which views may have lost rows since `written`, their last materializations by online name.
 
         If the Redis user may not run INFO, evictions and restarts are not checked.
         """
@@ -282,7 +285,7 @@ class OnlineStore:
         return self._exist(view, entity_keys(self.contract.project, view.keys, keys)).count(0)
 
     def keys(self, view: ViewContract) -> dict[str, list[KeyValue]]:
-        """Return the values of each join key over all keys that have a row of the view, unordered."""
+        """Scan Redis for keys with a row of the view. Return the values of each join key, one per row, unordered."""
         rows: set[tuple[KeyValue, ...]] = set()
         for names in self._names(view):
             exist = zip(names, self._exist(view, names), strict=True)
@@ -293,7 +296,7 @@ class OnlineStore:
         return ask(self.client, [(b"HEXISTS", name, view.online_name.encode()) for name in names])
 
     def servers(self) -> dict[str, int]:
-        """Return the number of evicted keys by the run id of each Redis process. A run id is never reused."""
+        """Return the number of evicted keys of each Redis process, by its run id. A run id is never reused."""
         return {str(node["run_id"]): int(node["evicted_keys"]) for node in self._info()}
 
     def still_holds(self, servers: Mapping[str, int]) -> bool:

@@ -1,4 +1,4 @@
-"""The search behind the point-in-time join: `clock.as_of` for many keys and times in one pass over a history."""
+"""The search behind the point-in-time join: finds the valid rows for many keys and times in one pass over a history."""
 
 from collections.abc import Callable, Sequence
 
@@ -51,7 +51,7 @@ class AsOfQueries:
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
     def offer(self, keys: Sequence[pa.ChunkedArray], event: Ints, known: Ints, first: int) -> None:
-        """Search consecutive rows of the history, numbered from `first`. Times have shape (m,), in microseconds."""
+        """Search these rows of the history, numbered from `first`. Times have shape (m,), in microseconds."""
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)
@@ -74,7 +74,7 @@ class AsOfQueries:
         self._settle(slot, rows + first)
 
     def answers(self) -> tuple[Ints, Ints]:
-        """Return the number and the event time, in microseconds, of the row that is valid for each of the n pairs.
+        """Return the number and the event time, in microseconds, of the row that is valid for each key and time.
 
         Without such a row, the number is -1 and the event time is meaningless.
         """

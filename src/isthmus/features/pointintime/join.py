@@ -101,7 +101,7 @@ class Join:
         return pa.table(columns)
 
     def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """Add the columns that another engine joined, one row per spine row in order, to a batch of spine rows."""
+        """Return a batch of spine rows with columns that another engine joined; `answers` has a row per spine row."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -209,7 +209,7 @@ def by_ttl(
     view: ViewContract, moments: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
     rows: pa.Table | Mapping[str, pa.ChunkedArray],
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
-    """Return the features and the status column of a view by column name; expired rows become null.
+    """Return a view's features and status, by column name; features of rows that are older than the ttl become null.
 
     `moments` is the time of each query. `event` and `rows` are the event time and, by full name, the features of the
     newest row. `present` is True where there is a row, and `event` is null elsewhere.
@@ -272,7 +272,7 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def moments(spine: pa.Table, first: int) -> Ints:
-    """Return spine times in microseconds; raise DataError with the row, counted from `first`, of a null or bad time."""
+    """Return spine times in microseconds; a null or bad time raises DataError with its row, counted from `first`."""
     times = spine["event_timestamp"]
     if times.null_count:
         row = first + pc.index(times.is_null(), True).as_py()
@@ -281,7 +281,7 @@ def moments(spine: pa.Table, first: int) -> Ints:
 
 
 def cast(spine: pa.Table, name: str, expected: pa.DataType, first: int) -> pa.ChunkedArray:
-    """Cast a spine column; raise DataError with the row, counted from `first`, of a value that does not fit."""
+    """Cast a spine column. If a value does not fit, raise DataError with its row, counted from `first`."""
     column = spine[name]
     try:
         return column.cast(expected)

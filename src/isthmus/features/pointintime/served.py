@@ -92,7 +92,7 @@ class ServedJoin:
             self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the spine rows in order, with the values that serving had at each row's time, and update `report`.
+        """Yield the spine rows in order, with the values served at each row's time; count differences for `report`.
 
         Raises DataError if a row has no time, or a value that does not fit its type.
         """
@@ -176,7 +176,7 @@ class ServedPushes:
 
 
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
-    """Return the rows of a view that were readable online, with the time when they became readable as their times.
+    """Return a view's rows that were readable online. Both times of a row are the time at which it became readable.
 
     `EVENT` holds the row's own event time. `PRESENT` is null in a row that stands for the removal of a key. Raises
     DataError if the view was never materialized under its contract, or if a materialized version no longer exists.

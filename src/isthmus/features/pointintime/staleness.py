@@ -89,15 +89,15 @@ class AgedJoin:
 
 
 def fixed(age: int | Ints) -> Ages:
-    """Return `Ages` with the same age for every row, or one age per spine row, in microseconds."""
+    """Return a function of type `Ages` that gives all rows one age, or each spine row its own, in microseconds."""
     return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 
 def drawn(device: Snapshot, seed: int = 0) -> Ages:
-    """Return `Ages` that draw for each row the age of the newest snapshot that a device may have.
+    """Return a function of type `Ages` that draws, for each row, the age of the newest snapshot that a device may have.
 
-    A snapshot is made at each multiple of `every`, and is at most `age` old. The time since the device fetched it is
-    drawn uniformly, and depends only on `seed` and the number of the row.
+    Snapshots are made at multiples of `device.every`, and devices use them up to the age `device.age`. The time since
+    the device fetched its snapshot is drawn uniformly, and depends only on `seed` and the number of the row.
     """
     age, every = device.age // MICROSECOND, device.every // MICROSECOND
 

@@ -309,11 +309,12 @@ class RowsDiff:
     def between(
         cls, before: LatestRows, after: LatestRows, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
     ) -> "RowsDiff | None":
-        """Compute the writes from `before`, the rows in Redis, to `after`; None if the stamp would alter a sent row.
+        """Return the writes that turn `before`, the rows in Redis, into `after`; None if all rows must be compared.
 
         If all unchanged rows have the same new times, these become the new stamp, and only rows with changed content
-        are sent. Otherwise rows with new times are sent, too. `stamp` is the current stamp, and `horizon` the latest
-        known time of the table's rows in Redis. Rows of pushed keys, `suspect`, are always sent, and Redis decides.
+        are sent. Otherwise rows with new times are sent, too. If the stamp would change the times of a sent row, return
+        None. `stamp` is the current stamp, and `horizon` the latest known time of the table's rows in Redis. Rows of
+        pushed keys, `suspect`, are always sent, and Redis decides.
         """
         matched = matches(before.keys, after.keys)
         same = before.same(matched, after, times=False)
@@ -338,7 +339,7 @@ class RowsDiff:
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
-    """Raise DependencyError if a process of `before` is missing in `after`, since Redis may have lost rows."""
+    """Raise DependencyError if a process of `before` is missing in `after`; both are from `OnlineStore.servers`."""
     if not before.keys() <= after.keys():
         raise DependencyError(
             f"Redis at {without_credentials(url)}", "was restarted, or has changed its primaries, during the run",

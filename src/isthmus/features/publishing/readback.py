@@ -1,4 +1,4 @@
-"""Verification that Redis holds, for every key of a view, the row of the table that was published last."""
+"""Verification that Redis holds, for every key of a view, the row that was last published from the table."""
 
 import numpy as np
 

@@ -82,10 +82,10 @@ def drift(
     new: FeatureStatistics,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Measure how far new rows have drifted from a reference of the same type. Fewer than `LEAST` rows exceed no limit.
+    """Measure how far new rows have drifted from a reference of the same type. Fewer than `LEAST` rows are not judged.
 
-    `windows` are statistics of parts of the reference, each as long as the time that the new rows span. They give the
-    usual variation; without them, it is not considered. Raises DependencyError without SciPy.
+    `windows` are statistics of parts of the reference, each as long as the time that the new rows span. A measure that
+    is as large in one of the windows does not count as drift. Raises DependencyError without SciPy.
     """
     limits = Thresholds()
     if not reference.rows or not new.rows:
@@ -116,10 +116,11 @@ def drift(
 def windows(
     columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
 ) -> dict[str, list[FeatureStatistics]]:
-    """Return statistics of each column in up to `WINDOWS` windows of the rows up to `until`, newest first.
+    """Split the rows up to `until` into windows of `length`. Return each column's statistics by window, newest first.
 
-    `until` and `length` are in microseconds. If there are more windows, an evenly spread selection is measured. Windows
-    without rows are left out. The lists are empty if fewer than two windows fit between the first row and `until`.
+    `until` and `length` are in microseconds. Of more than `WINDOWS` windows, an evenly spread selection is measured.
+    Windows without rows are left out. The lists are empty if fewer than two windows fit between the first row and
+    `until`.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
@@ -160,7 +161,7 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """Return the population stability index, and the index that chance exceeds 1 in 1,000 times. Needs rows."""
+    """Return the population stability index of non-empty sides, and the value that chance exceeds 1 in 1,000 times."""
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]

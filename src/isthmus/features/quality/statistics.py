@@ -118,7 +118,7 @@ def view_statistics(
     after: int | None = None,
     until: int | None = None,
 ) -> ViewStatistics:
-    """Measure the rows of a view's table whose event time lies in (after, until], both in microseconds."""
+    """Measure the rows of a view's table with event times in (after, until], in microseconds; None sets no limit."""
     measurement = Measurement(view.fields)
     first, last = math.inf, -math.inf
     for batch in read(data, [*(column.name for column in view.fields), "event_timestamp"], after, until):

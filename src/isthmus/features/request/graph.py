@@ -80,7 +80,7 @@ class OneRow:
                         if self._slots[slot] is not False]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
-        """Compute a row from values by input name; return None unless it is one row in the inputs' own NumPy types."""
+        """Compute one row from values by input name. Return None for several rows, or unexpected NumPy types."""
         slots = self._slots.copy()
         for name, dtype, slot, mask in self._inputs:
             column = columns[name]
@@ -165,8 +165,9 @@ class RowGraph:
     ) -> Mapping[str, Values]:
         """Compute n rows like `run`, but raise a RequestError if Spark would refuse to compute a row.
 
-        The message names a field, the first such row, and the request field that breaks its rule or the inputs.
-        `graphs` returns a request source's graph, for its rules, and `place` a request field's place in the request.
+        The message names the first such row, and the request field that breaks a rule, or else a field and the inputs
+        that it cannot be computed from. `graphs` returns the graph of a request source, whose rules are checked.
+        `place` returns the place of a request field in the request.
         """
         computed = self.run(columns)
         if (first := self.first_refused(columns, computed, graphs)) is None:
@@ -180,7 +181,7 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Return a field that Spark would refuse and its first such row, or None; `computed` is the result of `run`."""
+        """Explain the first row in which Spark would refuse a field, or return None. `computed` comes from `run`."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}

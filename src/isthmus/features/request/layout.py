@@ -82,7 +82,7 @@ class Layout(
         return msgspec.json.decode(text, type=cls)
 
     def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the input tensors for columns of n values; raise DataError if an array's size is not its input's."""
+        """Return the input tensors for columns of n values; raise DataError if an array has a wrong size."""
         masks = _rows([columns[name].valid for name in self.masks])
         feeds = {input_name(VALID): masks}
         for element, names in self.inputs.items():

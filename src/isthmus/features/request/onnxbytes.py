@@ -43,10 +43,7 @@ class OnnxTensor:
 
 
 def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
-    """Return a model's nodes in order, and its constants by name.
-
-    Raises UnreadableGraph if one is not supported, or if the model is damaged.
-    """
+    """Return a model's nodes in order and its constants by name; raise UnreadableGraph if unsupported or damaged."""
     try:
         fields = _fields(model)
         for opset in map(_fields, fields[8]):
@@ -59,7 +56,7 @@ def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
 
 
 def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
-    """Encode a model of one standard node, with inputs "0", "1", ... of an element type and shape, and output "y"."""
+    """Return a model of one standard node; inputs "0", "1", ... and output "y" have these element types and shapes."""
     body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
     body += _encoded(2, "y") + _encoded(4, node.operator)
     body += b"".join(_encoded(5, attribute) for attribute in node.encoded)

@@ -138,11 +138,11 @@ class ProgramBuilder:
 
     @property
     def calls(self) -> int:
-        """Number of calls of the runtime for a row that needs all steps."""
+        """Number of calls of ONNX Runtime for a row that needs all steps."""
         return len({step.results for step in self._steps if step.kernel is not None})
 
     def open(self, element: str, rows: int, columns: int = 1) -> SlotArray:
-        """Add an input tensor of shape (rows, columns), and return its slots, which each row fills."""
+        """Add an input tensor of shape (rows, columns); return its slots, the list indices that each row fills."""
         slots = np.arange(rows * columns) + len(self._slots)
         self._slots += [None] * slots.size
         self._open.update(slots.tolist())
@@ -318,7 +318,7 @@ class ProgramBuilder:
         return self._slots[slot]
 
     def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
-        """Return the steps that fill the slots `goals`, the initial slots, and the new numbers of the used slots."""
+        """Return the steps that fill the slots `goals`, the initial values, and the new number of each used slot."""
         paths: dict[int, _Path] = dict.fromkeys(goals, ())
         for step in reversed(self._steps):
             if (path := paths.get(step.out)) is not None:

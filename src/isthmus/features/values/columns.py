@@ -79,7 +79,7 @@ def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
 
 
 def concatenated(parts: Sequence[Mapping[str, Values]]) -> Mapping[str, Values]:
-    """Concatenate the rows of tables with the same columns; a single table is returned as it is, {} without tables."""
+    """Concatenate the rows of tables with the same columns; return a single table as it is, {} without tables."""
     if len(parts) < 2:
         return parts[0] if parts else {}
     return {

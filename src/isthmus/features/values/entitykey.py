@@ -16,7 +16,8 @@ _TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "Str
 def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
     """Return the name of an entity key's Redis hash. Different keys always have different names.
 
-    It has the project, the names of the join keys in alphabetical order, and each value with its type and length.
+    The name has the project, the join keys in alphabetical order, and each value with its type and length. Raise
+    RequestError for a text that cannot be encoded in UTF-8.
     """
     ordered = sorted(keys, key=lambda pair: pair[0].name)
     values = [_encode([value], column)[0] for column, value in ordered]
@@ -45,13 +46,13 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
-    """Return the values in a name from `entity_key`, by column in alphabetical order. Other names are not detected."""
+    """Return the values in a name from `entity_key`, in alphabetical order of join keys. Other names go unnoticed."""
     # To detect other names, encode the values again and compare.
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
 
 def by_join_key(columns: Iterable[Column], keys: Sequence[tuple[KeyValue, ...]]) -> dict[str, list[KeyValue]]:
-    """Return the values of each join key, from the results of `decode_key`."""
+    """Convert results of `decode_key` to columns: the values of each join key, by its name."""
     ordered = sorted(column.name for column in columns)
     return {name: [key[n] for key in keys] for n, name in enumerate(ordered)}
 
@@ -71,7 +72,7 @@ def decode_values(data: bytes) -> tuple[KeyValue, ...]:
 
 
 def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
-    """Return the size in bytes of the key, without prefix, at byte `place`; raise ValueError if there is none."""
+    """Return the size in bytes of the key, without prefix, at byte `place`; raise ValueError if a type differs."""
     start = place
     for column in sorted(columns, key=lambda column: column.name):
         if data[place : place + 1] != _TAGS[column.dtype.name]:

@@ -83,14 +83,14 @@ class Columns(Mapping[str, Values]):
 
     @property
     def filled(self) -> Mask:
-        """The rows with at least one non-null value, shape (n,)."""
+        """Mask, shape (n,), of the rows with at least one non-null value."""
         if self.complete:
             return np.full(len(self._rows), len(self) > 0)
         filled: Mask = np.any(~self._nulls & self._codec.every, axis=1)
         return filled
 
     def nulls(self, bits: bytes) -> int:
-        """Count null values, over all rows, of the features in `bits` (from `RowCodec.bits`)."""
+        """Count the nulls of some features over all rows; `bits`, from `RowCodec.bits`, selects the features."""
         if self.complete:
             return 0
         # For a few rows, a Python integer counts its bits in a tenth of NumPy's time.
@@ -156,7 +156,7 @@ class RowCodec:
         self.single = {column.name: self.select([column.name])[0] for column in view.fields}
 
     def select(self, names: Sequence[str]) -> list[Selection]:
-        """Return selections that read these features of the view in as few parts as possible."""
+        """Return as few selections as possible that together read these features of the view."""
         requested, selections = dict.fromkeys(names), []
         for part, (dtype, run) in enumerate(self._runs):
             places = [place for place, name in enumerate(run) if name in requested]
@@ -172,7 +172,7 @@ class RowCodec:
         return selections
 
     def bits(self, names: Sequence[str]) -> bytes:
-        """Return the null bits of a row in which exactly these features are null."""
+        """Return these features as a bit mask: the section `nulls` of a row in which exactly they are null."""
         bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
         return bits.to_bytes(len(self.every), "little")
 
@@ -214,8 +214,9 @@ class RowCodec:
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
         """Decode the rows of n keys, and treat damaged rows and rows of another contract as missing.
 
-        Return the rows, and the mask of rows that were treated so, None if all are sound. `check` also compares the
-        content of each row with its hash. Raise ContractMismatch if all rows were written under another contract.
+        Return the rows, and a mask of the damaged rows and those of another contract; None if there are none. `check`
+        also compares the content of each row with its hash. Raise ContractMismatch if all rows were written under
+        another contract.
         """
         block = self._decode(rows)
         if block is not None and not check:

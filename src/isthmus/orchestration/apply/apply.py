@@ -49,10 +49,11 @@ class Applied:
 def apply(project: Project) -> Applied:
     """Check the definitions and write their contract to the project's state.
 
-    The contract is current at once, and Feast's objects are registered, if its views are the current ones or no row was
-    ever materialized. Otherwise it is the next contract, and servers switch after `build` and `materialize` have
+    The contract becomes current at once, and Feast's objects are registered, if no view has changed or no row was ever
+    materialized. Otherwise it becomes the next contract, and servers switch after `build` and `materialize` have
     written its rows. Waits for the lock `contract`. Deletes device snapshots that disclose more than the new
-    definitions allow. On one of the errors below, the applied contract stays.
+    definitions allow, and writes converted copies of local sources. On one of the errors below, the applied contract
+    stays.
 
     Raises:
         ConfigurationError: problems of definitions, freshness objectives, sources or functions, or features whose type
@@ -155,7 +156,7 @@ def local_sources(project: Project) -> list[Source]:
 
 
 def remember(project: Project, digest: str) -> None:
-    """Store a digest from `build_problems`, so that it skips the same inputs. Call it only without problems."""
+    """Store the digest that `build_problems` returned without problems, so that it skips the same inputs next time."""
     write_atomically(_note(project), digest.encode())
 
 

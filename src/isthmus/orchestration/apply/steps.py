@@ -1,4 +1,4 @@
-"""Step that applies the definitions."""
+"""The pipeline step `apply`, which applies the definitions."""
 
 from dataclasses import asdict
 

@@ -27,7 +27,10 @@ from isthmus.serving.rollout.releases import in_force
 
 
 def register(project: Project, contract: Contract) -> list[str]:
-    """Write Feast's registry and configuration, unless nothing has changed; return the names of Feast's objects."""
+    """Write Feast's registry and configuration if anything has changed; return the names of Feast's objects.
+
+    Raise DependencyError if Feast is needed and not installed.
+    """
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
     settings, digest = address(project), _registration(project, contract)
     server = settings
@@ -92,7 +95,7 @@ def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
 def switch(project: Project, store: OnlineStore) -> bool:
     """Make the next contract current if Redis has all of its rows. Return True if it became current.
 
-    `store` must be opened with the next contract; otherwise nothing happens. Waits for the lock `contract`, copies
+    `store` must be opened with the next contract; otherwise this returns False. Waits for the lock `contract`, copies
     pushed rows of the current contract to the new views, and registers the Feast objects of the new contract. Raise
     DataError if the new rows in Redis differ from their tables (the current contract stays), and DependencyError if
     Feast cannot be used.

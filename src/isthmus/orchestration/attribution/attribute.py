@@ -49,7 +49,10 @@ LARGEST = 10
 
 
 def day_range(first: str | None, end: str | None) -> Days | None:
-    """Parse the options --from and --to (exclusive). Return None without both; raise RequestError if one is wrong."""
+    """Parse --from and --to (exclusive).
+
+    Return None if both are missing; raise RequestError if one is missing or wrong.
+    """
     if (first is None) != (end is None):
         raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
                            expected="both --from and --to, or neither")  # fmt: skip
@@ -73,7 +76,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
     recorded: bool = False,
     progress: Progress = silent,
 ) -> Attribution:
-    """Attribute the gap between the last package's answers and the ideal ones to the stages in between.
+    """Attribute the gap between the last package's answers and the ideal answers to the stages in between.
 
     The ideal answer is the teacher's, from the features that could be known at the moment of a row. The rows are the
     test part of the student's training set, or the rows of the latest training set within `days`. `fed` is a file with
@@ -83,9 +86,9 @@ def attribute(  # noqa: PLR0913 - the options of the command
     `runtime` must then be None.
 
     Writes a page and a table of all rows to `attribution/<name>` in the state folder, readable by their owner only. A
-    broken bound raises nothing; see `require_bounds`. Raise RequestError if scores are not numbers, no row is left, or
-    an option is invalid; DataError if a package, student, table or file is missing or invalid; and ContractMismatch if
-    the package cannot run under the current contract.
+    broken bound does not raise an error here; `require_bounds` does that. Raise RequestError if scores are not numbers,
+    no row is left, or an option is invalid; DataError if a package, student, table or file is missing or invalid; and
+    ContractMismatch if the package cannot run under the current contract.
     """
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")

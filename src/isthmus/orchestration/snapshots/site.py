@@ -34,11 +34,11 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 def site(project: Project, name: str | None, out: Path) -> Path:
     """Write to the folder `out` a static web page that runs the last exported package; return `out`.
 
-    Replaces the whole folder if an earlier call wrote it, and raises a DataError if it has other files. Copies the
-    project's own page from `pages/<distillation>`; without one, tabular and language models get a form, and other
-    models raise a ConfigurationError. Installs onnxruntime-web with npm if it is missing. For a model with a `device`,
-    adds the newest snapshot unless each owner has a file, creates a signing key if it is missing, and raises a
-    DataError if no snapshot fits the package.
+    `name` is a distillation, optional if there is only one. Replaces the whole folder if an earlier call wrote it, and
+    raises a DataError if it has other files. Copies the project's own page from `pages/<distillation>`; without one,
+    tabular and language models get a form, and other models raise a ConfigurationError. Installs onnxruntime-web with
+    npm if it is missing. For a model with a `device`, adds the newest snapshot unless each owner has a file, creates a
+    signing key if it is missing, and raises a DataError if no snapshot fits the package.
     """
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name

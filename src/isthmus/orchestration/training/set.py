@@ -66,7 +66,7 @@ def training_set(
     Computes the spine with the project's engine. If the same training set exists, only makes it the latest. Writes
     statistics if they are missing. With `as_served`, the values are those readable online at each row's time, by the
     log of materializations. The rows do not depend on `join`. Raises ContractMismatch if the definitions have not been
-    applied.
+    applied. `name` is optional if the project has one distillation.
     """
     contract = project.applied()
     require_join(join, as_served=as_served)

@@ -34,9 +34,9 @@ def recompute(
     """Compare the engine's results of request transforms in the latest training set with the results of the graphs.
 
     Adds the comparisons to `verdict`. Uses a sample of the rows; with `all_keys`, all rows here and up to 2,000 in the
-    server. The graphs run here and in the server of `api` (named `API NAME`). Both also compute some rows one at a
-    time, which must have the same bits as in a batch: tolerances apply only to comparisons with the engine. A transform
-    is skipped, with a reason, if the training set has no values of it, or values of an older definition.
+    server. The graphs run here and in the server of `api` (`API NAME` in the verdict). Both also compute some rows one
+    at a time, which must have the same bits as in a batch: tolerances apply only to comparisons with the engine. A
+    transform is skipped, with a reason, if the training set has no values of it, or values of an older definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -87,7 +87,7 @@ class _Engine:
         self._results = self._fields(table)
 
     def compare_graph(self) -> tuple[Comparison, Comparison]:
-        """Compare the graph with the engine, and its results for single rows with batches; return both by field."""
+        """Compare graph with engine, and the graph row by row with the graph in a batch; return both by field."""
         values = self._graph.run(self._inputs).values
         # Rows that the graph refuses are null here, and so differ from the engine's values.
         compared = self._compare(self._rows, self._results, values, self._tolerances)

@@ -1,4 +1,4 @@
-"""The package in every runtime that can run here, compared with its student."""
+"""Run a package in every runtime that is available here, and compare the answers with its student's."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The format of `head.json`, see docs/heads.md. Reading it validates every name, number and type."""
+"""The format of `head.json`: steps from raw inputs to the inputs of a numeric core. Reading it validates everything."""
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence

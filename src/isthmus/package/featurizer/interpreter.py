@@ -118,7 +118,7 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a test if a text is the parts in order, with any text between them. It ignores a second argument."""
+    """Return a function (text, ignored) that tells if the text is the parts in order, with any text between them."""
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None
 

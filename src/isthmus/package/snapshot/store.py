@@ -3,7 +3,7 @@
 latest              JSON, see `Latest`: written last, so it names only files that exist
 DIGEST.snapshot     the newest snapshot and some earlier ones, by SHA-256
 DIGEST.NEWEST.diff  delta from an earlier snapshot to the newest, by the first 16 digits of its SHA-256
-DIGEST.owners       instead of both if each owner has a snapshot: the newest files of all owners and earlier ones
+DIGEST.owners       instead of both if each owner has a snapshot: the newest snapshots of all owners, or earlier ones
 """
 
 import fcntl

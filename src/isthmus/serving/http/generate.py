@@ -47,7 +47,8 @@ class TextGeneration:
     async def answer(self, request: Request) -> Response:
         """Generate the first token, and return a response that streams the text as events.
 
-        Errors until then, such as a BusyError for too many texts at a time, have an HTTP status; later ones are events.
+        Errors before it, such as a BusyError for too many texts at a time, have an HTTP status; later errors are
+        events.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
@@ -91,8 +92,8 @@ async def tokens_of(
 ) -> list[int]:
     """Return the tokens of a prompt; raise a RequestError if it cannot be tokenized or does not fit the model.
 
-    A long prompt is tokenized in a thread that holds the lock `turn`, so only one runs at a time. A canceled caller
-    does not stop a run that has started.
+    A long prompt is tokenized in a thread that holds the lock `turn`, so only one thread does this at a time. The
+    thread continues even if the caller is canceled.
     """
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)

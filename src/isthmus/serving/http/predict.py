@@ -72,14 +72,14 @@ class Predicted:
 
     @property
     def numbers(self) -> Outputs:
-        """The outputs as one array, shape (n,) or (n, classes), to compare a model on trial with the deployed one."""
+        """The outputs as one array to compare: shape (rows,) or (rows, classes), or all elements of all tensors."""
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 
 def recorded_by(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
-    """Return the reader that describes an answer to the recorder; None without a recorder or outside its sample."""
+    """Return the `AnswerReader` that recording an answer needs; None without a recorder, or if not in the sample."""
     if recorder is None:
         return None
     deployment = predictor.model.deployment
@@ -98,7 +98,7 @@ class PredictionService:
         self._waiting: asyncio.Queue[tuple[str, Callable[[], Awaitable[None]]]] = asyncio.Queue(WAITING)
 
     async def run_waiting(self) -> None:
-        """Run the queued shadows and latency comparisons one at a time, until canceled. Failures are logged."""
+        """Run the queued background comparisons of models on trial one by one, until canceled. Failures are logged."""
         while True:
             role, work = await self._waiting.get()
             try:
@@ -114,9 +114,12 @@ class PredictionService:
             self._metrics.count_trial(trial, role, "dropped")
 
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
-        """Predict with the requested version, else a model that the server chooses; return its predictor and outputs.
+        """Predict with the requested version, else the deployed model or one on trial; return predictor and outputs.
 
-        If a model on trial fails, the standby answers instead. Counts requests and failures of a trial, and may end it.
+        If a model on trial (a canary, or a deployment on probation) fails, its standby answers instead: the deployed or
+        the previous model. Counts requests and failures of the trial, which ends after too many failures. May queue a
+        comparison for `run_waiting`. Raises a RequestError for a request that does not fit, and the errors of
+        `State.predictor` and `stored`.
         """
         state = request.state
         if request.version is not None:
@@ -238,10 +241,10 @@ class PredictionService:
     async def stored(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, bits: Mapping[str, bytes] | None
     ) -> Mapping[str, ViewAnswer]:
-        """Read the views of a plan, and count the features that `bits` selects by view, unless `bits` is None.
+        """Read the views of a plan from Redis as of `at`. Count the values of the features in `bits` unless it is None.
 
-        Returns {} if the plan reads no views. Raises a DataError if a row is damaged, a DependencyError if Redis does
-        not answer in time or has lost rows that may not be answered as null.
+        Returns {} if the plan reads no views. Raises a DataError if a row is damaged, and a DependencyError if Redis
+        does not answer in time, or if a missing row may be a lost one and lost rows are refused.
         """
         if not plan.views:
             return {}

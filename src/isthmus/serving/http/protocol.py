@@ -1,7 +1,7 @@
 """A uvicorn connection that limits the head of a request, and closes when the client stalls.
 
-The application sees neither an idle connection, a slow head, an unread body nor an answer that the client does not
-read: each could last forever, with its memory and file descriptor. An answer's head and body are sent in one packet.
+The application does not see an idle connection, a slow head, an unread body or an answer that the client does not read:
+each could last forever, with its memory and file descriptor. An answer's head and body are sent in one packet.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header or trailer field; trailers are dropped."""
+        """Count a field, and pass it on unless it is a trailer. Above a limit, raise an error: the answer is 431."""
         self._count(len(name) + len(value), 1)
         if self._in_head:
             super().on_header(name, value)
@@ -96,7 +96,11 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer an invalid request, or one whose head or trailers exceed the limits."""
+        """Answer an invalid request with 400, or with 431 if its head or trailers exceed limits; end the connection.
+
+        In place of 431, the connection is aborted if the answer to this or an earlier request is still due or has
+        begun.
+        """
         if not self._over:
             super().send_400_response(msg)
             return
@@ -152,7 +156,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """Allow `WAIT_SECONDS` for the unread part of a body, after which the next request can begin."""
+        """After an answer, give the client `WAIT_SECONDS` to send the rest of its body; then abort the connection."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()
@@ -162,7 +166,7 @@ class Connection(HttpToolsProtocol):
         self._arrived()
 
     def shutdown(self) -> None:
-        """Let the current request finish when the server ends, even if none of it has been read yet."""
+        """Close the connection as the server ends: after the current answer, or after `LEAVING_SECONDS` if idle."""
         if self.cycle is None or self.cycle.response_complete:
             self._leaving = True
             self.loop.call_later(LEAVING_SECONDS, self._leave)

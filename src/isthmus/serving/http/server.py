@@ -26,7 +26,8 @@ from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 def main(settings: int | None = None, parent: int | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. An IsthmusError is written to stderr, not raised.
 
-    `settings` is a file descriptor, or None to read the environment. The server ends with the process id `parent`.
+    `settings` is a file descriptor to read the settings from; None reads the variable `ISTHMUS_SERVER`. With a process
+    id `parent`, the server also ends when that process ends. Replaces the handlers of Python's root logger.
     """
     log.configure()
     if parent is not None:
@@ -44,9 +45,10 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests in progress; start a process for each of several workers.
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress. Several workers run in one process each.
 
-    Increases this process's soft limit on open files. Raises a ConfigurationError if it cannot listen on the port.
+    Replaces the handlers of both signals, and increases this process's soft limit on open files. Raises a
+    ConfigurationError if it cannot listen on the port.
     """
     # Each connection needs a file descriptor. The usual soft limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -33,10 +33,11 @@ register_url_convertor(OWNER, _Owner())
 
 
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
-    """Return the newest snapshot or a delta from the device's version; 304 if the device is up to date.
+    """Answer with the newest snapshot, or a delta from the version in the query's `since`; 304 if that is the newest.
 
-    A whole file is compressed with Zstandard if the client accepts it. Without a `folder`, no snapshot exists. Raises a
-    ForbiddenError, NotFoundError, NotReadyError (damaged files) or RequestError (the owner's value has the wrong type).
+    A whole file is compressed with Zstandard if the client accepts it. Raises a ForbiddenError, NotFoundError (unknown
+    service, or no snapshot, as without a `folder`), NotReadyError (damaged files) or RequestError (the owner's value
+    has the wrong type).
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:

@@ -35,7 +35,7 @@ _HASHES = ("package", "contract")
 
 
 async def status(settings: ServerSettings, state: State, store: Store, metrics: Metrics, now: int) -> StatusAnswer:
-    """Build the complete status, and check for lost rows. `problems` lists the parts that cannot be read.
+    """Return the complete status. Asks Redis, and updates the lost rows in `store`. `problems` lists unreadable parts.
 
     Raises a NotReadyError without a contract. `now` is in microseconds since 1970 UTC.
     """

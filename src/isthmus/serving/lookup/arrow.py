@@ -32,10 +32,10 @@ def stream(
     answers: Mapping[str, ViewAnswer],
     computed: TransformOutputs,
 ) -> bytes:
-    """Encode a lookup as one record batch. `types` has the column of each join key.
+    """Encode the answer to a lookup as an Arrow IPC stream with one record batch. `types` has the column of each key.
 
     Keys and features are followed by `<view>__status`, a dictionary of Feast's names, and `<view>__event_timestamp`,
-    null if the view has no row. A null feature in a row whose view is PRESENT is a null value.
+    null if the view has no row. Statuses are per view: a null feature of a view that is PRESENT was stored as null.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):

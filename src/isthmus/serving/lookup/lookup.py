@@ -129,7 +129,10 @@ class Lookup:
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def inputs(self, keys: Mapping[str, list[Any]], fields: Mapping[str, list[Any]], limits: Limits) -> LookupInputs:
-        """Check a request's decoded columns; raise a RequestError if they do not fit, or a TooLargeError."""
+        """Check the decoded columns of a request, and convert its request fields to NumPy; absent ones become null.
+
+        Raises a RequestError if columns are missing or do not fit, and a TooLargeError if they exceed the limits.
+        """
         decode.require_keys(self.plan.keys, keys)
         for name in keys:
             if name in self._columns:
@@ -146,7 +149,7 @@ class Lookup:
         return LookupInputs(keys, request, rows)
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """Compute the request transforms; raise a RequestError for a row in which one of them is undefined."""
+        """Compute the request transforms; raise a RequestError for a row in which a transform is undefined."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -162,7 +165,7 @@ class Lookup:
         answers: Mapping[str, ViewAnswer],
         computed: TransformOutputs,
     ) -> bytes:
-        """Encode the JSON answer for `rows` rows. Parts that columns share are encoded once."""
+        """Encode the answer as Feast's JSON. Its metadata has `problems` if stored rows are damaged."""
         present = repeated(b'"PRESENT"', rows)
         end = _end(present, repeated(EPOCH, rows))
         columns = [b""] * len(self.names)
@@ -231,7 +234,7 @@ class Lookup:
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Describe damaged rows and Redis keys that are not hashes, by view and type, with the first 10 row numbers."""
+    """Return messages about damaged rows and Redis keys that are not hashes, with up to 10 row numbers; [] if none."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -265,7 +268,7 @@ class _Shared:
             self._times = orjson.dumps(np.clip(event, *CALENDAR).view("<M8[us]"), option=OPTIONS)
 
     def ends(self, null: Nulls | None, count: int) -> list[bytes]:
-        """Return the JSON after the values of each column; `null` has shape (count, n) or is None without nulls."""
+        """Return the JSON after the values of each column; `null` has shape (count, rows), or is None without nulls."""
         if null is None:
             return [_end(self._present, self._times)] * count
         present = self._status == _PRESENT
@@ -291,7 +294,7 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """Split Feast references `view:feature` into pairs; raise a RequestError if one is invalid or unknown."""
+    """Split Feast references `view:feature` into pairs; raise a RequestError if empty, invalid or unknown."""
     if not references:
         raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []
@@ -311,7 +314,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """Return a service's feature pairs; raise a NotFoundError, or a RequestError if it has request fields only."""
+    """Return a service's feature pairs; raise a NotFoundError if unknown, a RequestError if it has no features."""
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))

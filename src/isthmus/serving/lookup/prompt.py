@@ -37,7 +37,7 @@ class Prompt:
             self.plan, self.bits = LookupPlan(contract, []), {}
 
     def read(self, message: GenerateRequest, limits: Limits) -> LookupInputs:
-        """Read the only row of a request; raise a RequestError if it does not fit, a TooLargeError for further rows."""
+        """Return the checked row of a request; raise a RequestError if it does not fit, or if there are several."""
         lookup = self._lookup
         if lookup is None:
             if message.entities:
@@ -52,7 +52,7 @@ class Prompt:
         return inputs
 
     def features(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, str]:
-        """Return the text of each feature for the row; a null becomes the package's text for missing values."""
+        """Return each feature's text by name; {} without features. A null becomes the package's text for nulls."""
         lookup = self._lookup
         if lookup is None:
             return {}

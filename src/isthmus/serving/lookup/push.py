@@ -88,7 +88,7 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]]:
-        """Return the Redis key of each row, and the packed row. Raise a RowsError that lists all problems of the rows.
+        """Return the Redis keys and the packed rows, in two lists. Raises a RowsError with all problems of the rows.
 
         Raises an UnreadableError if a column is not valid JSON, a TooLargeError if there are too many rows or values.
         """
@@ -148,11 +148,11 @@ class PushedView:
 def packed(
     declared: Sequence[PushedView], older: Sequence[PushedView], df: Raws, limits: Limits, times: Times
 ) -> list[Packed]:
-    """Check rows against the definitions `declared`, and pack them for every definition they fit, `older` ones too.
+    """Check rows against the definitions `declared`; pack them for every definition that they fit, also in `older`.
 
-    The first result is for the definition whose columns the rows have exactly. For the others, unknown columns are
-    dropped and missing ones are null. If the rows fit none of `declared`, raise a RowsError with all problems of the
-    first.
+    The first result is for the definition whose columns the rows have exactly. For all other definitions, unknown
+    columns are dropped and missing ones are null. If the rows fit none of `declared`, raises a RowsError with all
+    problems for `declared[0]`.
     """
     refusals = []
     for first in declared:
@@ -168,7 +168,7 @@ def packed(
 
 
 def by_table(parts: Sequence[Packed]) -> list[Packed]:
-    """Return one entry of `parts` per offline table, for the history. The first entry wins: it has all columns."""
+    """Return the first entry of `parts` for each offline table. Only these entries are appended to the history."""
     return list({part[0].table: part for part in reversed(parts)}.values())
 
 

@@ -1,7 +1,7 @@
 """Counters of one thread that cost a request almost nothing, in the formats of prometheus_client.
 
-Its own counters took 7 % more CPU time for a small lookup. Workers that share a port write their numbers to its
-multiprocess files and expose only these, so no counter decreases, no matter which worker answers.
+Counters of prometheus_client took 7 % more CPU time for a small lookup. Workers that share a port write their numbers
+to files in its multiprocess format and expose only these, so no counter decreases, no matter which worker answers.
 """
 
 import math
@@ -86,7 +86,7 @@ class Family:
         return self._seconds[values]
 
     def counts(self, *values: str) -> list[int]:
-        """Return the number of observations in each bucket, not cumulative; zeros if there were no observations."""
+        """Return the number of observations per bucket, not cumulative, for these label values; zeros without any."""
         seconds = self._seconds.get(values)
         return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 
@@ -134,7 +134,10 @@ class Tally:
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
-        """Return a histogram's count and quantiles in seconds by value of a label; share 0.99 is the p99."""
+        """Return a histogram's count and quantiles, in seconds, by value of a label; share 0.99 is the p99.
+
+        With a folder, this calls `write` and includes all processes. Label values without observations are left out.
+        """
         groups: dict[str, dict[float, float]] = {}
         for metric in self.collect():
             for sample in metric.samples if metric.name == family else ():
@@ -168,7 +171,7 @@ class Tally:
         self._files.clear()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric that has a number. With a folder, call `write`, then merge the files of all processes."""
+        """Yield every metric that has a value. With a folder, call `write`, then merge the files of all processes."""
         if self._folder is None:
             yield from (family.collect() for family in self._families if family.numbers)
         else:

@@ -41,7 +41,7 @@ class SpoolGauges:
         self._backlog = SpoolBacklog(0, None)
 
     def look(self) -> None:
-        """Read the folder; keep the last values if that fails, since dropped answers are counted elsewhere."""
+        """Measure the spool folder for the next `collect`. If the folder cannot be read, keep the previous values."""
         with suppress(OSError):
             self._backlog = waiting(self._folder)
 
@@ -68,7 +68,7 @@ class ProductionGauges:
         self._file: WatchedFile[Production] | None = None
 
     def look(self, model: str) -> None:
-        """Read the quality file of a model if it has changed. A broken file is logged, not raised."""
+        """Read a model's quality file for the next `collect` if it has changed. A broken file is logged, not raised."""
         path = production_file(self._state, model)
         if self._file is None or self._file.path != path:
             self._file = WatchedFile(path, Production.loads)

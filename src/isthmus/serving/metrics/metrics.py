@@ -80,7 +80,7 @@ class Metrics:
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """Count an answered request. `path` is the route or a placeholder; `status` is 0 if the client disconnected."""
+        """Count a request after `begin`. `path` is the route or a placeholder; `status` is 0 if the client has left."""
         self._in_flight.value -= 1
         self._outcomes[path, scope["method"], status].count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:
@@ -122,7 +122,7 @@ class Metrics:
         self._series.unrecorded.number(why).value += answers
 
     def latency(self) -> dict[str, LatencyState]:
-        """Return the latency of all requests by route, and of model runs as "runs of MODEL", in milliseconds."""
+        """Return the count, p50 and p99 in milliseconds of requests by route, and of model runs as "runs of MODEL"."""
         measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
         runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
         measured |= {f"runs of {model}": quantiles for model, quantiles in runs.items()}
@@ -132,7 +132,7 @@ class Metrics:
         }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics as text and its content type: OpenMetrics if `accept` names it, else Prometheus's own."""
+        """Return all metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus text."""
         # Exclude the request for the metrics: other workers would show it long after its answer.
         self._in_flight.value -= 1
         for name in self.gauges.views():

@@ -61,7 +61,7 @@ class Batches:
         return await waiting.outputs
 
     async def beside(self, columns: Columns, *, in_thread: bool) -> Outputs:
-        """Predict outside the queue, in a thread or on the event loop."""
+        """Predict at once, outside the queue: in a thread if `in_thread`, else on the event loop, which this blocks."""
         return await offload(in_thread, self._predict, columns)
 
     async def _run(self) -> None:

@@ -20,7 +20,7 @@ class Generator:
         self.generation = generation_of(predictor.model.manifest)
 
     def room(self, prompt: Sequence[int], wanted: int | None, limits: Limits) -> int:
-        """Return the number of tokens to generate after a prompt: `wanted` or the maximum, limited by the context.
+        """Return how many tokens to generate: `wanted`, by default the maximum, but at most what fits the context.
 
         Raises a TooLargeError if `wanted` exceeds the maximum, a RequestError if the prompt is empty or does not fit.
         """
@@ -30,7 +30,7 @@ class Generator:
         return min(self.decoder.require_prompt(prompt), most if wanted is None else wanted)
 
     async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[Read]:
-        """Yield the most likely next tokens, up to an end token or `room` tokens. Canceling stops the current run."""
+        """Yield the most likely next token up to `room` times; an end token is the last. Canceling stops the run."""
         cache, fed = self.decoder.cache(len(prompt) + room), prompt
         for _ in range(room):
             for part in self.decoder.parts(fed):

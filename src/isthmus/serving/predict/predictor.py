@@ -71,7 +71,8 @@ class Predictor:
         """Return the join keys, the request fields and the number of rows of a request.
 
         A value that is both a join key and a request field may be in `entities`, in `request`, or in both if equal.
-        Raises a RequestError if columns do not fit the model, a TooLargeError if there are too many rows or values.
+        Raises a RequestError for tensors or columns that do not fit the model, a TooLargeError for too many rows or
+        values.
         """
         if isinstance(message, TensorRequest):
             raise RequestError(f"model {self.model.deployment.model}", "takes rows of features, not tensors",

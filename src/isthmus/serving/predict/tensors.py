@@ -61,7 +61,7 @@ class Turns:
         self._lock = asyncio.Lock()
 
     async def predict(self, inputs: TensorInputs, _rows: int) -> TensorOutputs:
-        """Run the model when its turn comes. Canceling the caller stops the run; the next run starts after that."""
+        """Run the model in a thread, after earlier calls. Canceling stops the run, and the next run waits for that."""
         options = self._options(inputs)
         await self._lock.acquire()
         run = started(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
@@ -69,7 +69,7 @@ class Turns:
         return await _ended(run, options)
 
     async def beside(self, inputs: TensorInputs, *, in_thread: bool) -> TensorOutputs:  # noqa: ARG002 - always in one
-        """Run outside the queue. Canceling the caller stops the run."""
+        """Run the model at once, outside the queue, always in a thread. Canceling the caller stops the run."""
         options = self._options(inputs)
         run = started(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
         return await _ended(run, options)
@@ -121,7 +121,8 @@ class TensorPredictor:
         """Return an empty dict (there are no join keys), the tensors, and the number of rows of a request.
 
         The number of rows is the first dimension if it has the same name in all inputs, else 1. Raises a RequestError
-        if the tensors do not fit the model, a TooLargeError if they are too large, before any element is decoded.
+        if the tensors do not fit the model, and a TooLargeError for too many rows or elements. All sizes are checked
+        before decoding.
         """
         if isinstance(message, PredictRequest):
             name = self.model.deployment.model
@@ -263,7 +264,7 @@ def described(tensor: TensorInfo) -> str:
 
 
 def require_elements(where: str, shapes: Iterable[Sequence[int]], limits: Limits) -> None:
-    """Raise a TooLargeError if tensors of these shapes have too many elements in total."""
+    """Raise a TooLargeError if tensors of these shapes have more elements in total than `limits.values`."""
     elements = sum(map(math.prod, shapes))
     if elements > limits.values:
         raise TooLargeError(where, f"{elements:,} elements", expected=f"{limits.values:,} at most", remedy=_SPLIT)

@@ -1,6 +1,6 @@
 """A batch of recorded answers: columns of bytes behind a length and a checksum, little-endian.
 
-A segment is a file of batches, back to back. The last one may be incomplete: its process may have been killed.
+A segment is a file of batches, back to back. Its last batch may be incomplete: the process may have been killed.
 
     magic     4 bytes   ISRB
     version   1 byte
@@ -134,7 +134,10 @@ def encoded(batch: AnswerBatch) -> bytearray:
 
 
 def batches(segment: bytes | bytearray) -> Iterator[AnswerBatch]:
-    """Yield the readable batches of a segment, then raise a DamagedBatchError or OtherVersionError for the others."""
+    """Yield the readable batches of a segment, then raise a DamagedBatchError if there are damaged ones.
+
+    At a batch of another version, raises an OtherVersionError and yields no further batches.
+    """
     place, problem = 0, ""
     while place < len(segment):
         if len(segment) - place < HEAD.size:
@@ -204,7 +207,7 @@ def count(batch: AnswerBatch) -> int:
 
 
 def size(batch: AnswerBatch) -> int:
-    """Return the size of a batch as table columns, in bytes, with full request bodies."""
+    """Return the bytes that the columns of a batch take in a table, where every request body is written whole."""
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
     ends = (_ends(group) for group in batch.groups)
@@ -217,7 +220,7 @@ def _ends(group: AnswerGroup) -> int:
 
 
 def merged(groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """Concatenate groups that are equal but for their columns; those with and without a digest stay separate."""
+    """Join groups that differ only in the content of their columns. Groups with and without a digest stay separate."""
     alike: dict[tuple[Any, ...], list[AnswerGroup]] = {}
     for group in groups:
         views = tuple((view.view, view.hash) for view in group.views)

@@ -1,4 +1,4 @@
-"""Convert answers to groups of a batch. Lookups are growing columns, so an answer leaves no object in memory."""
+"""Convert answers to groups of a batch. Lookups extend columns in place, so an answer leaves no object in memory."""
 
 import hashlib
 from base64 import b64encode
@@ -128,7 +128,10 @@ def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mappin
 
 
 def text_of(body: bytes, json: int) -> bytes:
-    """Return the body of a tensor request as JSON, with any binary part in Base64."""
+    """Return the body of a tensor request as JSON; binary data after its first `json` bytes becomes Base64.
+
+    If `json` is 0, the body has no binary data and is returned as it is.
+    """
     if not json:
         return body
     return orjson.dumps({"json": orjson.Fragment(body[:json]), "binary": b64encode(body[json:]).decode()})
@@ -187,7 +190,7 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
 
 
 def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
-    """Return the rows that an answer used, one entry per view of the reader."""
+    """Return the stored rows that an answer used, one entry per view of the reader, compact for `columns_of`."""
     stored: list[Stored] = []
     for view, _ in reader.views:
         answer = answers[view.name]

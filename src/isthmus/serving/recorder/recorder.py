@@ -1,4 +1,4 @@
-"""Record answers: the event loop turns them into columns, and a thread writes these, with limited memory."""
+"""Record answers with limited memory: the event loop converts them to columns, which a thread writes to disk."""
 
 import asyncio
 import os
@@ -119,7 +119,7 @@ class Recorder:
         self._thread.start()
 
     def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
-        """Return the shared reader of a plan, or None if this answer is not in the random sample of `share`."""
+        """Return the cached `AnswerReader` of a plan, or None, at random, if this answer is outside the sample."""
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
             return None
@@ -134,7 +134,7 @@ class Recorder:
         self, plan: LookupPlan, at: int, body: bytes, keys: Mapping[str, Sequence[Any]], rows: int,
         answers: Mapping[str, ViewAnswer], computed: Mapping[str, Mapping[str, Values]],
     ) -> RecordedAnswer | None:  # fmt: skip
-        """Return the answer to record for a lookup, or None if it is not in the sample."""
+        """Return the record of a lookup's answer, to pass to `add`; None if it is not in the random sample."""
         reader = self._readers.get(plan) if self._all else None
         if reader is None and (reader := self.reader("lookup", plan)) is None:
             return None
@@ -149,7 +149,7 @@ class Recorder:
         return b"%s-%x" % (self._run, answer.sequence)
 
     def add(self, answer: RecordedAnswer) -> None:
-        """Queue an answer for the thread; if memory or disk is full, it or an older one is dropped and counted."""
+        """Queue an answer for writing. If memory or disk is full, this or an older answer is dropped and counted."""
         part = self._part
         part.append(answer)
         if self._timer is None:

@@ -43,7 +43,7 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Write a batch whole, or raise an OSError; return how many old answers were removed to make room for it."""
+        """Write a batch, or raise an OSError, also if there is no room; return how many old answers were removed."""
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
         if self._segment >= 0 and (
@@ -128,7 +128,7 @@ class Spool:
 
 
 def segments(folder: Path) -> list[Path]:
-    """List the segments in a folder, in order within each run."""
+    """List the segments in a folder by name: the segments of one process are in the order of writing."""
     return sorted(path for path, _ in _segments(folder))
 
 
@@ -143,7 +143,7 @@ def ended(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Delete a finished segment and count its readable answers; keep it and return None if a process writes to it."""
+    """Delete a segment, and return its number of readable answers. If a process still writes to it, return None."""
     if not ended(path):
         return None
     answers = 0

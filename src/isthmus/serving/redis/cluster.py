@@ -52,7 +52,7 @@ class Cluster:
         return [reply for reply in replies if not isinstance(reply, TryAgainError)] + await self._ask(again, FIRST_KEY)
 
     async def ping(self, project: str) -> None:
-        """Check that every primary answers. See `RedisNode.ping`."""
+        """Raise an error if a primary does not answer, or would refuse a lookup of the project."""
         owners = self._owners or await self._learn(())
         try:
             await asyncio.gather(*(self._node(url).ping(project) for url in set(owners)))

@@ -42,7 +42,7 @@ class RedisNode:
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """Send commands and return their replies in order. Raise the first error reply, or return errors if `refusals`.
+        """Send commands and return their replies in order. Raises the first error reply, or returns it with `refusals`.
 
         After a connection error or a failover, all commands are sent again on a new connection, so they may run twice.
         """
@@ -61,7 +61,7 @@ class RedisNode:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """Run a script over the keys and values of `piece`, and return its replies. It may run twice, see `ask`."""
+        """Run a script over the keys and values of `piece`, and return its replies. May run it twice, see `ask`."""
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:

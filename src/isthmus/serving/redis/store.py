@@ -87,8 +87,8 @@ class Store:
     ) -> dict[str, ViewAnswer]:
         """Read the views of a plan for `rows` rows of keys, as of time `at` in microseconds since 1970 UTC.
 
-        Damaged rows get a status and are logged; `check` forces a check of row contents. Raises a LostRowsError if a
-        missing row may be one that Redis has lost and lost rows are refused.
+        Damaged rows get the status DAMAGED and are logged; `check` compares all rows with their hashes, too. Raises a
+        DependencyError if Redis does not answer, a LostRowsError if a missing row may be lost and `refuse` is set.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
         with StoreWait(), answering(self._url), Deadline(self._deadlines):
@@ -150,7 +150,7 @@ class Store:
     ) -> None:
         """Append pushed rows to the Redis stream for a view's history, all or none. `accepted` is in microseconds.
 
-        Raises a DependencyError if more than `limit` rows would wait.
+        Raises a DependencyError if more than `limit` rows would wait in the stream.
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():
@@ -158,7 +158,7 @@ class Store:
         pushes.require_room(view.table, total(replies), len(rows))
 
     async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
-        """Return the state of each view in Redis; `now` is in microseconds."""
+        """Return the state of each view in Redis, by name. Pushes known after `now`, in microseconds, are ignored."""
         if not views:
             return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
@@ -180,14 +180,14 @@ class Store:
             await self._stamps.of(contract)
 
     async def require_whole(self, project: str, views: Collection[ViewContract]) -> None:
-        """Call `look`, then raise a LostRowsError if Redis has lost rows of a view and lost rows are refused."""
+        """Check Redis for lost rows as in `look`. Raises a LostRowsError if rows are lost and `refuse` is set."""
         await self.look(project, views)
         for view in views:
             if why := self.refused.get(view.online_name):
                 raise loss.refusal(view.name, why)
 
     async def look(self, project: str, views: Collection[ViewContract]) -> None:
-        """Check whether Redis has lost rows of the views. Updates `losses` and `refused`, and logs changes."""
+        """Ask Redis whether it has lost rows of the views. Updates `losses` and `refused`, and logs changes."""
         written = self._written()
         async with self._bounded():
             steps = loss.check(project, views, written, await self._redis.info())
@@ -234,8 +234,8 @@ class Stamps:
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
         """Return the stamp of each view that has one, by view name.
 
-        Reads them from Redis if the cached ones are older than `FRESH_SECONDS`, and waits for them at most
-        `PATIENCE_SECONDS`. The first read for a contract waits as long as the caller does.
+        Reads the stamps from Redis if the cached ones are older than `FRESH_SECONDS`, for at most `PATIENCE_SECONDS`;
+        then returns the cached ones. The first read for a contract has no such limit and raises the errors of Redis.
         """
         latest = self._latest.get(contract.hash)
         now = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Decisions of a server that a model on trial has failed, read by other workers and by `isthmus` without a lock."""
+"""Files in which a server notes that a model on trial failed. Other workers and `isthmus` read them without a lock."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def decision_file(file: Path) -> Path:
 
 
 def read_decision(file: Path, deployment: Deployment) -> Decision | None:
-    """Read the decision next to the deployment file `file`; None if it is missing, unreadable or about another one."""
+    """Read the decision next to the deployment file `file`; None if missing, unreadable or about another deployment."""
     file = decision_file(file)
     try:
         decision = Decision.loads(file.read_bytes(), str(file))

@@ -39,7 +39,7 @@ class Rollout:
 
     @property
     def deployment(self) -> Deployment:
-        """The deployment in force at the end, with its candidate if there is one."""
+        """The deployment that is in force after the rollout, with its candidate if there is one."""
         assert self._deployment is not None  # noqa: S101 - set before a Rollout is returned
         return self._deployment
 
@@ -87,13 +87,13 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     within a second. If the profile has a probation, the server may later restore the previous deployment. The call also
     adds an event to the history, and deletes packages from the cache that no recent event names.
 
-    `tables` are the fingerprints of the offline tables that the verdict must be about, by view; `at` is the time in
-    microseconds since 1970 UTC. `share` is the fraction of requests to answer; a shadow has 0, and its answers are
-    compared and never returned.
+    `tables` are the fingerprints by view of the offline tables that the verdict must be about; `at` is the time in
+    microseconds since 1970 UTC. `share` is the fraction of requests that the candidate answers. With 0, the candidate
+    is a shadow: its answers are only compared. `public_key` is a PEM key that must have signed the package.
 
     Raises a PackageError (damaged, unsigned or not reproducible here), ContractMismatch (changed features), GateFailed
-    (no verdict that passed, or nothing to try a candidate beside), DependencyError (another deployment is in progress,
-    or the disk is full) or DataError (unreadable history).
+    (no verdict that passed, or no deployment to try a candidate beside), DependencyError (another deployment is in
+    progress, or the disk is full) or DataError (unreadable history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -136,8 +136,8 @@ def promote(
 ) -> Rollout:
     """Put the candidate in force, after loading it again from the cache. Changes the same files as `deploy`.
 
-    For `probation_seconds`, a server may restore the previous deployment. Raises a GateFailed without a candidate, or
-    if a server has stopped its trial, and the other errors of `deploy`.
+    For `probation_seconds`, a server may restore the previous deployment; by default, there is no probation. Raises a
+    GateFailed without a candidate, or if a server has given it up, and the other errors of `deploy`.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -164,11 +164,11 @@ def rollback(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Drop the candidate; without one, restore an earlier deployment, without a probation.
+    """Drop the candidate; without a candidate, restore an earlier deployment, without a probation.
 
-    `to` is a digest prefix of the package to restore, by default the previous one; it is required after a server has
-    undone a deployment. With `to`, a deployment is restored even if there is a candidate, which is dropped too. Changes
-    the same files as `deploy`. Raises a GateFailed if there is no such deployment, and the other errors of `deploy`.
+    `to` is a digest prefix of the package to restore; the default is the previous one, but after a server has undone a
+    deployment, `to` is required. With `to`, a candidate is dropped, too. Changes the same files as `deploy`. Raises a
+    GateFailed if not exactly one earlier deployment fits, and the other errors of `deploy`.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
@@ -196,11 +196,11 @@ def undo(
     generations: Generations | None = None,
     public_key: str | None = None,
 ) -> bool:
-    """Restore the deployment that preceded `deployment`, which is on probation. Return True if this call restored it.
+    """Restore the deployment before `deployment`, which is on probation. Return True if this call restored it.
 
-    Return False if `deployment` is no longer in force or on probation, for example because another worker was faster.
-    The reason is written with the restored deployment, so a kill never leaves it without one. Pass `generations` to
-    verify the package again; a server has its model loaded already. Raises the errors of `deploy`.
+    Returns False if `deployment` is no longer in force or on probation, for example because another worker was faster.
+    `why` is written with the restored deployment and to the history. Without `generations`, the package is not verified
+    again: a server has its model loaded already. Raises the errors of `deploy`.
     """
     with _changing(file) as (history, _):
         current = _read(file)
@@ -291,7 +291,7 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the history, newest last, with events that are not in its file yet. Takes no lock, writes nothing."""
+    """Return the history, oldest first, with events that its file does not have yet. Takes no lock, writes nothing."""
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

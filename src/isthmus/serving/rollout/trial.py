@@ -58,7 +58,7 @@ class Counts:
     _from: tuple[int, int] = 0, 0
 
     def count(self, rows: int, seconds: float | None) -> None:
-        """Count a request, and a failure if `seconds` is None. Only the seconds of single-row requests are stored."""
+        """Count a request, and a failure if `seconds` is None. Only the seconds of single-row requests are kept."""
         self.requests += 1
         if seconds is None:
             self.failures += 1
@@ -109,7 +109,7 @@ class Trial:
         self._objective_ms = objective_ms
 
     def judge(self) -> None:
-        """Set `refused` if the model on trial fails more often than the standby, or if it is too slow.
+        """Set `refused` to a reason if the model on trial fails more often than the standby, or if it is too slow.
 
         Call it after each counted request, except for a shadow; it also starts a new window after `WINDOW` requests.
         """
@@ -186,14 +186,17 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True if the candidate should answer. The first row's keys decide, so an entity keeps its model."""
+        """Return True for a fraction `share` of requests, chosen by a hash of the first row's keys, else of `body`."""
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
         place = int.from_bytes(hashlib.blake2b(self._salt + named, digest_size=8).digest()) / 2**64
         return place < self.candidate.share
 
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
-        """Count the rows, shape (n,) or (n, classes), that differ; return True if all agree within the tolerance."""
+        """Count the compared and differing rows of outputs, shape (n,) or (n, classes). Return True if none differs.
+
+        Rows differ if the gap exceeds `tolerance` or only one output is NaN. All rows differ if the shapes do.
+        """
         if deployed.shape != candidate.shape:
             deployed, candidate = np.zeros(len(deployed), np.float32), np.full(len(deployed), np.nan, np.float32)
         both = np.isnan(deployed) & np.isnan(candidate)
@@ -234,7 +237,7 @@ class ProbationRun(Trial):
         self._next = 0.0
 
     def restored(self, deployment: Deployment) -> DeployedModel | None:
-        """Return the previous model if `deployment` restores it, else None."""
+        """Return the previous model, already loaded, if `deployment` restores it after a failed trial, else None."""
         if deployment.undone is None or not isinstance(self.former, DeployedModel):
             return None
         return self.former.again(deployment) if self.former.deployment.runs == deployment.runs else None
@@ -251,7 +254,10 @@ class ProbationRun(Trial):
         return super()._slower(own, other) and new > old and (new - old) ** 2 > _CHI_SQUARED * (new + old)
 
     def begin(self) -> bool:
-        """Return True if both models should now run for comparison; then False until `end`, or for 10 seconds."""
+        """Return True if the caller should run both models, then call `end`. False during that and the pause after it.
+
+        Without a call of `end`, returns True again after 10 seconds.
+        """
         now = time.monotonic()
         if now < self._next:
             return False
@@ -260,5 +266,5 @@ class ProbationRun(Trial):
         return True
 
     def end(self, seconds: float) -> None:
-        """End the comparison that `begin` allowed. The next one starts after a pause of nine times `seconds`."""
+        """Allow the next comparison after a pause of nine times `seconds`, the duration of this comparison."""
         self._next = time.monotonic() + seconds * (1 / _SHARE - 1)

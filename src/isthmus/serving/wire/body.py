@@ -31,7 +31,7 @@ _NEAR = 64
 
 
 def require_distinct(body: bytes) -> None:
-    """Raise a RequestError if a request names a field or column twice: JSON parsers silently keep the last one.
+    """Raise a RequestError if a JSON body has a name twice in an object: parsers silently keep the last value.
 
     The body must be an object of scalars, lists, objects of columns, or lists of such objects.
     """
@@ -69,7 +69,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
-    """Create the error for a body or column whose decoding raised one of `FAILURES`; it explains the cause."""
+    """Return the error for a body or column at `where` whose decoding raised `error`, one of `FAILURES`."""
     message, expected = str(error), "JSON in UTF-8"
     position = _POSITION.search(message)
     at = int(position[1]) if position else len(text)

@@ -53,10 +53,10 @@ def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> di
 def entities(
     raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column], request: Mapping[str, Column], optional: Set[str]
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Decode and return the join keys and the request fields of a lookup. Fields in `optional` may be missing.
+    """Decode the columns of a lookup request, and return its join keys and its request fields.
 
-    A field that has the name of a join key gets the key's values. Raises a RequestError for a missing field, an unknown
-    name, or a value of another type.
+    Fields in `optional` may be missing. A field that has the name of a join key gets the key's values. Raises a
+    RequestError if another field is missing, if a name is unknown, or if a value has the wrong type.
     """
     for name, column in request.items():
         if name not in raws and name not in optional:
@@ -73,7 +73,7 @@ def entities(
 
 
 def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """Decode a request field; null becomes None. A wrong type or size raises a RequestError that names `part`."""
+    """Decode a request field; null becomes None. Raises a RequestError about `part` for a wrong type or array size."""
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
@@ -85,21 +85,21 @@ def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
 
 
 def require_size(where: str, arrays: list[Any], column: Column) -> None:
-    """Raise a RequestError if an array does not have the declared size."""
+    """Raise a RequestError if an array does not have the size that the column declares, if any. Nulls are accepted."""
     if column.size is not None and (wrong := other_size(arrays, column.size)):
         raise RequestError(where, f"an array of {wrong[1]} elements at `list[{wrong[0]}]`",
                            expected=f"arrays of {column.size} elements")  # fmt: skip
 
 
 def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> None:
-    """Raise a RequestError if a join key is missing."""
+    """Raise a RequestError if `keys` lacks a join key in `needed`."""
     for name, column in needed.items():
         if name not in keys:
             raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the number of rows; raise a RequestError if columns differ in length or are empty, or a TooLargeError."""
+    """Return the row count; raise a RequestError if columns differ in length or are empty, or above `most` rows."""
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
@@ -114,7 +114,7 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
 
 
 def values(data: list[Any], column: Column, part: str = "request") -> Values:
-    """Convert a field to NumPy; raise a RequestError if a number is too large for Float32."""
+    """Convert decoded values to NumPy; raise a RequestError about `part` if a number is too large for Float32."""
     with np.errstate(over="ignore"):
         values = from_python(data, column.dtype)
     if column.dtype.name == "Array(Float32)":

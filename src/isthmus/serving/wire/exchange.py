@@ -28,7 +28,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the JSON message in a body; raise an UnreadableError or a RequestError that says what is wrong."""
+    """Decode the JSON message in a body; raise an UnreadableError if it is not JSON, a RequestError if it does not fit."""
     try:
         message = decoder.decode(body)
         require_distinct(body)
@@ -50,7 +50,7 @@ class _Answer(Response):
 
 
 def reply(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value, more: Head = ()) -> Response:
-    """Create a response with status 200; `contract` is the hash for its header, `more` are extra headers."""
+    """Create a response with status 200 and the headers in `more`; `contract` is a hash for `isthmus-contract`."""
     return _Answer(body, (*_head(contract, media_type), *more))
 
 

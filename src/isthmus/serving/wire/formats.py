@@ -16,9 +16,9 @@ class Format(Enum):
 
 @lru_cache(256)
 def negotiate(accept: str) -> Format:
-    """Choose the format of an answer for an `Accept` header; raise a NotAcceptableError if it excludes every format.
+    """Choose the format of an answer by an `Accept` header: the highest quality, then the most specific match.
 
-    Unknown media types are ignored; if a caller accepts nothing else, it gets JSON, as in Feast.
+    If no format matches, returns JSON, as in Feast, unless the header excludes JSON: then raises a NotAcceptableError.
     """
     ranges = dict(_range(part) for part in accept.lower().split(","))
     best, form = (0.0, 0), None

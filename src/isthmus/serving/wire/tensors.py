@@ -47,9 +47,9 @@ _PREFIX = 4
 
 
 def from_json(where: str, raw: bytes, element: str, shape: Shape) -> Array:
-    """Decode a tensor of this shape from flat or nested JSON; raise a RequestError if its elements do not fit.
+    """Decode a tensor from flat or nested JSON; raise a RequestError if its elements do not fit `element` and `shape`.
 
-    Elements are counted first. They are decoded in chunks, so that the event loop gets the interpreter in between.
+    Elements are counted first, then decoded in chunks, so that the event loop gets the interpreter in between.
     """
     count = math.prod(shape)
     expected = f"{count:,} {_JSON[element][1]} ({DATATYPES[element]}), flat or nested as {list(shape)}"
@@ -126,7 +126,7 @@ def _marks(shape: Shape) -> bytes:
 
 
 def from_bytes(where: str, data: memoryview, element: str, shape: Shape) -> Array:
-    """Decode a tensor from little-endian bytes, each string after its length, or raise a RequestError."""
+    """Decode a tensor from little-endian bytes, each string after its length in 4 bytes, or raise a RequestError."""
     count = math.prod(shape)
     if element == "string":
         return _texts(where, data, count).reshape(shape)
@@ -161,7 +161,7 @@ def _texts(where: str, data: memoryview, count: int) -> Array:
 
 
 def to_json(array: Array) -> orjson.Fragment:
-    """Encode the elements in row-major order for orjson. Non-finite numbers become strings."""
+    """Encode the elements as a flat JSON list in row-major order. Non-finite numbers become strings."""
     flat, dtype = array.reshape(1, -1), _TYPES[array.dtype.kind]
     parts = [
         orjson.dumps(json_columns(dtype, flat[:, begin : begin + _AT_ONCE])[0], option=OPTIONS)[1:-1]
@@ -171,7 +171,7 @@ def to_json(array: Array) -> orjson.Fragment:
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """Encode a tensor as little-endian bytes, the inverse of `from_bytes`; without a copy of numbers if possible."""
+    """Encode a tensor for `from_bytes`. The bytes of numbers share the array's memory if possible."""
     if array.dtype != object:
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     texts = [str(text).encode() for text in array.ravel().tolist()]

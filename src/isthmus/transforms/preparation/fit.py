@@ -67,14 +67,14 @@ class Preparation(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """Number of the network's numeric inputs: numbers, indicators, `OneHot` and `Ordinal`; no learned vectors."""
+        """Number of the network's numeric inputs: one per number, null indicator, `OneHot` place and `Ordinal` text."""
         spelled = sum(text.count for text in self.texts if isinstance(text.text, OneHot))
         ordered = sum(isinstance(text.text, Ordinal) for text in self.texts)
         return len(self.numbers) + sum(number.indicator for number in self.numbers) + spelled + ordered
 
     @property
     def embedded(self) -> dict[int, tuple[int, int]]:
-        """Number of places (with place 0) and vector size of each text with learned vectors, by index in `texts`."""
+        """Learned vectors of `Embed` and `Hashed` texts: (words or buckets + 1, vector size), by index in `texts`."""
         return {
             position: (fitted.count, min(text.width, (fitted.count + 1) // 2))
             for position, fitted in enumerate(self.texts)
@@ -83,7 +83,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Fit steps of numbers and encodings of texts, both by column, to all rows. Pass only the `training_part`."""
+    """Learn parameters of steps and words of texts, by column, with the engine. Pass only the `training_part`."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions
@@ -125,7 +125,7 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
     """Return an ONNX graph that applies the steps to a number `x`, in order. Its output `y` is 0 in place of null.
 
-    Further inputs are the parameters, `counts` for each step, which must not be null, NaN or -0.0.
+    Further inputs are the parameters, which must not be null, NaN or -0.0; `counts` is their number for each step.
     """
     from pyspark.sql import functions
 

@@ -48,10 +48,10 @@ class Graphs:
     def require(
         self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
     ) -> None:
-        """Run the graph of the transform `name` on a batch, and raise a DataError for a row that it refuses.
+        """Run the graph of the transform `name` on a batch, and raise a DataError about the first row that it refuses.
 
-        `rows` has the transform's inputs, by name and in its types. In the message, `batch` identifies the row and
-        `place` the transform, and `refusal`, the engine's error or "", follows unless the row breaks an expectation.
+        `rows` has the transform's inputs by name. `batch` and `place` name the row and the transform in the message,
+        which ends with `refusal`, the engine's error or "", unless the row breaks an expectation.
         """
         graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}
@@ -66,7 +66,10 @@ class Graphs:
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
-    """Call a request transform's function, and compile the result. Ignore the graph if there are problems."""
+    """Call a request transform's function, and compile its result to a serialized ONNX graph.
+
+    Returns the graph and a list of problems, also of the user's code. If there are problems, ignore the graph.
+    """
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced
 
@@ -171,7 +174,7 @@ def _place(transform: AtRequest) -> str:
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
-    """Append the fields of request transforms to a schema; raise DataError if an input is missing or a name taken."""
+    """Append the fields of request transforms to a schema; raise DataError if an input is missing or a name is used."""
     for transform in transforms:
         where = f"request transform {transform.name}"
         available = optional([transform]).union(schema.names)
@@ -196,8 +199,8 @@ def computed(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the fields of request transforms appended, by one engine query per batch and transform.
 
-    Rows keep their order, and `graphs`, unless None, check them. Raises DataError if the engine or a graph refuses a
-    row, a column has a wrong type, or two columns would share a name.
+    Rows keep their order. With `graphs`, each row is also run through the graph that serving uses. Raises DataError if
+    the engine or a graph refuses a row, a column has a wrong type, or two columns would share a name.
     """
     for batch in joined:
         columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])

@@ -65,7 +65,7 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
     """Call a spine's function, run its query on the engine, and return all rows in the contract's types, in memory.
 
     The table has `columns` (keys, request fields, label), `event_timestamp` and `known_at`, and is sorted by
-    `event_timestamp`, then by the other columns. Raises the errors of `stream_view`, although keys may be null, and
+    `event_timestamp`, then by the other columns. Keys may be null. Raises the other errors of `stream_view`, and
     DataError without rows or if a label was known before `event_timestamp`.
     """
     where = f"spine {spine.name}"
@@ -292,7 +292,7 @@ class _Nulls:
         self.first: dict[str, int] = {}
 
     def count(self, table: pa.Table) -> bool:
-        """Add a batch. Return whether no batch has had nulls so far."""
+        """Count the rows and the nulls of a batch. Return True as long as no batch has had a null."""
         for name in self.nulls:
             if table[name].null_count:
                 self.nulls[name] += table[name].null_count

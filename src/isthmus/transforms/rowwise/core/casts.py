@@ -13,9 +13,9 @@ DAY, SECOND = 86_400_000_000, 1_000_000
 
 
 def widened(value: Value, kind: SqlType) -> Value:
-    """Convert a value to a type that holds all its values, or to the nearest floating-point number; not checked here.
+    """Convert a value to a wider type, or a whole number to the nearest floating-point number. Does not check `kind`.
 
-    Only a date too far away to be a timestamp is refused. A null of unknown type (VOID) becomes a null of type `kind`.
+    A date too far away to be a timestamp is refused. A null of unknown type (VOID) becomes a null of type `kind`.
     """
     graph = value.data.graph
     if value.kind == kind:

@@ -100,7 +100,7 @@ def _here() -> SimpleNamespace:
 
 
 def node_of(column: "Column", name: str = "column") -> ExpressionNode:
-    """Return a Spark Connect column as plain data; raise NotCompilableError if it is too large or not of one row."""
+    """Return a column as plain data; raise NotCompilableError if it is too large or not computed from a single row."""
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
 

@@ -94,7 +94,7 @@ class Graph:
         self._positive |= self._numbers
 
     def add(self, operator: str, *operands: Operand, **attributes: Any) -> Tensor:
-        """Add a node, and return its output. Add nothing if a constant or an earlier tensor has the same value."""
+        """Add a node, and return its output. If a constant or an earlier node has the same value, return it instead."""
         inputs = tuple(part if isinstance(part, Tensor) else self.number(part) for part in operands)
         if (known := self._without(operator, inputs)) is not None:
             return known
@@ -130,7 +130,7 @@ class Graph:
         return None
 
     def input(self, name: str, count: int) -> list[Tensor]:
-        """Return the rows, each of shape (1, n), of the graph's input `name` of shape (count, n), split by a node."""
+        """Split the graph's input `name`, of shape (count, n), and return its rows as tensors of shape (1, n)."""
         names = [f"{name}[{n}]" for n in range(count)]
         if count > 1:
             self._split(name, names)
@@ -142,10 +142,10 @@ class Graph:
         )
 
     def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
-        """Add a call of a function that needs many nodes, and return its result; `signless` if it never returns -0.0.
+        """Return the result of a function that needs many nodes; `signless` promises that it is never -0.0.
 
-        `model` stacks the arguments of independent calls and calls the function once, with the `number` of each
-        argument.
+        `model` calls the function once for several independent calls, with all arguments stacked, and the `number` of
+        each.
         """
         if function not in self._together:
             self._together.append(function)
@@ -190,7 +190,7 @@ class Graph:
     # --- masks
 
     def both(self, *masks: Mask) -> Mask:
-        """Return the conjunction (AND) of masks; None is true everywhere. Leave out masks that another one implies."""
+        """Return the conjunction (AND) of masks; None is true everywhere. Omits masks that another mask implies."""
         parts = {mask: self._parts.get(mask, frozenset((mask,))) for mask in masks if mask is not None}
         joint: Mask = None
         covered: frozenset[Tensor] = frozenset()
@@ -209,7 +209,7 @@ class Graph:
         return reduce(or_, named) if named else None
 
     def negated(self, mask: Tensor) -> Tensor:
-        """Negate a mask. No Not: ONNX Runtime would swap the branches of Where(Not(x), a, b), see `where`."""
+        """Negate a mask. Does not use ONNX's Not: ONNX Runtime would swap the branches of Where(Not(x), a, b)."""
         if mask not in self._negated:
             negated = mask.equals(False)
             self._negated |= {mask: negated, negated: mask}
@@ -218,8 +218,7 @@ class Graph:
     def where(self, mask: Tensor, then: Tensor, otherwise: Tensor, kind: SqlType) -> Tensor:
         """Return `then` where a mask is true, and `otherwise` elsewhere, both of type `kind`, with every bit unchanged.
 
-        ONNX's Where is not enough: runtimes lack it for booleans. ONNX Runtime's kernel turns -0.0 of its first choice
-        into 0.0, and -0.0 of its second choice if that and the mask are equal in all rows.
+        Unlike this, ONNX's Where is missing for booleans in some runtimes, and may turn -0.0 into 0.0 in ONNX Runtime.
         """
         if self.is_number(mask):
             return then if self.number_of(mask) else otherwise
@@ -249,7 +248,7 @@ class Graph:
         return raises if mask is None or raises is None else raises & mask
 
     def row(self, data: Tensor) -> Tensor:
-        """Expand a tensor that does not depend on rows to (1, n), for kernels without scalars; keep other tensors."""
+        """Expand a tensor that is equal in all rows to shape (1, n), as some kernels need; return others unchanged."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: Tensor) -> bool:
@@ -292,7 +291,10 @@ class Graph:
     def result(
         self, kind: SqlType, data: Tensor, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
-        """Return `data` as a value: null where one of `values` or the mask `null` is, refused where `wrong` is true."""
+        """Return `data` as a value. It is null where one of `values` is null, or where the mask `null` is true.
+
+        Rows are refused where `wrong` is true or one of `values` is refused, unless an earlier value is null.
+        """
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
         if null is not None:
@@ -300,7 +302,7 @@ class Graph:
         return Value(kind, data, valid, raises)
 
     def merged(self, mask: Tensor, then: Value, otherwise: Value) -> Value:
-        """Return `then` where a mask is true, else `otherwise`, of the same type. Only the used value refuses a row."""
+        """Return `then` where a mask is true, else `otherwise`, of the same type. The unused value refuses no row."""
         unlike = ~mask
         raises = self.either(self.guarded(then.raises, mask), self.guarded(otherwise.raises, unlike))
         if self._is_null(otherwise):  # the data below a null may be anything

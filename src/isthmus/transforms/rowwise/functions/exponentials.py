@@ -1,6 +1,6 @@
 """Exponentials and logarithms from single IEEE 754 operations, whose bits do not depend on batch, runtime or machine.
 
-Kernels of runtimes use another formula for left-over numbers, so a row's last bit would depend on its batch.
+Kernels of runtimes compute the last few numbers of a batch differently, so results would depend on the batch.
 """
 
 import math
@@ -61,7 +61,7 @@ class _Exponential:
         self.fine = graph.add("Gather", graph.constant(_FINE, DOUBLE), column)
 
     def but_outside(self, result: Tensor, least: float, below: float) -> Tensor:
-        """Return `result`, but `below` where x < `least`, and infinity or NaN where x is far above or NaN."""
+        """Return `result`, but `below` where x < `least`, infinity where x is above the limit, and NaN for NaN."""
         known = self._inside.where(result, self._x * _HUGE)
         return (self._x < least).where(below, known)
 
@@ -74,7 +74,7 @@ def exp(x: Tensor, _numbers: Sequence[int]) -> Tensor:
 
 
 def expm1(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return e^x - 1 as 2^k (e^r - 1) + (2^k - 1), scaled down until the end; 0.0 for -0.0."""
+    """Return e^x - 1, precise near 0, where e^x minus 1 would lose digits. Returns 0.0 for -0.0."""
     parts = _Exponential(x, 710.0)
     less = (parts.high - parts.rest) * parts.fine
     unit = x.graph.add("Gather", x.graph.constant(_UNCOARSE, DOUBLE), parts.row)
@@ -97,7 +97,7 @@ _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
 def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return the natural logarithm, error below 1 ulp, by fdlibm's steps; x itself unless it is positive and finite."""
+    """Return the natural logarithm, error below 1 ulp, by fdlibm's steps; x itself unless x is positive and finite."""
     inside = (x > 0.0) & (x < math.inf)
     power, m = _normal(x, inside)
     f = m - 1.0

@@ -124,7 +124,7 @@ def _surely_not(value: Value) -> Tensor:
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    """Combine booleans by "And" or "Or" with SQL's rules for nulls. A value after a deciding one does not raise."""
+    """Combine booleans by "And" or "Or" with SQL's rules for nulls. Values after a deciding one cannot refuse a row."""
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(node, values))
 
 
@@ -221,7 +221,7 @@ def _nanvl(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value
 @rule("when", 2, 1000)
 @rule("if", 3)
 def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Evaluate CASE WHEN: conditions alternate with results, and a last value alone is the ELSE, by default null."""
+    """Evaluate CASE WHEN: conditions and results alternate; a last value without condition is ELSE, by default null."""
     conditions = _truth(node, values[0 : len(values) - len(values) % 2 : 2])
     results = [*values[1::2], *(values[-1:] if len(values) % 2 else [graph.literal(None, VOID)])]
     *branches, rest = alike(node, results)

@@ -58,7 +58,7 @@ def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Valu
 
 
 def lookup_or(graph: Graph, value: Value, default: Tensor) -> Tensor | None:
-    """Return a map lookup of integers with nulls replaced by a constant `default`, as one node; else return None."""
+    """Return `value` with a constant `default` for nulls, in one node; None unless it looks up integers in a map."""
     if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(default):
         return None
     key, pairs = graph.lookups[value.data, value.valid]
