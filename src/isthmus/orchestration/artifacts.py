@@ -157,15 +157,15 @@ class Artifacts:
         return cls(project, project.distillation(name))
 
     def training_set(self, identity: str) -> TrainingSet:
-        """Return the training set with this id, even if its contract is outdated; raise DataError if unreadable."""
+        """Return the training set with this id, of any contract; raise DataError if it is missing or damaged."""
         return self._training_set(self.training_sets / identity)
 
     def latest_training_set(self) -> TrainingSet | None:
-        """Return the last training set, even if its contract is outdated; None if no training set was written."""
+        """Return the last training set, of any contract; None if none was written. Raise DataError if it is damaged."""
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """Return the last training set; raise DataError if missing or outdated, ContractMismatch before `apply`."""
+        """Return the last training set; raise DataError if missing or outdated, ContractMismatch if not applied."""
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
             found = f"was written under contract {training_set.contract[:12]}"
@@ -204,7 +204,10 @@ class Artifacts:
         return read_report(student, package)
 
     def exported(self, contract: Contract) -> Path | None:
-        """Return the last package's folder; None if nothing was exported, or it cannot run under the contract."""
+        """Return the last package's folder; None if nothing was exported, or it cannot run under the contract.
+
+        Raise DataError or PackageError if the package is missing or damaged.
+        """
         package = self.last_package() if self.package_pointer.exists() else None
         return package if package and not outdated(package, contract) else None
 
@@ -241,7 +244,7 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
 
 
 def read_json(file: Path, verb: str) -> dict[str, Any]:
-    """Read a JSON object that `isthmus VERB` wrote; if unreadable, raise a DataError with the remedy to run that."""
+    """Read a JSON object that `isthmus VERB` wrote. If unreadable, raise a DataError that says to run VERB again."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:

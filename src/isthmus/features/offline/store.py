@@ -183,10 +183,9 @@ class OfflineStore:
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Return a table's last commit, or None without a table, before a range of its days is replaced.
+        """Return the last commit of a table in which some days may be replaced, or None without a table.
 
-        Raise ContractMismatch if it was built under another contract, or by an early version of Isthmus without day
-        records.
+        Raise ContractMismatch if the table was built under another contract, or by an early version of Isthmus.
         """
         before = self.commit(view)
         _require_extendable(view, before)

@@ -58,8 +58,7 @@ def check(
     """Return a finding for each expectation of a view, in order, from its rows: keys, `event_timestamp` and features.
 
     `now` is in microseconds. Pass the references of all training sets in use that read the view. An expectation about
-    drift has a finding for each reference with later rows; without such a reference, it has a single finding, which
-    passes.
+    drift has a finding for each reference with later rows. Without such a reference, its single finding has passed.
     """
     if not declared:
         return []

@@ -142,7 +142,7 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Compute n rows from values by input name. Fields that Spark would refuse are null and marked in `refused`."""
+        """Compute n rows from values by input name. Fields that Spark cannot compute are null, and in `refused`."""
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))

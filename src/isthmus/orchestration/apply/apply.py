@@ -49,9 +49,9 @@ class Applied:
 def apply(project: Project) -> Applied:
     """Check the definitions and write their contract to the project's state.
 
-    The contract becomes current at once, and Feast's objects are registered, if no view has changed or no row was ever
-    materialized. Otherwise it becomes the next contract, and servers switch after `build` and `materialize` have
-    written its rows. Waits for the lock `contract`. Deletes device snapshots that disclose more than the new
+    The contract becomes current at once, and Feast's objects are registered, if no view is new or changed, or if no row
+    was ever materialized. Otherwise it becomes the next contract, and servers switch after `build` and `materialize`
+    have written its rows. Waits for the lock `contract`. Deletes device snapshots that disclose more than the new
     definitions allow, and writes converted copies of local sources. On one of the errors below, the applied contract
     stays.
 

@@ -49,10 +49,7 @@ LARGEST = 10
 
 
 def day_range(first: str | None, end: str | None) -> Days | None:
-    """Parse --from and --to (exclusive).
-
-    Return None if both are missing; raise RequestError if one is missing or wrong.
-    """
+    """Parse --from and --to (exclusive), or return None without both; raise RequestError if one is missing or wrong."""
     if (first is None) != (end is None):
         raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
                            expected="both --from and --to, or neither")  # fmt: skip

@@ -243,8 +243,8 @@ class PredictionService:
     ) -> Mapping[str, ViewAnswer]:
         """Read the views of a plan from Redis as of `at`. Count the values of the features in `bits` unless it is None.
 
-        Returns {} if the plan reads no views. Raises a DataError if a row is damaged, and a DependencyError if Redis
-        does not answer in time, or if a missing row may be a lost one and lost rows are refused.
+        Returns {} if the plan reads no views. Raises a DataError if a row is damaged, and the errors of `Store.read`,
+        for example if Redis does not answer in time.
         """
         if not plan.views:
             return {}

@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """After an answer, give the client `WAIT_SECONDS` to send the rest of its body; then abort the connection."""
+        """After an early answer, wait `WAIT_SECONDS` for the rest of the body, then abort the connection."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()

@@ -149,7 +149,7 @@ class Lookup:
         return LookupInputs(keys, request, rows)
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """Compute the request transforms; raise a RequestError for a row in which a transform is undefined."""
+        """Compute the request transforms; raise a RequestError for a row that they refuse or that breaks a rule."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform

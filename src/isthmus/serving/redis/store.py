@@ -88,7 +88,8 @@ class Store:
         """Read the views of a plan for `rows` rows of keys, as of time `at` in microseconds since 1970 UTC.
 
         Damaged rows get the status DAMAGED and are logged; `check` compares all rows with their hashes, too. Raises a
-        DependencyError if Redis does not answer, a LostRowsError if a missing row may be lost and `refuse` is set.
+        DependencyError if Redis does not answer, a LostRowsError if a missing row may be lost and `refuse` is set, and
+        a ContractMismatch if all rows of a view have another contract.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
         with StoreWait(), answering(self._url), Deadline(self._deadlines):

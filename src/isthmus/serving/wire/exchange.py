@@ -28,7 +28,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the JSON message in a body; raise an UnreadableError if it is not JSON, a RequestError if it does not fit."""
+    """Decode the JSON message in a body; raise an UnreadableError if not JSON, a RequestError if it does not fit."""
     try:
         message = decoder.decode(body)
         require_distinct(body)
