@@ -64,16 +64,16 @@ class Grants(msgspec.Struct, frozen=True):
             raise self._lacks("status:*", " or ".join(sorted(open_to)), shown="'status:*'")
 
     def require_owner(self, service: str, text: str) -> None:
-        """Raise a ForbiddenError if the key may not read the snapshot of the owner `text`, which is not URL-encoded.
+        """Raise a ForbiddenError if the key may not read a service's snapshot for the owner whose value is `text`.
 
-        The key needs `snapshot:SERVICE/VALUE`, `snapshot:SERVICE` or `snapshot:*`.
+        The key needs `snapshot:SERVICE/VALUE` (URL-encoded, unlike `text`), `snapshot:SERVICE` or `snapshot:*`.
         """
         own = f"snapshot:{service}/{quote(text, safe='')}"
         if self.scopes.isdisjoint((own, f"snapshot:{service}", "snapshot:*")):
             raise self._lacks(own, f"{own}, snapshot:{service} or snapshot:*")
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Raise a ForbiddenError unless the key has `read:*`; for a lookup by service, `read:SERVICE` is enough."""
+        """Raise a ForbiddenError unless the key has `read:*`, or `read:SERVICE` and there are no `features`."""
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:
@@ -106,7 +106,10 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> "Keyring":
-        """Read a key file, or return an empty keyring if it is missing. Raises a DataError as in `checked`."""
+        """Read a key file; return an empty keyring if it is missing. Raises a DataError if it is invalid or unsafe.
+
+        It is unsafe if users other than this one and root own it or may write it.
+        """
         try:
             return cls.checked(path.read_bytes(), str(path))
         except FileNotFoundError:
@@ -160,7 +163,10 @@ def required(keys: Path) -> Path:
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """Create a random key; return its record (`at` in microseconds) and its secret text, which is stored nowhere."""
+    """Return the record of a new random key, created `at` microseconds since 1970 UTC, and its secret. Stores neither.
+
+    Checks neither `name` nor `scopes`: see `problems`.
+    """
     secret = PREFIX + secrets.token_urlsafe(32)
     return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
 

@@ -74,7 +74,7 @@ def end_with(parent: int) -> None:
 
 
 def listen(where: str, host: str, port: int, remedy: str) -> socket.socket:
-    """Open a listening socket (port 0: any free port), or raise a ConfigurationError for `where` with `remedy`."""
+    """Open a listening socket (port 0: any free port), or raise a ConfigurationError about `where` with `remedy`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)

@@ -140,7 +140,10 @@ class State:
         return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)
 
     def deployed(self, name: str | None) -> DeployedModel:
-        """Return the deployed model; raise a NotReadyError if none is loaded, a NotFoundError for another `name`."""
+        """Return the deployed model. Raises a NotReadyError if none is loaded.
+
+        Raises a NotFoundError if `name` is another name than the model's; None is accepted.
+        """
         if not isinstance(self._model, DeployedModel):
             raise _not_ready(self._model, "model", "is not deployed", "run `isthmus deploy`")
         known = self._model.deployment.model
@@ -159,7 +162,7 @@ class State:
     def generator(self, name: str | None) -> Generator:
         """Return the text generator of the deployed model; raise a RequestError if the model does not generate text.
 
-        Also raises the errors of `deployed` and `predictor`.
+        Raises a NotReadyError without a model, a NotFoundError for another `name`, a ContractMismatch if outdated.
         """
         model = self.deployed(name).deployment.model
         predictor = self.predictor()
@@ -224,7 +227,10 @@ class State:
         return former
 
     def versions(self) -> dict[str, AnyPredictor]:
-        """Return the predictors that can answer by package digest, deployed first; raise errors of `predictor`."""
+        """Return the predictors that can answer, by package digest: deployed model, candidate, previous model.
+
+        Raises the error of `predictor` if the deployed model cannot answer.
+        """
         versions: dict[str, AnyPredictor] = {}
         for predictor in (self.predictor(), self.candidate, self.former):
             if predictor is not None:

@@ -1,4 +1,4 @@
-"""Load a new contract or deployment while the server runs."""
+"""`Watch`: loads a new contract or deployment while the server runs, and acts on failed trials."""
 
 import asyncio
 import time
@@ -63,7 +63,7 @@ class Watch:
         return content if isinstance(content, dict) else {}
 
     def load(self) -> None:
-        """Load the changed files and replace `state`. Broken files are only logged. Blocks while a model loads."""
+        """Load the files that have changed and replace `state`. Logs broken files. Blocks while a model loads."""
         loaded = False
         if self._written.changed():
             self._written.load()  # not part of the state

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2: health, metadata, and inference for models that take tensors."""
+"""`Inference`: routes of the Open Inference Protocol, version 2, for models that take tensors, and for health."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version

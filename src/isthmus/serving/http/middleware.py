@@ -1,4 +1,4 @@
-"""Request ids, the access log and metrics."""
+"""`Observed`: an ASGI application that adds request ids, and logs, counts and records requests."""
 
 import os
 import re

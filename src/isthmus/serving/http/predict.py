@@ -72,14 +72,17 @@ class Predicted:
 
     @property
     def numbers(self) -> Outputs:
-        """The outputs as one array to compare: shape (rows,) or (rows, classes), or all elements of all tensors."""
+        """The outputs as one array: shape (rows,) or (rows, classes), or for tensors, all elements in one dimension."""
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 
 def recorded_by(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
-    """Return the `AnswerReader` that recording an answer needs; None without a recorder, or if not in the sample."""
+    """Return the `AnswerReader` with which to record an answer to `route`, such as "predict"; None to record nothing.
+
+    None without a `recorder`, or if this answer is not in the random sample. `plan` defaults to the predictor's plan.
+    """
     if recorder is None:
         return None
     deployment = predictor.model.deployment
@@ -116,10 +119,10 @@ class PredictionService:
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
         """Predict with the requested version, else the deployed model or one on trial; return predictor and outputs.
 
-        If a model on trial (a canary, or a deployment on probation) fails, its standby answers instead: the deployed or
-        the previous model. Counts requests and failures of the trial, which ends after too many failures. May queue a
-        comparison for `run_waiting`. Raises a RequestError for a request that does not fit, and the errors of
-        `State.predictor` and `stored`.
+        If a canary fails or has no answer, the deployed model answers instead; if a deployment on probation does, the
+        previous model. Counts requests and failures of the trial, which ends after too many failures. May queue a
+        comparison for `run_waiting`. Raises a RequestError for a request that does not fit the model, a NotReadyError
+        without a model, a ContractMismatch if the model is outdated, and the errors of `stored`.
         """
         state = request.state
         if request.version is not None:
@@ -241,10 +244,10 @@ class PredictionService:
     async def stored(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, bits: Mapping[str, bytes] | None
     ) -> Mapping[str, ViewAnswer]:
-        """Read the views of a plan from Redis as of `at`. Count the values of the features in `bits` unless it is None.
+        """Read the views of a plan from Redis, as of `at` (microseconds since 1970 UTC); {} if it reads no views.
 
-        Returns {} if the plan reads no views. Raises a DataError if a row is damaged, and the errors of `Store.read`,
-        for example if Redis does not answer in time.
+        `bits` has the bit mask of the features of each view whose values to count in the metrics; None counts nothing.
+        Raises a DataError if a row is damaged, and the errors of `Store.read`, for example if Redis is too slow.
         """
         if not plan.views:
             return {}

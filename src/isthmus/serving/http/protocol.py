@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a field, and pass it on unless it is a trailer. Above a limit, raise an error: the answer is 431."""
+        """Count a header field or trailer; pass on only a header field. Above a limit, raise a ValueError for 431."""
         self._count(len(name) + len(value), 1)
         if self._in_head:
             super().on_header(name, value)
@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """After an early answer, wait `WAIT_SECONDS` for the rest of the body, then abort the connection."""
+        """If the answer ended before the request's body, wait `WAIT_SECONDS` for the body, then abort."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()

@@ -15,8 +15,8 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
     """Write the rows of a push to the online store, the history, or both; return JSON that counts rows and writes.
 
     All rows are checked first: after a RequestError, no row was written. Rows are appended to the history before they
-    are written to the online store, so that everything served is also in the history. A DependencyError (Redis is slow,
-    or too many rows wait) may leave an earlier step written; push again. `now` is in microseconds since 1970 UTC.
+    are written to the online store, so that everything served is also in the history. After a DependencyError (Redis is
+    slow, or too many rows wait), some rows may be written: push all again. `now` is in microseconds since 1970 UTC.
 
     A row replaces the stored row if it is newer by (event time, known time, content). While definitions change, rows
     may have the columns of the current or the next contract. They are written for both, and for older definitions still

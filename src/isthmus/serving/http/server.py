@@ -45,10 +45,10 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests in progress. Several workers run in one process each.
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress. If several, each worker is a process.
 
-    Replaces the handlers of both signals, and increases this process's soft limit on open files. Raises a
-    ConfigurationError if it cannot listen on the port.
+    Replaces the handlers of both signals, and increases this process's soft limit on open files. Several workers share
+    a temporary folder, which it puts into `ISTHMUS_METRICS`. Raises a ConfigurationError if it cannot listen.
     """
     # Each connection needs a file descriptor. The usual soft limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

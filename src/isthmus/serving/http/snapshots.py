@@ -33,11 +33,11 @@ register_url_convertor(OWNER, _Owner())
 
 
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
-    """Answer with the newest snapshot, or a delta from the version in the query's `since`; 304 if that is the newest.
+    """Answer with the newest snapshot of a service, or a delta from the version in the query's `since`.
 
-    A whole file is compressed with Zstandard if the client accepts it. Raises a ForbiddenError, NotFoundError (unknown
-    service, or no snapshot, as without a `folder`), NotReadyError (damaged files) or RequestError (the owner's value
-    has the wrong type).
+    The answer is 304 if the client has the newest version. A whole file is compressed with Zstandard if the client
+    accepts it. `services` are the known names; `folder` holds all snapshots. Raises a ForbiddenError, NotFoundError
+    (unknown service, no snapshot, or no `folder`), NotReadyError (damaged files) or RequestError (wrong owner type).
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:

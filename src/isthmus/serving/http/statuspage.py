@@ -35,9 +35,10 @@ _HASHES = ("package", "contract")
 
 
 async def status(settings: ServerSettings, state: State, store: Store, metrics: Metrics, now: int) -> StatusAnswer:
-    """Return the complete status. Asks Redis, and updates the lost rows in `store`. `problems` lists unreadable parts.
+    """Return the status of the server. Its `problems` list what could not be read, for example if Redis is too slow.
 
-    Raises a NotReadyError without a contract. `now` is in microseconds since 1970 UTC.
+    Asks Redis whether it has lost rows, and updates `store.losses`. `now` is in microseconds since 1970 UTC. Raises a
+    NotReadyError without a contract.
     """
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}

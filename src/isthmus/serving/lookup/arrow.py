@@ -34,8 +34,8 @@ def stream(
 ) -> bytes:
     """Encode the answer to a lookup as an Arrow IPC stream with one record batch. `types` has the column of each key.
 
-    Keys and features are followed by `<view>__status`, a dictionary of Feast's names, and `<view>__event_timestamp`,
-    null if the view has no row. Statuses are per view: a null feature of a view that is PRESENT was stored as null.
+    Keys and features are followed by `<view>__status`, Feast's names as dictionary type, and `<view>__event_timestamp`,
+    null if the view has no row. If the status is PRESENT, a null feature of the view was stored as null.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):

@@ -129,9 +129,10 @@ class Lookup:
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def inputs(self, keys: Mapping[str, list[Any]], fields: Mapping[str, list[Any]], limits: Limits) -> LookupInputs:
-        """Check the decoded columns of a request, and convert its request fields to NumPy; absent ones become null.
+        """Check the decoded columns of a request, and convert request fields to NumPy; an absent field becomes null.
 
-        Raises a RequestError if columns are missing or do not fit, and a TooLargeError if they exceed the limits.
+        Raises a RequestError if a join key is missing or names a feature, if columns differ in length, or if a number
+        is too large; a TooLargeError if they exceed the limits.
         """
         decode.require_keys(self.plan.keys, keys)
         for name in keys:
@@ -149,7 +150,7 @@ class Lookup:
         return LookupInputs(keys, request, rows)
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """Compute the request transforms; raise a RequestError for a row that they refuse or that breaks a rule."""
+        """Compute the request transforms; raise a RequestError if a row cannot be computed or fails a field's check."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -165,7 +166,7 @@ class Lookup:
         answers: Mapping[str, ViewAnswer],
         computed: TransformOutputs,
     ) -> bytes:
-        """Encode the answer as Feast's JSON. Its metadata has `problems` if stored rows are damaged."""
+        """Encode the answer for `rows` rows as Feast's JSON. Its metadata has `problems` if stored rows are damaged."""
         present = repeated(b'"PRESENT"', rows)
         end = _end(present, repeated(EPOCH, rows))
         columns = [b""] * len(self.names)
@@ -217,8 +218,8 @@ class Lookup:
     ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
         """Yield the stored features in groups that decode together.
 
-        A group has the view, each feature's index in `names`, the type, the values, shape (features, rows), and a null
-        mask or None.
+        A group has the view, each feature's index in `names`, the type, the values of shape (features, rows), and a
+        null mask, or None if there are no nulls.
         """
         for view, parts in self._views:
             for selection, places in parts:
@@ -227,14 +228,17 @@ class Lookup:
     def computed(
         self, outputs: TransformOutputs
     ) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """Yield each computed field: index in `names`, transform, type, values (1, rows), and null mask or None."""
+        """Yield each computed field: index in `names`, transform, type, values (1, rows), null mask (None without)."""
         for place, transform, field, dtype in self._computed:
             values = outputs[transform][field]
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Return messages about damaged rows and Redis keys that are not hashes, with up to 10 row numbers; [] if none."""
+    """Return a message per view about damaged rows, and per wrong type of Redis keys; [] without damage.
+
+    Each message lists up to 10 row numbers.
+    """
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -268,7 +272,10 @@ class _Shared:
             self._times = orjson.dumps(np.clip(event, *CALENDAR).view("<M8[us]"), option=OPTIONS)
 
     def ends(self, null: Nulls | None, count: int) -> list[bytes]:
-        """Return the JSON after the values of each column; `null` has shape (count, rows), or is None without nulls."""
+        """Return, per column, the JSON of its statuses and times, which follows its values. `count` is the columns.
+
+        The null mask has shape (count, rows), or is None if there are no nulls.
+        """
         if null is None:
             return [_end(self._present, self._times)] * count
         present = self._status == _PRESENT
@@ -294,7 +301,7 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """Split Feast references `view:feature` into pairs; raise a RequestError if empty, invalid or unknown."""
+    """Split Feast references `view:feature` into pairs; raise a RequestError for none, an invalid or an unknown one."""
     if not references:
         raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []
@@ -314,7 +321,10 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """Return a service's feature pairs; raise a NotFoundError if unknown, a RequestError if it has no features."""
+    """Return the (view or request transform, feature) pairs of the service `name`.
+
+    Raises a NotFoundError if there is no such service, a RequestError if it has no features.
+    """
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))

@@ -1,4 +1,4 @@
-"""Look up the features in a model's prompt template, and format them as text."""
+"""`Prompt`: looks up the features in a model's prompt template, and formats them as text."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -37,7 +37,7 @@ class Prompt:
             self.plan, self.bits = LookupPlan(contract, []), {}
 
     def read(self, message: GenerateRequest, limits: Limits) -> LookupInputs:
-        """Return the checked row of a request; raise a RequestError if it does not fit, or if there are several."""
+        """Return the checked row of a request; raise a RequestError if it is invalid, a TooLargeError for several."""
         lookup = self._lookup
         if lookup is None:
             if message.entities:

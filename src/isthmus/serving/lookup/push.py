@@ -88,17 +88,17 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]]:
-        """Return the Redis keys and the packed rows, in two lists. Raises a RowsError with all problems of the rows.
+        """Check the rows in the columns `df`; return their Redis keys and the packed rows, in two lists.
 
-        Raises an UnreadableError if a column is not valid JSON, a TooLargeError if there are too many rows or values.
+        Raises a RowsError with all problems, an UnreadableError if a column is not valid JSON, or a TooLargeError.
         """
         keys, event, known, features = self._read(df, limits, times)
         return entity_keys(self._project, self.view.keys, keys), self._codec.encode(event, known, features)
 
     def pack_known(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]] | None:
-        """Pack rows made for another definition of the view: ignore unknown columns, and use null for missing ones.
+        """Pack rows made for another definition of the view: ignore unknown columns, and use null for missing features.
 
-        Return None if the rows do not fit because a key or a type differs.
+        Return None if the rows are not valid here, for example because a key or a type differs.
         """
         rows = max((len(_ITEMS.decode(raw)) for raw in df.values()), default=0)
         absent = msgspec.Raw(msgspec.json.encode([None] * rows))
@@ -152,7 +152,7 @@ def packed(
 
     The first result is for the definition whose columns the rows have exactly. For all other definitions, unknown
     columns are dropped and missing ones are null. If the rows fit none of `declared`, raises a RowsError with all
-    problems for `declared[0]`.
+    problems for `declared[0]`. Also raises an UnreadableError (not JSON) or a TooLargeError.
     """
     refusals = []
     for first in declared:
@@ -168,7 +168,7 @@ def packed(
 
 
 def by_table(parts: Sequence[Packed]) -> list[Packed]:
-    """Return the first entry of `parts` for each offline table. Only these entries are appended to the history."""
+    """Return the first result of `packed` for each offline table, so that the history gets each row once."""
     return list({part[0].table: part for part in reversed(parts)}.values())
 
 

@@ -80,7 +80,10 @@ class Metrics:
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request after `begin`. `path` is the route or a placeholder; `status` is 0 if the client has left."""
+        """Count a request as ended that `begin` counted as begun. `status` is 0 if the client left before the answer.
+
+        `path` is the route, such as `/predict`, or a placeholder.
+        """
         self._in_flight.value -= 1
         self._outcomes[path, scope["method"], status].count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:
@@ -122,7 +125,7 @@ class Metrics:
         self._series.unrecorded.number(why).value += answers
 
     def latency(self) -> dict[str, LatencyState]:
-        """Return the count, p50 and p99 in milliseconds of requests by route, and of model runs as "runs of MODEL"."""
+        """Return the count, p50 and p99 (ms) of requests by route, and of model runs by "runs of MODEL"."""
         measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
         runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
         measured |= {f"runs of {model}": quantiles for model, quantiles in runs.items()}

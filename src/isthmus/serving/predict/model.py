@@ -86,7 +86,7 @@ class DeployedModel:
         return threads
 
     def again(self, deployment: Deployment) -> "DeployedModel":
-        """Return a copy that shares the loaded model, for another deployment of the same package."""
+        """Return a copy for another deployment of the same package. Both share the loaded model."""
         model = copy(self)
         model.deployment = deployment
         return model
@@ -100,7 +100,7 @@ class DeployedModel:
     def run(
         self, tensors: Feeds, outputs: Sequence[str], options: "onnxruntime.RunOptions | None" = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run the graph and return the named outputs; raise a RequestError if it cannot process these tensors."""
+        """Run the graph; return the named outputs. Raises a RequestError if it fails for a reason other than memory."""
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
         try:

@@ -207,7 +207,7 @@ def count(batch: AnswerBatch) -> int:
 
 
 def size(batch: AnswerBatch) -> int:
-    """Return the bytes that the columns of a batch take in a table, where every request body is written whole."""
+    """Return how many bytes the columns of a batch take in the answers' table, which has each request body whole."""
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
     ends = (_ends(group) for group in batch.groups)
@@ -220,7 +220,7 @@ def _ends(group: AnswerGroup) -> int:
 
 
 def merged(groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """Join groups that differ only in the content of their columns. Groups with and without a digest stay separate."""
+    """Join the groups that differ only in the content of their columns. Groups with and without digests stay apart."""
     alike: dict[tuple[Any, ...], list[AnswerGroup]] = {}
     for group in groups:
         views = tuple((view.view, view.hash) for view in group.views)

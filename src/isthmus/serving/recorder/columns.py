@@ -53,7 +53,7 @@ class AnswerReader(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "AnswerReader":
-        """Create a reader that records the join keys of the views in `private` as keyed hashes."""
+        """Create the reader of a plan's answers to `route`. Join keys of the views in `private` become keyed hashes."""
         contract = plan.contract
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
@@ -113,7 +113,7 @@ def hashes(secret: bytes, column: Column, values: Sequence[Any]) -> list[str]:
 
 
 def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mapping[str, Column], secret: bytes) -> bytes:
-    """Return a request body with private join keys replaced by hashes."""
+    """Return a JSON request body with the join keys in `private` replaced by hashes. `keys` has the decoded values."""
     request = orjson.loads(body)
     for name, column in private.items():
         for part in ("entities", "request"):
@@ -138,7 +138,7 @@ def text_of(body: bytes, json: int) -> bytes:
 
 
 def grouped(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> list[AnswerGroup]:
-    """Convert answers to one group per reader. Adds new caller names to `callers`; `secret` keys the hashes."""
+    """Convert answers to one group per reader. `secret` keys the hashes. New caller names get a number in `callers`."""
     by_reader: dict[int, list[RecordedAnswer]] = {}
     for answer in answers:
         by_reader.setdefault(id(answer.reader), []).append(answer)
@@ -190,7 +190,7 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
 
 
 def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
-    """Return the stored rows that an answer used, one entry per view of the reader, compact for `columns_of`."""
+    """Return the stored rows that an answer used: an entry for `columns_of` per view of the reader, in order."""
     stored: list[Stored] = []
     for view, _ in reader.views:
         answer = answers[view.name]
@@ -205,7 +205,10 @@ def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[S
 
 
 def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, bytes, bytes]:
-    """Concatenate the rows of one view over several answers; return columns of content, event, known and status."""
+    """Concatenate one view's rows over several answers; return the columns content, event, known and status as bytes.
+
+    `stored` has the view's entry of `stored_of` for each answer; `dtype` is the NumPy type of the view's packed rows.
+    """
     try:
         # Decode all answers in one call: decoding them one by one takes ten times as long.
         return _unpacked(b"".join(stored), dtype)  # type: ignore[arg-type]  # most often
@@ -234,7 +237,7 @@ class Lookups:
         self._place = 0
 
     def add(self, answers: Sequence[RecordedAnswer], callers: dict[str, int]) -> int:
-        """Add answers, and return by how many bytes the batch grew. New callers get the next number in `callers`."""
+        """Add answers; return by how many bytes the batch grew. New caller names get the next number in `callers`."""
         # Do everything that can fail first: columns of different lengths would make the batch invalid.
         views = enumerate(self.reader.views)
         stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]

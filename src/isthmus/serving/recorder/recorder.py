@@ -119,7 +119,7 @@ class Recorder:
         self._thread.start()
 
     def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
-        """Return the cached `AnswerReader` of a plan, or None, at random, if this answer is outside the sample."""
+        """Return the `AnswerReader` of a plan, created once, or at random None: this answer is outside the sample."""
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
             return None
@@ -149,7 +149,7 @@ class Recorder:
         return b"%s-%x" % (self._run, answer.sequence)
 
     def add(self, answer: RecordedAnswer) -> None:
-        """Queue an answer for writing. If memory or disk is full, this or an older answer is dropped and counted."""
+        """Queue an answer for writing. If memory or disk is full, its batch or an older one is dropped and counted."""
         part = self._part
         part.append(answer)
         if self._timer is None:

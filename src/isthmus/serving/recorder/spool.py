@@ -43,7 +43,7 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Write a batch, or raise an OSError, also if there is no room; return how many old answers were removed."""
+        """Write a batch; return how many old answers were removed for it. Raises an OSError, also if space is short."""
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
         if self._segment >= 0 and (
@@ -81,7 +81,7 @@ class Spool:
         self._free -= len(batch)
 
     def close(self) -> None:
-        """Finish the segment and sync it to disk."""
+        """Finish the current segment, if any, and sync it to disk. The next `write` begins another segment."""
         if self._segment >= 0:
             with suppress(OSError):
                 os.fsync(self._segment)
@@ -128,7 +128,7 @@ class Spool:
 
 
 def segments(folder: Path) -> list[Path]:
-    """List the segments in a folder by name: the segments of one process are in the order of writing."""
+    """List the segments in a folder, sorted by name, so that those of one process are in the order of writing."""
     return sorted(path for path, _ in _segments(folder))
 
 
@@ -143,7 +143,10 @@ def ended(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Delete a segment, and return its number of readable answers. If a process still writes to it, return None."""
+    """Delete a segment; return its number of readable answers, 0 if it is missing. Return None if it is in use.
+
+    In use means that a process still writes to it; then it stays.
+    """
     if not ended(path):
         return None
     answers = 0

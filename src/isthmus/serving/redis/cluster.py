@@ -61,7 +61,7 @@ class Cluster:
             raise
 
     async def info(self) -> list[dict[str, str]]:
-        """Return the fields of `INFO` of every primary whose user may run it, one dictionary each."""
+        """Return the fields of `INFO` of each primary, without the primaries where the user may not run `INFO`."""
         owners = self._owners or await self._learn(())
         return [*chain.from_iterable(await asyncio.gather(*(self._node(url).info() for url in set(owners))))]
 

@@ -61,11 +61,11 @@ class RedisNode:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """Run a script over the keys and values of `piece`, and return its replies. May run it twice, see `ask`."""
+        """Run a script over the keys and values of `piece`; return its replies. It runs twice if a connection fails."""
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
-        """Raise an error if the server would refuse a lookup of the project, which Redis's own PING does not tell."""
+        """Raise an error if the server does not answer, or if it would refuse a lookup of the project."""
         (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
         if isinstance(reply, Exception) and not isinstance(reply, AskError):
             raise reply

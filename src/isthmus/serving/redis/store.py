@@ -87,9 +87,9 @@ class Store:
     ) -> dict[str, ViewAnswer]:
         """Read the views of a plan for `rows` rows of keys, as of time `at` in microseconds since 1970 UTC.
 
-        Damaged rows get the status DAMAGED and are logged; `check` compares all rows with their hashes, too. Raises a
-        DependencyError if Redis does not answer, a LostRowsError if a missing row may be lost and `refuse` is set, and
-        a ContractMismatch if all rows of a view have another contract.
+        Damaged rows get the status DAMAGED and are logged. With `check`, or at random, all rows are compared with their
+        hashes. Raises a DependencyError if Redis does not answer, a LostRowsError if a missing row may be lost and
+        `refuse` is set, and a ContractMismatch if all rows of a view have another contract.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
         with StoreWait(), answering(self._url), Deadline(self._deadlines):
@@ -125,7 +125,7 @@ class Store:
         ], foreign
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
-        """Write pushed rows under their entity keys unless the stored row is newer; return the number written."""
+        """Write pushed rows under their Redis keys `names` unless a stored row is newer; return the number written."""
         announcement = announced(names, known_times(rows))
         steps = push_steps(view)
         reply: Any = None
@@ -159,7 +159,7 @@ class Store:
         pushes.require_room(view.table, total(replies), len(rows))
 
     async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
-        """Return the state of each view in Redis, by name. Pushes known after `now`, in microseconds, are ignored."""
+        """Return the state of each view in Redis, by name. Ignores pushed rows known after `now`, in microseconds."""
         if not views:
             return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
@@ -181,7 +181,7 @@ class Store:
             await self._stamps.of(contract)
 
     async def require_whole(self, project: str, views: Collection[ViewContract]) -> None:
-        """Check Redis for lost rows as in `look`. Raises a LostRowsError if rows are lost and `refuse` is set."""
+        """Ask Redis whether it has lost rows; update `losses`. Raises a LostRowsError if so and `refuse` is set."""
         await self.look(project, views)
         for view in views:
             if why := self.refused.get(view.online_name):
@@ -235,8 +235,8 @@ class Stamps:
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
         """Return the stamp of each view that has one, by view name.
 
-        Reads the stamps from Redis if the cached ones are older than `FRESH_SECONDS`, for at most `PATIENCE_SECONDS`;
-        then returns the cached ones. The first read for a contract has no such limit and raises the errors of Redis.
+        Reads the stamps from Redis if the cached ones are older than `FRESH_SECONDS`. If that fails or takes longer
+        than `PATIENCE_SECONDS`, returns the cached stamps. The first read for a contract has no limit and may raise.
         """
         latest = self._latest.get(contract.hash)
         now = asyncio.get_running_loop().time()

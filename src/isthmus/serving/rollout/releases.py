@@ -50,7 +50,10 @@ class Rollout:
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Load and warm up the model to time it, then drop it; raise a PackageError if its golden rows differ."""
+        """Load and warm up a model to time and check it, then drop it. Raises a PackageError if the package is wrong.
+
+        That is, if it is damaged, not signed with `public_key` (PEM), or does not reproduce its golden rows.
+        """
         model = DeployedModel(deployment, public_key)
         self.done("load")
         self.seconds["load"] -= model.warming
@@ -134,10 +137,11 @@ def promote(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Put the candidate in force, after loading it again from the cache. Changes the same files as `deploy`.
+    """Put the candidate in force, after loading it again from the cache. Writes the deployment file and the history.
 
     For `probation_seconds`, a server may restore the previous deployment; by default, there is no probation. Raises a
-    GateFailed without a candidate, or if a server has given it up, and the other errors of `deploy`.
+    GateFailed without a candidate or if a server has given it up, a PackageError if it is damaged or unsigned, a
+    ContractMismatch if `generations` have other features, and a DependencyError during another deployment.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -167,8 +171,9 @@ def rollback(
     """Drop the candidate; without a candidate, restore an earlier deployment, without a probation.
 
     `to` is a digest prefix of the package to restore; the default is the previous one, but after a server has undone a
-    deployment, `to` is required. With `to`, a candidate is dropped, too. Changes the same files as `deploy`. Raises a
-    GateFailed if not exactly one earlier deployment fits, and the other errors of `deploy`.
+    deployment, `to` is required. With `to`, a candidate is dropped, too. Writes the deployment file and the history.
+    Raises a GateFailed if not exactly one earlier deployment fits, and a PackageError, ContractMismatch or
+    DependencyError like `promote`.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
@@ -198,9 +203,9 @@ def undo(
 ) -> bool:
     """Restore the deployment before `deployment`, which is on probation. Return True if this call restored it.
 
-    Returns False if `deployment` is no longer in force or on probation, for example because another worker was faster.
+    Returns False if `deployment` is not in force or not on probation, for example because another worker was faster.
     `why` is written with the restored deployment and to the history. Without `generations`, the package is not verified
-    again: a server has its model loaded already. Raises the errors of `deploy`.
+    again: a server has its model loaded already. Raises a DependencyError during another deployment.
     """
     with _changing(file) as (history, _):
         current = _read(file)
@@ -291,7 +296,7 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the history, oldest first, with events that its file does not have yet. Takes no lock, writes nothing."""
+    """Return the deployment history, oldest first, with events that its file lacks. Takes no lock, writes nothing."""
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

@@ -186,7 +186,10 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True for a fraction `share` of requests, chosen by a hash of the first row's keys, else of `body`."""
+        """Return True for the candidate's share of requests, by a hash of the first row's join keys `names`.
+
+        Without keys, the hash is of `body`. Equal requests get the same result.
+        """
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
         place = int.from_bytes(hashlib.blake2b(self._salt + named, digest_size=8).digest()) / 2**64
@@ -254,9 +257,9 @@ class ProbationRun(Trial):
         return super()._slower(own, other) and new > old and (new - old) ** 2 > _CHI_SQUARED * (new + old)
 
     def begin(self) -> bool:
-        """Return True if the caller should run both models, then call `end`. False during that and the pause after it.
+        """Return True if the caller should now run both models for comparison, and then call `end`.
 
-        Without a call of `end`, returns True again after 10 seconds.
+        Returns False during a comparison and the pause after it. If `end` is not called, this lasts 10 seconds.
         """
         now = time.monotonic()
         if now < self._next:

@@ -40,7 +40,7 @@ _FIELDS = {name: msgspec.json.Decoder(GenericAlias(list, (python | None,))) for 
 
 
 def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> dict[str, list[Any]]:
-    """Decode the join keys of a request; raise a RequestError for an unknown name, a null or a wrong type."""
+    """Decode join keys to lists by name. Raises a RequestError for an unknown name, a null or a wrong type."""
     columns = {}
     for name, raw in raws.items():
         column = join_keys.get(name)
@@ -73,7 +73,10 @@ def entities(
 
 
 def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """Decode a request field; null becomes None. Raises a RequestError about `part` for a wrong type or array size."""
+    """Decode a request field; null becomes None. Raises a RequestError for a wrong type or array size.
+
+    `part` is the part of the request that the error names: "request" or "entities".
+    """
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
@@ -92,14 +95,17 @@ def require_size(where: str, arrays: list[Any], column: Column) -> None:
 
 
 def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> None:
-    """Raise a RequestError if `keys` lacks a join key in `needed`."""
+    """Raise a RequestError about the first join key in `needed` that `keys` lacks, if any."""
     for name, column in needed.items():
         if name not in keys:
             raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the row count; raise a RequestError if columns differ in length or are empty, or above `most` rows."""
+    """Return the number of rows. Raises a RequestError if columns differ in length or are empty.
+
+    Raises a TooLargeError above `most` rows. Both errors name `where`.
+    """
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
@@ -114,7 +120,7 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
 
 
 def values(data: list[Any], column: Column, part: str = "request") -> Values:
-    """Convert decoded values to NumPy; raise a RequestError about `part` if a number is too large for Float32."""
+    """Convert decoded values to NumPy; raise a RequestError about `part` if a Float32 number is too large."""
     with np.errstate(over="ignore"):
         values = from_python(data, column.dtype)
     if column.dtype.name == "Array(Float32)":

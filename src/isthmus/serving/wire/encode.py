@@ -38,8 +38,8 @@ def json_columns(dtype: DataType, data: np.ndarray[Any, Any], null: Nulls | None
     """Convert m columns of one type, shape (m, rows), to values that orjson encodes.
 
     As in Feast, a timestamp becomes seconds, with a fraction if any value of the column has one. Non-finite numbers
-    become strings and bytes become Base64. `null` is a mask of the same shape, or None without nulls; texts, bytes and
-    arrays hold None themselves.
+    become strings and bytes become Base64. `null` is a mask of the same shape, or None without nulls. It is not used
+    for texts, bytes and arrays, which hold None themselves.
     """
     if dtype.element is not None:
         return [_arrays(dtype.element, column) for column in data]

@@ -28,7 +28,10 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the JSON message in a body; raise an UnreadableError if not JSON, a RequestError if it does not fit."""
+    """Decode the JSON message in a body. Raises an UnreadableError if it is not JSON, or a RequestError.
+
+    The RequestError means that a name appears twice, or that the message does not fit the decoder's type.
+    """
     try:
         message = decoder.decode(body)
         require_distinct(body)
@@ -50,7 +53,7 @@ class _Answer(Response):
 
 
 def reply(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value, more: Head = ()) -> Response:
-    """Create a response with status 200 and the headers in `more`; `contract` is a hash for `isthmus-contract`."""
+    """Create a response with status 200 and the headers in `more`, and `isthmus-contract` unless `contract` is None."""
     return _Answer(body, (*_head(contract, media_type), *more))
 
 

@@ -18,7 +18,7 @@ class Format(Enum):
 def negotiate(accept: str) -> Format:
     """Choose the format of an answer by an `Accept` header: the highest quality, then the most specific match.
 
-    If no format matches, returns JSON, as in Feast, unless the header excludes JSON: then raises a NotAcceptableError.
+    If no format matches, returns JSON, as in Feast. Raises a NotAcceptableError if the header excludes JSON, too.
     """
     ranges = dict(_range(part) for part in accept.lower().split(","))
     best, form = (0.0, 0), None
