@@ -26,10 +26,10 @@ class Scaffold:
 
 
 def init(folder: Path, example: Example = "empty") -> Scaffold:
-    """Copy an example project to a new or empty folder, and name the project after the folder.
+    """Copy an example project to a new or empty folder, and name it after the folder. Return files and next commands.
 
-    Hidden files that are already there stay. If the folder is a file or has visible files, or its name is not a valid
-    project name, raises a ConfigurationError and writes nothing.
+    Hidden files that are already in the folder stay. Raises a ConfigurationError and writes nothing if the folder is a
+    file or has visible files, or if its name is not a valid project name.
     """
     root = folder.resolve()
     problems = []

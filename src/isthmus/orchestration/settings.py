@@ -1,4 +1,4 @@
-"""Settings of a project: isthmus.toml and the environment variables that override it."""
+"""Settings of a project: isthmus.toml, with a class per table, and the environment variables that override it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Reference device client, run in Node: answers questions from snapshots with the models of a package."""
+"""Run a package's JavaScript client in Node. `DeviceQuestions` has keys and request fields, `DeviceReport` outputs."""
 
 import base64
 from collections.abc import Mapping
@@ -69,11 +69,11 @@ class _Device(msgspec.Struct):
 
 
 def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -> DeviceReport:
-    """Run a package's JavaScript client in a new Node process, and return its answers to `questions`.
+    """Run a package's ORT model files on the rows of `questions` with its JavaScript client, in a new Node process.
 
-    The client gets copies of the package's files and the snapshots in a temporary folder. Like on a web page, it checks
-    checksums, contract and golden cases first. Raises NodeFailed if the client rejects the package, a snapshot or a
-    question, if a model fails, or after two minutes.
+    The client gets copies of the package's files and of the snapshots in `questions`, in a temporary folder. As on a
+    web page, it first checks checksums, contract and golden cases. Raises NodeFailed if the client rejects the package,
+    a snapshot or a row, if a model fails, or after two minutes.
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]

@@ -1,4 +1,4 @@
-"""Runtimes by product name."""
+"""Runtimes by product name: `RUNTIMES` has a `Product` for each, and `by_option` opens one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,9 +46,10 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 
 
 def by_option(option: str) -> "Runtime":
-    """Open the runtime with a command line name such as "ort" or "web"; raise RequestError for an unknown name.
+    """Open the runtime with the command line name "ort", "web", "executorch", "litert" or "coreml".
 
-    Installs onnxruntime-web with npm if missing. Raises a DependencyError if the runtime is missing after that.
+    Opening "web" installs onnxruntime-web with npm if it is missing. Raises a RequestError for an unknown name, and a
+    DependencyError if the runtime is not or cannot be installed.
     """
     products = {product.option: product for product in RUNTIMES.values()}
     if option not in products:

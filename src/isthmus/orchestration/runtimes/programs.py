@@ -1,4 +1,4 @@
-"""Phone runtimes (ExecuTorch, LiteRT, Core ML) that verify packages."""
+"""Phone runtimes (ExecuTorch, LiteRT, Core ML): `ProgramRuntime` runs a package's model files to verify them."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""onnxruntime-web in Node, which gives the same answers as a browser."""
+"""onnxruntime-web in Node, which gives the same answers as a browser. `NodeRunner` runs our scripts in Node."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ class WebRuntime:
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Return the model files in ORT format, except int8 files of language models, which browsers cannot run."""
+        """Return a package's ORT model files, without int8 files of language models, which browsers cannot run."""
         servers = [] if manifest.generation is None else ["int8"]
         return [
             variant for variant in manifest.variants if variant.format == "ort" and variant.precision not in servers
@@ -89,7 +89,7 @@ class NodeRunner:
         self._program, self.folder = _program("node"), folder
 
     def run(self, script: str, files: Mapping[str, bytes], *arguments: str, kind: type[T]) -> T:
-        """Run a script of `orchestration/web/` in a new Node process, and decode the JSON that it prints as `kind`.
+        """Run a script of `orchestration/web/` in a new Node process; return the JSON that it prints as a `kind`.
 
         `files` (content by name) are written to a temporary folder. `arguments` names some of these files; the script
         gets their paths. Raises NodeFailed if the script fails or takes more than two minutes.

@@ -1,4 +1,4 @@
-"""`isthmus pushes collect`: move pushed rows from Redis to the offline tables."""
+"""`isthmus pushes collect`: move pushed rows from Redis to the offline tables, once (`collect`) or often (`follow`)."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -22,10 +22,10 @@ def collect(
 ) -> dict[str, CollectedPushes]:  # fmt: skip
     """Move pushed rows of views (default: all) from Redis to the offline tables. Return counts of rows by table.
 
-    Includes rows pushed under earlier contracts. Rows that cannot be read are set aside in Redis and reported to
-    `progress`; with `again`, rows that earlier runs set aside are tried again. With `wait`, a table that is being built
-    is collected after its build; without, it is skipped. If a table fails, its rows stay in Redis, and the error is
-    raised after all other tables are done. Starts Redis if it is embedded.
+    Includes rows pushed under earlier contracts. Ignores unknown view names. Sets unreadable rows aside in Redis and
+    reports them to `progress`; with `again`, first puts back the rows that earlier runs set aside. With `wait`,
+    collects a table that is being built after its build; without, skips the table. If a table fails, its rows stay in
+    Redis, and the first error is raised after the other tables are done. Starts Redis if it is embedded.
     """
     tables = _tables(project, views)
     offline, collected = project.offline_store(), dict[str, CollectedPushes]()
@@ -57,7 +57,7 @@ def collect(
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Collect pushed rows of all views every `history_seconds` (a setting), forever or until `stopped` is set.
 
-    Passes counts and errors to `say`, and raises no error. Skips tables that are being built until a later turn.
+    Passes counts of rows, problems and errors to `say`, and raises no error. Skips a table while it is being built.
     """
 
     def turn() -> str:
@@ -75,7 +75,8 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Call `turn`, which returns a problem or "", every `seconds`: forever, or until `stopped` is set.
 
-    Passes each problem or error of `turn` to `say`, unless the previous call had the same. Raises no error.
+    Catches all errors of `turn`. Passes each problem or error to `say`, unless the call before ended with the same
+    text.
     """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():
@@ -91,7 +92,7 @@ def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], 
 
 
 def sentence(error: Exception) -> str:
-    """Return the message of an IsthmusError; for other errors also their class and the place in the code."""
+    """Return the message of an IsthmusError; for another error its class, the place in the code and its first line."""
     if isinstance(error, IsthmusError):
         return str(error)
     return f"{type(error).__name__} at {place(error)}: {first_line(error)}"

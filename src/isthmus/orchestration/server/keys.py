@@ -1,4 +1,4 @@
-"""`isthmus keys`: create, list and revoke API keys. Running servers apply changes at once."""
+"""`isthmus keys`: create, list and revoke API keys, or allow requests without one. Servers apply changes at once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +13,10 @@ from isthmus.serving.keys import Keyring, make, problems, required
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
     """Create an API key and store only its hash. Return name, scopes and the key, which cannot be shown again.
 
-    After the first key, servers reject requests without a key until `open_to_all` is called. Scopes are `read:SERVICE`,
-    `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and `snapshot:SERVICE/VALUE` for one
-    owner's snapshot. Raises a ConfigurationError for an invalid name or scope, RequestError if the name exists.
+    From the first key on, servers reject requests without a key, also after the key is revoked, until `open_to_all` is
+    called. Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and
+    `snapshot:SERVICE/VALUE` for one owner's snapshot. Raises a ConfigurationError for an invalid name or scope, and a
+    RequestError if the name exists.
     """
     if wrong := problems(name, scopes):
         raise ConfigurationError("API key", wrong)
@@ -40,10 +41,10 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Remove an API key by name; servers reject it from the next request on. Return the number of keys left.
+    """Remove an API key by name; servers reject it from the next request on. Return a report with the keys `left`.
 
-    When no key is left, servers reject every request until `create` or `open_to_all` is called. Raises a RequestError
-    if no key has the name.
+    `left` is a number. At 0, servers reject every request until `create` or `open_to_all` is called. Raises a
+    RequestError if no key has the name.
     """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)

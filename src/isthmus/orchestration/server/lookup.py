@@ -19,11 +19,12 @@ from isthmus.serving.wire import decode
 
 
 def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the answer of `/get-online-features`, with features named `view__feature`. Starts Redis if it is embedded.
+    """Look up features in Redis; return the JSON answer of `/get-online-features` with features named `view__feature`.
 
     `name` is a feature service, or features as `view:feature`, separated by commas. `arguments` are join keys and
-    request fields as `key=value`; a repeated key gives one row per value. Raises a RequestError for unknown names or
-    wrong values, and a DependencyError if Redis fails, or has lost rows of the answer and `missing = "refuse"` is set.
+    request fields as `key=value`; a repeated key gives one row per value. Starts Redis if it is embedded. Raises a
+    RequestError for unknown names or wrong values, and a DependencyError if Redis fails. With the setting `missing =
+    "refuse"`, raises LostRowsError, a DependencyError, if Redis has lost rows of the answer.
     """
     state = State(project.generations())
     features = ":" in name

@@ -22,7 +22,7 @@ _FORMS = "column names with lists of values, an Arrow table, or a pandas or Pola
 def push(
     project: "Project | str | PathLike[str]", view: str, rows: object, *, to: str = "online_and_offline"
 ) -> dict[str, int]:
-    """Push rows of a view, like `/push` of the API. If a row is invalid, nothing is written.
+    """Push rows of a view to Redis, as `/push` of the API does. If a row is invalid, nothing is written.
 
     Rows are checked against the contracts that the servers use and the limits in `[server.limits]`. A row replaces the
     online row of its key unless the online row is newer. If Redis is embedded, starts it.
@@ -33,7 +33,7 @@ def push(
         project: the project, or its folder.
         view: name of the view.
         rows: join keys, `event_timestamp`, every feature, and optionally `known_at` (default: now), as a mapping of
-            column names to lists, an Arrow table, or a pandas or Polars frame.
+            column names to lists, an Arrow table, or a pandas or Polars frame. Only features may be null.
         to: "online_and_offline" writes to the online store at once and to the offline table with the next
             `isthmus pushes collect`; "offline" and "online" write to one of them.
 

@@ -21,8 +21,8 @@ def serve(project: Project, *, port: int | None = None) -> int:
     """Run the API until it is stopped, and return its exit code. `port` replaces the port of the settings.
 
     Writes the API's address to the project's Feast files first. With a configured Redis, the server replaces this
-    process (exec) to free its memory, and the function does not return. With the embedded Redis, this process stays to
-    stop it.
+    process (exec) to free its memory, and the function does not return. The embedded Redis is started, and this process
+    stays to stop it at the end.
     """
     _name_to_feast(project, port)
     configured = project.settings.stores.online
@@ -36,10 +36,10 @@ def serve(project: Project, *, port: int | None = None) -> int:
 def serving(
     project: Project, *, port: int | None = None, log: IO[bytes] | None = None, private: bool = False
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """Run the API as a child process during the block. It logs to `log`, by default to stderr.
+    """Run the API as a child process during a `with` block; yield the process. It logs to `log`, by default to stderr.
 
     The block may begin before the API is ready. Starts Redis if it is embedded. Writes the API's address to the
-    project's Feast files, except with `private`: then the API listens on loopback, needs no keys and records nothing.
+    project's Feast files unless `private`. A `private` API listens on loopback, needs no keys and records nothing.
     """
     if not private:
         _name_to_feast(project, port)

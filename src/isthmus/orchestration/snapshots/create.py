@@ -71,11 +71,12 @@ _OF_OWNERS = ("owners", "median_bytes")
 def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> SnapshotReport:
     """Write a signed snapshot of the latest rows in a service's tables, with deltas from earlier snapshots.
 
-    Keeps the number of earlier snapshots that the service's `device` sets, and deletes older ones. `name` is optional
-    if only one service has a `device`. Creates a signing key if none is configured and none was created before. Reports
-    newly disclosed features through `progress` first. Waits while another process writes or copies snapshots of the
-    service. Raises a GateFailed if a table breaks an expectation of its view, and a DataError if no row has a key that
-    devices keep, or a file is too large for devices.
+    `name` is a feature service; optional if only one has a `device`. If the `device` has an `owner`, each owner gets a
+    signed snapshot, all in one file without deltas. Keeps the number of earlier snapshots that `device` sets, and
+    deletes older ones. Creates a signing key if none is configured and none was created before. First reports to
+    `progress` the features that devices did not get before. Waits while another process writes or copies snapshots of
+    the service. Raises a ContractMismatch if the definitions have not been applied, a GateFailed if a table breaks an
+    expectation of its view, and a DataError if no row has a key that devices keep, or a file is too large for devices.
     """
     service, device = declared(project, name)
     place, sealer = shelf(project, service.name), signer(project)
@@ -179,7 +180,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """Describe the features that the next snapshot discloses and the newest does not: a line per view and keys."""
+    """List features, by view and keys, that devices get with the next snapshot of service `name` but not the newest."""
     service, device = declared(project, name)
     before = shelf(project, service.name).before()
     known = () if before is None else before.discloses
@@ -192,7 +193,7 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def declared(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return a service and its `device`; for None, the only service with a `device`. Raise a RequestError otherwise."""
+    """Return the service `name` (None: the only one with a `device`) and its `device`; RequestError without one."""
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:
@@ -211,7 +212,10 @@ def shelf(project: Project, service: str) -> Shelf:
 
 
 def signer(project: Project) -> Sealer:
-    """Return a signer with the configured private key, or with `snapshots/key.pem`, which is created if missing."""
+    """Return a signer with the configured private key, or with `snapshots/key.pem`, which is created if missing.
+
+    Raises a ConfigurationError if the key is unusable, and a DependencyError without the extra `devices`.
+    """
     configured = project.settings.packages.signing_key
     if configured is not None:
         return Sealer.of(project.root / configured, os.environ.get(PASSWORD))
@@ -222,11 +226,12 @@ def signer(project: Project) -> Sealer:
 
 
 def copy(project: Project, name: str | None, out: Path) -> Latest:
-    """Copy a service's newest snapshot and its deltas to the folder `out`, for a file host. Return its description.
+    """Copy the newest snapshot of the service `name` and its deltas to the folder `out`, for a file host.
 
-    `SERVICE` is the snapshot; `SERVICE.DIGEST` is the delta from the snapshot whose SHA-256 begins with these 16
-    digits. Deletes older deltas of the service in `out`, and no other file. Waits while another process writes a
-    snapshot. Raises a RequestError if the service has a file for each owner, and a DataError if there is no snapshot.
+    Returns the description of the snapshot. The file `SERVICE` is the snapshot; `SERVICE.DIGEST` is the delta from the
+    snapshot whose SHA-256 begins with these 16 digits. Deletes older deltas of the service in `out`, and no other file.
+    Waits while another process writes a snapshot. Raises a RequestError if the service has a file for each owner, and a
+    DataError if there is no snapshot.
     """
     service = require_hostable(project, name)
     place = shelf(project, service.name)
@@ -250,7 +255,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
-    """Return the service if its devices share one file, which a file host may serve; raise RequestError otherwise."""
+    """Return the service `name` (None: the only one with a `device`); raise RequestError if each owner has a file."""
     service, device = declared(project, name)
     if device.owner is not None:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""`isthmus package page`: write a static web page that runs the last package in the browser."""
+"""`isthmus package page`: write a static web page that runs the last package in the browser (`site`)."""
 
 import hashlib
 import json
@@ -35,10 +35,10 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     """Write to the folder `out` a static web page that runs the last exported package; return `out`.
 
     `name` is a distillation, optional if there is only one. Replaces the whole folder if an earlier call wrote it, and
-    raises a DataError if it has other files. Copies the project's own page from `pages/<distillation>`; without one,
+    raises a DataError if `out` has other files. Copies the project's own page from `pages/<distillation>`; without one,
     tabular and language models get a form, and other models raise a ConfigurationError. Installs onnxruntime-web with
-    npm if it is missing. For a model with a `device`, adds the newest snapshot unless each owner has a file, creates a
-    signing key if it is missing, and raises a DataError if no snapshot fits the package.
+    npm if it is missing. For a model with a `device`, creates a signing key if it is missing, raises a DataError if no
+    snapshot fits the package, and adds the newest snapshot unless each owner has a file.
     """
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name
@@ -60,9 +60,10 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """Copy a page's scripts, onnxruntime-web and a package to `folder`, and the files in `own`, or else a form.
+    """Copy the scripts of a page, onnxruntime-web and a package to `folder`, with the project's own page or a form.
 
-    Installs onnxruntime-web with npm if it is missing.
+    `own` is the folder of the project's page. If it is None or missing, the page is a form. Installs onnxruntime-web
+    with npm if it is missing.
     """
     runtime = installed() / "node_modules" / NAME / "dist"
     form = "form" if manifest.generation is None else "text"
@@ -85,7 +86,7 @@ def write_note(folder: Path, note: Mapping[str, Any]) -> None:
 
 
 def api_path(page: Path) -> str:
-    """Return the path that the host of a page must forward to the API, or "" if static files are enough."""
+    """Return the URL path that the host of the folder `page` must forward to the API; "" if static files are enough."""
     snapshot = json.loads((page / NOTE).read_text(encoding="utf-8")).get("snapshot")
     return "" if snapshot is None or snapshot["files"] else f"/{snapshot['url']}/…"
 

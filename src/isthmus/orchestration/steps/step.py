@@ -231,7 +231,7 @@ def _text(name: str, value: float | str) -> Any:
 
 
 def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
-    """Return an event's metadata for Dagster: a materialization's floats rounded, a check's numbers as text."""
+    """Return an event's metadata for Dagster, with floats rounded; for a check, its message and numbers as text."""
     if isinstance(event, NodeMaterialization):
         rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
         return event.metadata | rounded
@@ -248,7 +248,7 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images (URLs by title) as Markdown. Beyond 50,000 characters of URLs, notes replace the last images."""
+    """Format images (URLs by title) as Markdown. After 50,000 characters of URLs, a note replaces each image."""
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

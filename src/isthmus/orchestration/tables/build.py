@@ -40,7 +40,8 @@ def build(
 ) -> dict[str, TableWrite]:
     """Compute views (default: all) and write their complete offline tables. Unchanged rows are not written again.
 
-    Rows that came only from pushes stay in the tables. During a build, no pushed rows are collected into its tables.
+    Returns a report by view. Rows that came only from pushes stay in the tables. During a build, no pushed rows are
+    collected into its tables.
 
     Raises:
         ContractMismatch: the definitions have not been applied.
@@ -141,13 +142,13 @@ def build_range(
     step: int = STEP,
     progress: Progress = silent,
 ) -> dict[str, TableWrite]:
-    """Compute views for a range of days and replace exactly those days in their offline tables.
+    """Compute views for a range of days and replace exactly those days in their tables. Return a report by view.
 
     Skips days that were built from the same definition and sources, so the next run continues a killed run. Days
     without rows become empty. Without `within`, builds from the end of each table, minus the view's `lateness`, through
-    today, and builds views without rows completely. `step` is the number of days per commit. Checks only expectations
-    on single rows. Raises a DataError if a source column changed its type or a view reads further back than its
-    lookback; earlier commits of the run stay.
+    today, and builds views without rows completely. `step` is the number of days per commit. Raises a GateFailed if a
+    row breaks an expectation (only expectations on single rows are checked), and a DataError if a source column changed
+    its type or a view reads further back than its lookback; earlier commits of the run stay.
     """
     contract = project.applied()
     names = view_names(project, views)

@@ -25,7 +25,7 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
 def widest(reach: int) -> int:
-    """Return how far before and after its days a build reads sources, for the lookback `reach`, in microseconds."""
+    """Return how far a build reads sources before and after its days for the lookback `reach`; both in microseconds."""
     # `require_enough` reads twice as far, or a day farther if the lookback is shorter than a day.
     return reach + max(reach, DAY)
 

@@ -62,7 +62,7 @@ class TrainingOrigin:
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
         """Return everything that determines the training set, for its record and its id.
 
-        `served` is the time up to which each view's log was replayed, or None if the join is not as served.
+        `served` has the time up to which each view's log was replayed; None if the join is of known values.
         """
         # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
@@ -109,7 +109,7 @@ class TrainingData:
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def table(self) -> pa.Table:
-        """Join all rows, again on each call, and return them in memory. Raises the errors of `batches`."""
+        """Join all rows, again on each call; return them in memory. Raise a DataError if spine or table is unusable."""
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def pandas(self) -> "pd.DataFrame":
@@ -117,17 +117,21 @@ class TrainingData:
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """Return a torch `IterableDataset` of `columns` (default: all numeric) that joins the rows again each epoch."""
+        """Return a torch `IterableDataset` of `columns` (default: all numeric) that joins the rows again each epoch.
+
+        Raises a RequestError for a column that is missing or not numeric.
+        """
         from isthmus.orchestration.tensors import Tensors
 
         return Tensors(self.schema, self.batches, columns, batch, workers=False)
 
     def write(self, path: Path | str, *, like: TrainingSet | None = None) -> TrainingSet:
-        """Write the rows atomically to the folder `path`, with a record that reproduces them; note the folder by id.
+        """Join the rows and write them atomically to the local folder `path`, with a record that reproduces them.
 
-        The folder gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. A training
-        set there is replaced, and any other existing folder raises a DataError. With the training set `like`, copies
-        its statistics, and raises a DataError if the new training set does not equal it.
+        The folder gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file; the
+        project notes the folder, so that `record.repeat` finds it by id. Replaces a training set there, and raises a
+        DataError for any other folder that exists. With the training set `like`, copies its statistics, and raises a
+        DataError if the new id differs. Raises a RequestError for a URL.
         """
         target = require_local("training set", path).absolute()
         if target.exists() and not (target / RECORD).is_file():
@@ -191,9 +195,13 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """Prepare a join of features to a spine, each row as of its own time. Rows are joined when they are read.
+    """Prepare to join features to the rows of a spine, each as of the row's time. Rows are joined when they are read.
 
-    Arguments and errors are those of `notebook.training_data`; the contract must be applied.
+    `features` is a service, or features as `view:feature`. `spine` is a table, frame or file, or a SELECT over the
+    views. `status` adds a status column per view. `as_served` joins what was readable online at each time instead of
+    what was known. `join` is "embedded" or "engine". Raises ContractMismatch if the definitions have not been applied,
+    RequestError for an unknown feature or options that cannot be combined, and DataError for an unusable table or
+    spine.
     """
     contract = project.applied()
     offline = project.offline_store()
@@ -216,8 +224,8 @@ def data_of(
     """Prepare the join of the views in `origin` to a spine. Nothing is joined until the rows are read.
 
     If `served` is False, joins the values that were known at each row's time; if True, the values that were readable
-    online at that time, by the log of materializations. A mapping (`TrainingSet.served`) replays the log only as far as
-    that training set did. Raises a RequestError if `join` is unknown, or the engine cannot do this join.
+    online at that time, by the log of materializations. A mapping (`TrainingSet.served`) replays the log of each view
+    only up to a time, in microseconds. Raises a RequestError if `join` is unknown, or the engine cannot do this join.
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
@@ -260,10 +268,10 @@ class FeatureSelection(NamedTuple):
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """Return the features of a service, or the features that a list or comma-separated text names, in the same order.
+    """Return the features of a service, or the features that a list or comma-separated text names, in the order given.
 
-    A view or transform without a feature selects all its features. Stored features that a selected request transform
-    reads are added. Raises a RequestError if a name is unknown or repeated, or the list is empty.
+    The name of a view or request transform alone selects all its features. Adds stored features that a selected request
+    transform reads. Raises a RequestError if a name is unknown or repeated, or the list is empty.
     """
     if isinstance(features, str) and features in contract.services:
         service = contract.service(features)
@@ -309,7 +317,7 @@ class HashedSpine:
 
     @property
     def sha256(self) -> str:
-        """Hash of the rows read so far; it does not depend on batch sizes."""
+        """Hash of the schema and of the rows read so far; it does not depend on batch sizes."""
         return self._hash.hexdigest()
 
     def read(self) -> str:
@@ -350,7 +358,7 @@ def _tables(
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
-    """Return the types of spine columns that the contract knows, by name, without names that have conflicting types."""
+    """Return the types of a spine's keys, times, request fields and labels by name, without those that conflict."""
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
     for spine in contract.spines.values():

@@ -49,7 +49,7 @@ class EngineJoin:
         self._status, self._threads, self._name = status, threads, name
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join features to the spine in the engine, then yield the spine's rows with them, batched like `Join.batches`.
+        """Join features to the spine in the engine, then yield the spine's rows in order with the features, in batches.
 
         Reads the whole spine first, opens a session of the engine for the join, and uses a temporary folder in the
         offline store. Raises a DataError if the engine fails.

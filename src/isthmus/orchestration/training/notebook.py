@@ -36,6 +36,7 @@ def training_data(
         join: "embedded" to join in this process, "engine" to join in the project's engine. The rows are the same.
 
     Raises:
+        ContractMismatch: the definitions have not been applied, or a table was built under another contract.
         RequestError: a feature is not in the contract, or options cannot be combined.
         DataError: a table is missing, or the spine cannot be read, lacks a column or has a column of the wrong type.
     """

@@ -24,9 +24,10 @@ from isthmus.orchestration.training.requestcolumns import RequestColumns, reques
 def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
     """Write a training set again from the same table versions: the bytes are the same, even if tables changed.
 
-    `record` is the folder of the training set, its record file or its id. Replaces the files in this folder, or writes
-    to `out` if set. Raises a RequestError if the training set does not exist, and a DataError if a table version, the
-    spine or a request transform is gone or has changed; nothing is written then.
+    `record` is the folder of the training set, its record file or its id. Replaces the files in that folder, or writes
+    to the folder `out` if set. `join` is "embedded" or "engine". Raises a RequestError if the training set does not
+    exist, and a DataError if a table version, the spine or a request transform is gone or has changed; nothing is
+    written then.
     """
     past = _find(project, record)
     where = f"training set {past.id}"
@@ -87,7 +88,7 @@ def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) ->
 
 
 def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
-    """Return a view's history at the version in `past`; raise DataError if that version is gone or has other rows."""
+    """Return view `name` at its version in the training set `past`; DataError if that version is gone or differs."""
     view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
     where, remedy = f"training set {past.id}", "make a new training set: this one cannot be reproduced"
     try:

@@ -1,4 +1,4 @@
-"""Request transforms in a training set, computed by the project's engine while rows are written."""
+"""Request transforms in a training set, computed by the project's engine while the rows are read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class RequestColumns:
 
     @property
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Everything that determines the values: hashes of the transforms, and the fields."""
+        """Everything that determines the values: for each transform its hash and the names of the computed fields."""
         hashes = {name: transform.hash for name, transform in self.contract.transforms.items()}
         return {part.name: {"hash": hashes[part.name], "fields": [field.name for field in part.fields]}
                 for _, part in self.transforms}  # fmt: skip
@@ -45,7 +45,7 @@ class RequestColumns:
 
 
 def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:
-    """Prepare to compute request transforms, each limited to its field names in `fields`. None if `fields` is empty."""
+    """Prepare to compute `fields` (field names by request transform) in the project's engine. None if it is empty."""
     if not fields:
         return None
     transforms = []

@@ -35,8 +35,9 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
 ) -> TrainingSet:
     """Write the training set that the command line options ask for; raise a RequestError if they cannot be combined.
 
-    With `like`, write an earlier training set again (see `repeat`). With `spine`, `features` and `out`, join features
-    to any spine. Otherwise, write the training set of the distillation `name` (see `training_set`).
+    With `like`, a folder or id, writes that training set again from the same table versions, to `out` if set. With
+    `spine`, `features` and `out`, joins features to any spine. Otherwise, writes the training set of the distillation
+    `name`, optional if there is only one, and makes it the latest.
     """
     kinds = {"a distillation": name, "--spine": spine, "--like": like}
     if len([kind for kind, value in kinds.items() if value is not None]) > 1:

@@ -50,7 +50,7 @@ class Client:
         self._lot = LOT
 
     def singly(self) -> "Client":
-        """Return a client that sends one row per request over the same connection, opening it if necessary."""
+        """Return a client that sends one row per request over the same connection; opens it first if necessary."""
         self._connection = self._connection or self._connect()
         single = copy.copy(self)
         single._lot = 1
@@ -94,7 +94,7 @@ class Client:
         return answer
 
     def refused(self) -> str | None:
-        """Return the reason why the server does not serve the deployed package, or None if it serves it."""
+        """Ask why the server does not serve the deployed package; return None if it serves it or none is deployed."""
         report = json.loads(self._send("GET", "/models"))
         outdated = next((model["outdated"] for model in report["models"]), None)
         reason: str | None = report["refused"] or outdated
@@ -103,7 +103,11 @@ class Client:
     def predict(
         self, entities: Mapping[str, TypedValues], request: Mapping[str, TypedValues], rows: int
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the deployed model's predictions for rows of keys and request fields: float32 (n,) or (n, classes)."""
+        """Ask the server for the deployed model's predictions for `rows` rows: float32, shape (n,) or (n, classes).
+
+        `entities` and `request` have a type and n values for each join key and request field. Raises DependencyError if
+        the server does not answer, and ContractMismatch if it has another contract.
+        """
         columns = {
             part: {name: _as_json(dtype, values) for name, (dtype, values) in group.items()}
             for part, group in (("entities", entities), ("request", request))

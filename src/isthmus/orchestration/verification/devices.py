@@ -91,7 +91,8 @@ def compare_snapshot(
     Skips a snapshot that is older than the tables or the declaration, too old for devices at `at` (microseconds since
     1970 UTC), or whose signature cannot be checked here; the result has the reason. A snapshot that devices would
     reject, because it was altered or its signature is invalid, counts as a difference. If each owner has a file, checks
-    every file. Without a signing key, creates one. The result is empty if the student has no `device`.
+    every file. Creates a signing key if there is none. The result is empty if the student has no `device`. Raises
+    DataError if the description of the newest snapshot is damaged.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -174,7 +175,7 @@ def device_rows(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
     snapshot: ComparedSnapshot, count: int | None,
 ) -> DeviceRows | None:  # fmt: skip
-    """Turn up to 500 rows of the package's training set, or up to `count` if set and less, into questions to a device.
+    """Turn rows of the package's training set, at most 500 and at most `count` if set, into questions to a device.
 
     Skips rows whose keys the device does not keep. If each owner has a file, uses only rows of up to ten owners.
     Returns None if no row is left, no snapshot was compared, or the package is not for devices.

@@ -47,8 +47,8 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     """Compare a package's inputs from offline values with served ones, and the API's predictions with the model's.
 
     Adds the results to `verdict`. Keys and request fields come from up to `count` rows of the package's training set.
-    Skips rows with keys that were pushed after all rows of a table. If the server of `online` rejects the package,
-    every prediction counts as different.
+    Skips a row if the online row of its key became known after every row of the offline table. If the server of
+    `online` rejects the package, every prediction counts as different.
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
@@ -119,7 +119,7 @@ def _compare_predictions(
 
 
 def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return each row's expected number and answer that differ most, shape (n,) each; NaN answers if shapes differ."""
+    """Return each row's expected number and answer that differ most, (n,) each; NaN as answers if the shapes differ."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]

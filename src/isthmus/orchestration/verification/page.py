@@ -67,7 +67,7 @@ def page(verdict: Verdict, project: str) -> str:
 
 
 def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
-    """Yield the blocks for the terminal: a row per view, the first differing values, and the path of the page."""
+    """Yield the blocks for the terminal: comparisons, runtimes, first differing values, limits, and the page's path."""
     yield _overview(verdict)
     if verdict.runtimes:
         yield runtimes(verdict)
@@ -136,7 +136,7 @@ def _groups(verdict: Verdict) -> dict[str, Mapping[str, FeatureVerdict]]:
 
 
 def images(verdict: Verdict) -> dict[str, str]:
-    """Return image URLs by title: an overview of the differences, and plots of up to three differing features."""
+    """Return images as data URLs by title: an overview of differences, and plots of up to three differing features."""
     rows = []
     for name, features in _groups(verdict).items():
         total = merged(list(features.values()))

@@ -87,7 +87,7 @@ class _Engine:
         self._results = self._fields(table)
 
     def compare_graph(self) -> tuple[Comparison, Comparison]:
-        """Compare graph with engine, and the graph row by row with the graph in a batch; return both by field."""
+        """Compare graph with engine, and the graph for single rows with the graph for a batch; return both by field."""
         values = self._graph.run(self._inputs).values
         # Rows that the graph refuses are null here, and so differ from the engine's values.
         compared = self._compare(self._rows, self._results, values, self._tolerances)

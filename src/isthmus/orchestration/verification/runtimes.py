@@ -44,9 +44,9 @@ class ClientRun(NamedTuple):
 
 
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
-    """Run the reference client in Node for up to two minutes; return its answers, or its error, and the duration.
+    """Run the reference client in Node on the questions in `device`; return its answers or its error, and the duration.
 
-    Raises neither NodeFailed nor DependencyError. Does not install a missing onnxruntime-web.
+    Takes up to two minutes. Raises neither NodeFailed nor DependencyError. Does not install a missing onnxruntime-web.
     """
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
@@ -70,8 +70,8 @@ def compare_runtimes(
 
     Adds the results to `verdict`, and the reason for each missing runtime to `verdict.skipped`. ONNX Runtime gets all
     rows of a full verdict, and other runtimes a sample unless `all_keys` is set. The rows of `device`, with stored
-    features from a snapshot, are run too. With `client`, onnxruntime-web runs only these rows, in the reference client,
-    whose answers `client` waits for and returns.
+    features from a snapshot, are run too. `client` returns the reference client's answers for these rows; if given,
+    they are the only answers of onnxruntime-web.
     """
     all_rows = parity.sample(parity.rows)
     few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
@@ -152,7 +152,7 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare a numeric core's inputs from Python and the client bit by bit, tensor by tensor. `keys` name the rows."""
+    """Compare the inputs of a numeric core from Python and the client bit by bit, by tensor. `keys` name the rows."""
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():

@@ -1,4 +1,4 @@
-"""Shared parts of a verdict: names of the compared rows, samples, and access to the online side."""
+"""Shared parts of a verdict: names of compared rows, samples of rows, and `OnlineSide` to ask Redis and the API."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,11 +68,14 @@ class OnlineSide:
             return self.store.keys(view)
 
     def ahead(self, history: ViewHistory, keys: pa.Table) -> Mask:
-        """Return a mask of the keys whose row in Redis was pushed, and not collected into the table yet; shape (n,)."""
+        """Return a mask (n,) of the keys whose row in Redis became known after every row of the offline table."""
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask of `ahead`, and each key's known time and content hash in Redis, null without a valid row."""
+        """Read the rows of keys in Redis: the mask that `ahead` returns, and known times and content hashes.
+
+        Times and hashes are null for a key without a valid row.
+        """
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.
@@ -98,7 +101,7 @@ def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Tab
 
 
 def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:
-    """Return the number of rows of `compared`, and the number of rows of `table` that a full verdict compares."""
+    """Return the number of rows of `compared`, and the number of rows of `table`, at most 2,000, for a full verdict."""
     return Sample(len(compared), min(len(_with_keys(table, keys)), CHECKED_ROWS))
 
 

@@ -179,7 +179,7 @@ class _Verification:
 
 
 def require_passed(verdict: Verdict) -> Verdict:
-    """Return the verdict if it passed; else raise a GateFailed that names the first differing features."""
+    """Return the verdict if it passed; raise GateFailed if a value differs (names the first) or none was compared."""
     if verdict.passed:
         return verdict
     parts = verdict.named().items()

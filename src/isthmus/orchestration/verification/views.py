@@ -91,8 +91,8 @@ def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
     """Return the values that a point-in-time join gives for keys, by name, one value per row of `keys`.
 
     The names are the features, the status, and the row's event time, known time and content hash. All but the status
-    are null if the row is missing or expired. `keys` is a spine, see `questions_at`. The view of `history` may be
-    limited to some features.
+    are null if the row is missing or expired. `keys` has the join keys and the `event_timestamp` to join at. The view
+    of `history` may be limited to some features.
     """
     view = history.view
     # Joined like features; these columns show which answers are null.
