@@ -32,14 +32,15 @@ def integers(tensor: Any, layout: str) -> Expected:
 
 
 def booleans(tensor: Any, layout: str) -> Expected | None:
-    """Expect a boolean mask that is True for elements to use. Without a mask, return None, which `agree` skips."""
+    """Describe a mask, True for elements to use, for `agree`. If the mask is None, return None, which `agree` skips."""
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Raise a ConfigurationError that lists the given problems and all tensors that are empty or do not fit, if any.
+    """Raise a ConfigurationError if `problems` are given, or if any of the `tensors` is empty or does not fit.
 
-    Sizes with the same name, and devices, must be equal in all tensors. Arguments that are None are skipped.
+    It lists all of them. Sizes with the same name in several layouts must be equal, and all tensors must be on the same
+    device. Arguments that are None are skipped.
     """
     failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}
@@ -53,9 +54,10 @@ def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> 
 def agree_pair(
     where: str, layout: str, student: Any, teacher: Any, *problems: Problem | None, **tensors: Expected | None
 ) -> None:
-    """Raise a ConfigurationError unless student and teacher are float tensors of this layout and all `tensors` fit.
+    """Raise a ConfigurationError unless student and teacher are float tensors of this layout, such as "rows classes".
 
-    The error lists every misfit and the given problems. Problems and tensors that are None are skipped.
+    Any of `problems`, and any of the further `tensors` that does not fit, also raises it. Arguments that are None are
+    skipped. The error lists everything.
     """
     agree(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
 
@@ -65,7 +67,7 @@ def positive(name: str, value: float) -> Problem | None:
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """Return a problem if an index is negative or at least `limit`, else None. Synchronizes with a GPU.
+    """Return a problem if an index is negative or at least `limit`, else None. On a GPU, waits for its result.
 
     Without this check, an index out of range on a GPU would kill the process without naming the tensor.
     """
@@ -83,10 +85,10 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:
-    """Return the entries of a tensor where the mask `where` is True, (selected, n); half precision becomes float32.
+    """Return the entries of a tensor where the mask `where` is True; half precision becomes float32.
 
-    The mask has the tensor's leading axes. Without a mask, returns the whole tensor. Select before computing anything,
-    so that NaN in entries left out reaches neither loss nor gradient.
+    The mask has the tensor's leading axes: (rows, tokens) selects (selected, n) from (rows, tokens, n). If it is None,
+    returns the whole tensor. Select before computing, so that NaN elsewhere reaches neither loss nor gradient.
     """
     return precise(tensor if where is None else tensor[where])
 

@@ -1,4 +1,4 @@
-"""Array types of training, outputs and metrics."""
+"""Array types of training, outputs and metrics; row numbers spread evenly or in batches; a mask of usual numbers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,12 +12,12 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def spread(count: int, wanted: int) -> Index:
-    """Return at most `wanted` row numbers below `count`, evenly spread."""
+    """Return `wanted` row numbers, or `count` if fewer, evenly spread from 0 to `count` - 1."""
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 
 def usual(numbers: Array) -> Array:
-    """Return a mask of the finite numbers up to 3,000 times the larger of 1 and the 2 % quantile of all sizes."""
+    """Return a mask of sizes (absolute values) up to 3,000 times the larger of 1 and the 2 % quantile of all sizes."""
     sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
     return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)
 

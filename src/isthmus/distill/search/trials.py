@@ -1,4 +1,4 @@
-"""The students of a search: the facts about each, the budget, and the journal on disk."""
+"""Students of a search: the figures of each (`SearchTrial`), their limits (`Budget`), and the file `search.json`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +67,10 @@ class Budget:
     def exceeded(
         self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
     ) -> dict[str, tuple[float, str]]:
-        """Map each exceeded limit to its relative excess and a message; `files` has the bytes of ORT and ONNX file."""
+        """Return each exceeded limit, by name, with its relative excess and a message; empty if all limits hold.
+
+        `files` has the sizes of the student's ORT file and ONNX file in bytes; `weights` is its number of parameters.
+        """
         figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
             "memory": (memory_mb, self.memory_mb, "MiB"),
@@ -109,7 +112,7 @@ class Trials(Journal[SearchTrial]):
 
 
 def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | None:
-    """Return the best student within the budget, the fastest of equals, or None. With `more`, high scores are good."""
+    """Return the trained student with the best score (`more`: the highest), of equals the fastest; None without one."""
     sign, fit = -1 if more else 1, [trial for trial in trials if trial.status == "trained"]
     return min(fit, key=lambda trial: (sign * (trial.score or 0.0), trial.p50_us or 0.0), default=None)
 
@@ -123,9 +126,9 @@ def values_at(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict
 
 
 def front(points: Array) -> Array:
-    """Return a mask, (n,) bool, of the points (n, k) on the Pareto front; lower is better in each column.
+    """Return a mask, bool (n,), that is True for the points (n, k) on the Pareto front; lower is better in each column.
 
-    A point is off the front if another point is nowhere greater and somewhere less.
+    A point is off the front if another point is lower in at least one column and higher in none.
     """
     on = np.zeros(len(points), bool)
     # A better point has a smaller sum of ranks, so it comes first.

@@ -32,7 +32,7 @@ class StudentOutput(nn.Module, ABC):
         return last[:, 0]
 
     def final(self, scores: Tensor) -> Tensor:
-        """Return the scores after calibration, if there is one, or clipped for numbers. Call it only after training."""
+        """Calibrate scores, if there is a calibration; clip them if they are numbers. Call it only after training."""
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
 

@@ -99,7 +99,7 @@ class IsotonicCalibrator(Calibrator):
             buffer.copy_(torch.tensor([*numbers, *[far] * spare]))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Return calibrated logits: the summed rises of all lines below each logit. All runtimes have these sums."""
+        """Return calibrated logits: add up the rises of all lines below each logit, which every runtime can do."""
         ends = torch.cat([self.starts[1:], self.starts.new_full((1,), _FAR)])
         parts = torch.minimum((logits[:, None] - self.starts).clamp(min=0), ends - self.starts)
         below = (logits - self.starts[0]).clamp(max=0)
@@ -130,9 +130,10 @@ class IsotonicCalibrator(Calibrator):
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
     """Fit an increasing, piecewise linear map of logits; return the logits where its lines start, and its values there.
 
-    `logits` are (n,), with labels of 0 and 1. The rows begin in sqrt(n) / 2 bins, at least 1 and at most 15, by logit.
-    Adjacent bins merge until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al., 1955)
-    and no line is steeper than `STEEPEST`. Each bin counts half a one and half a zero more, so no share is 0 or 1.
+    `logits` are (n,), with labels of 0 and 1. The rows are sorted by logit into sqrt(n) / 2 bins, at least 1, at most
+    15. Adjacent bins merge until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al.,
+    1955) and no line is steeper than `STEEPEST` (10). Half a one and half a zero are added to each bin, so that no
+    share is 0 or 1.
     """
     order = np.argsort(logits, kind="stable")
     # A bin's mean logit represents the bin only if its logits are close, so prefer noisy bins to wide ones.

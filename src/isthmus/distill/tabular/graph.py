@@ -60,7 +60,10 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
-    """Return the ONNX graph from raw inputs to the core's inputs, and `refused`, bool (N,), if rows may be rejected."""
+    """Return the part of the ONNX graph that prepares raw inputs for the network (the core), as a graph of its own.
+
+    If a request transform may reject rows, the graph also has the output `refused`, bool (N,).
+    """
     build = Building()
     inputs: list[onnx.ValueInfoProto] = []
     prepared = _prepared(build, student, request, inputs, truth=TensorProto.BOOL)
@@ -81,7 +84,7 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
-    """Return the content of `head.json`, with which clients without ONNX Runtime turn `inputs` into the core's inputs.
+    """Return the content of `head.json`, with which clients without ONNX Runtime prepare `inputs` for the network.
 
     Raises a GateFailed if a request transform uses an operator whose results are not bitwise equal in every language.
     """

@@ -21,7 +21,7 @@ def separation_auc(values: Values, labels: Array) -> float:
 
     Takes the best of three orders: rising values, falling values, and null or not (arrays: only the last). Texts are
     ordered by their share of ones in the even rows and scored on the odd rows, so a unique key does not count as a
-    leak. Returns 0.5 if a label has fewer than `FEW` rows.
+    leak. Returns 0.5 if there are fewer than `FEW` (20) zeros or ones.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -36,7 +36,7 @@ def mean_recall(values: Values, labels: Array) -> float:
 
     Each odd row is predicted as the most common class of the even rows with the same value, so a unique key does not
     count as a leak. Null is a value. With more than 1,024 distinct numbers, neighbors count as the same value. Classes
-    with fewer than `FEW` odd rows are left out; returns 0 if fewer than two classes remain.
+    with fewer than `FEW` (20) odd rows are left out; returns 0 if fewer than two classes remain.
     """
     places, classes = _places(values), int(labels.max(initial=0)) + 1
     pairs, counts = np.unique(places[::2] * classes + labels[::2], return_counts=True)
@@ -52,7 +52,8 @@ def mean_recall(values: Values, labels: Array) -> float:
 def rank_correlation(values: Values, labels: Array) -> float:
     """Return the absolute Spearman correlation of an input's values, (n,), with labels (n,), without rows of null.
 
-    Texts are ordered by their mean label in the even rows and scored on the odd rows. Returns 0 for arrays or few rows.
+    Texts are ordered by their mean label in the even rows and scored on the odd rows. Returns 0 for arrays, and for
+    fewer than `FEW` (20) rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]

@@ -111,7 +111,7 @@ def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: 
 
 
 def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
-    """Group numbers that have the same preparation steps; return a list of their positions in the network per group."""
+    """Group numbers with the same preparation steps; return, per group, the positions of its members in `numbers`."""
     groups: dict[str, list[int]] = {}
     for place, number in enumerate(numbers):
         groups.setdefault(repr(number.steps), []).append(place)

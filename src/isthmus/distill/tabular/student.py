@@ -82,7 +82,10 @@ class CoreNetwork(nn.Module):
 
 
 def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
-    """Describe the core's inputs that have columns: `numbers`, float32 (N, width), and `places`, int32 (N, texts)."""
+    """Describe the network's prepared inputs: `numbers`, float32 (N, width), and `places`, int32 (N, texts).
+
+    An input without columns is left out. `places` are the rows of the embeddings.
+    """
     widths = student.prepare.preparation.width, len(student.embeddings)
     tensors = TensorInfo(NUMBERS, "float", ("N", widths[0])), TensorInfo(PLACES, "int32", ("N", widths[1]))
     return tuple(tensor for tensor, width in zip(tensors, widths, strict=True) if width)

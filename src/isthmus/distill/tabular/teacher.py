@@ -27,7 +27,7 @@ class Learner(NamedTuple):
     classes: Sequence[str] | None = None
 
     def answer(self, model: Any, rows: Array) -> Array:
-        """Return a fitted model's logits, (n,) for labels of 0 and 1, else (n, classes), or a regressor's numbers."""
+        """Return a classifier's logits, (n,) for labels of 0 and 1, else (n, classes), or a regressor's numbers."""
         if isinstance(model, HistGradientBoostingRegressor):
             values: Array = model.predict(rows)
             return values

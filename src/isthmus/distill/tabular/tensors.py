@@ -53,7 +53,7 @@ def _column(table: pa.Table, item: ModelInput) -> Values:
 
 
 def vocabularies(train: TabularTensors) -> list[tuple[str, ...]]:
-    """Return, per text column, the `VOCABULARY` most frequent texts (or fewer), most frequent first, without ""."""
+    """Return up to `VOCABULARY` (254) texts per text column, the most frequent first, without "", which means null."""
     known = []
     for column in train.categories.T:
         counts = Counter(column.tolist())

@@ -37,7 +37,8 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
     """Raise a ConfigurationError if a module in eval mode is random, or if a row's output depends on the other rows.
 
-    Call this before measuring a module. Restores the module's buffers and torch's random state.
+    The latter is checked only if all inputs and outputs have an entry per row. Restores the module's buffers, and
+    torch's random state on the CPU. `whose` names the module in the error.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -100,7 +101,8 @@ def _differences(
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
     """Run a graph on rows in batches; return its outputs by key, in the form that `Task.quality` takes.
 
-    `run` maps inputs to outputs. With `core`, it gets the inputs of the graph's numeric core.
+    `run` runs the graph: it maps inputs to outputs, by name. With `core`, it must run the graph's numeric core instead,
+    and gets the core's inputs.
     """
 
     def running(places: Index) -> Callable[[Feeds], Answers]:

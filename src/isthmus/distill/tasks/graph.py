@@ -18,7 +18,7 @@ _ROWS = 8
 def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
     """Return the ONNX graph of a student, without metadata about the machine that exported it.
 
-    Raises a ConfigurationError if an axis of the graph has a fixed size, but the task has rows with another size.
+    Raises a ConfigurationError if an input has a fixed size that does not fit each of eight validation rows, or two.
     """
     # Drop what torch caches of earlier exports; with it, torch.onnx would not export these as a loop over time.
     for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):

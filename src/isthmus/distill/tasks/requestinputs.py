@@ -31,7 +31,7 @@ class RequestInputs:
         return cls(transforms, (*stored, *request), computed)
 
     def fed(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
-        """Return the graph's inputs: those of the network that no transform computes, then those of the transforms."""
+        """Return the graph's inputs: the network's `inputs` that no transform computes, then the transforms' inputs."""
         computed = {transform.full_name(field.name) for transform, field in self.computed}
         rows = (ModelInput(column.name, column.dtype, row=True) for column in self.columns)
         return (*(item for item in inputs if item.name not in computed), *rows)

@@ -34,9 +34,9 @@ class Split:
 def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
     """Split rows by event time; leave out training and validation rows whose label became known after their part ended.
 
-    `event` and `known` (when labels became known) are (n,), in microseconds. `shares` count rows in order of event
-    time. A boundary is the event time of the first row beyond the share, so rows with equal times stay together. Raises
-    a DataError if a part is empty.
+    `event` and `known` (when labels became known) are (n,), in microseconds. `shares` are the parts' shares of the rows
+    in order of event time. A boundary is the event time of the first row beyond a share, so rows with equal times stay
+    together. Raises a DataError if a part is empty.
     """
     if not len(event):
         raise DataError("training set", "no rows", expected="at least one row in each part")
@@ -103,8 +103,8 @@ def split_table(
     """Split a training set by a hash of the column `by`, or by time with the columns `event_timestamp` and `known_at`.
 
     A split by time leaves out rows whose label became known after their part ended. Rows with the same value in
-    `within` stay together: the latest event time and the latest known time among them count for all. Raises a DataError
-    if a column is missing or has nulls, or a part is empty.
+    `within`, which only a split by time uses, stay together: the latest event time and the latest known time among them
+    count for all. Raises a DataError if a column is missing or has nulls, or a part is empty.
     """
     if by is not None:
         return split_by_value(required_column(table, by, "the values to split by"), shares)
@@ -118,7 +118,7 @@ def split_table(
 
 
 def group_numbers(table: pa.Table, within: str) -> Index:
-    """Number the values of the column `within` from 0; return each row's number. Raise a DataError for nulls."""
+    """Number the values of the column `within` from 0; return each row's number. Raise a DataError for a null."""
     values = required_column(table, within, "the groups of rows").combine_chunks()
     numbers: Index = pc.cast(values.dictionary_encode().indices, pa.int64()).to_numpy(zero_copy_only=False)
     return numbers
@@ -145,7 +145,7 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
 
 
 def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
-    """Return a column; raise a DataError if it has nulls or is missing. The latter error shows the text `expected`."""
+    """Return a column; raise a DataError if it has nulls or is missing. `expected` describes a missing column."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]

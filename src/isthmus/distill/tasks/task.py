@@ -130,7 +130,7 @@ class Case:
     numbers: Sequence[int] = ()
 
     def row_name(self, row: int) -> str:
-        """Return the name of a row for messages."""
+        """Return a name for the row at this position of the case, for messages."""
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
@@ -277,7 +277,7 @@ class Task(ABC):
         """Return a model's metrics for these rows by name, NaN if undefined. `teacher` has the teacher's outputs."""
 
     def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
-        """Return the metric `metric` of `quality`. Override this if that metric can be computed faster on its own."""
+        """Return the figure of `quality` that `self.metric` names. Override this if it can be computed faster alone."""
         return self.quality(answers, rows, teacher)[self.metric]
 
     @abstractmethod
@@ -298,9 +298,9 @@ class Task(ABC):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Measure a model file, which `run` runs, and return figures for gates by name. Required only with a `writer`.
+        """Measure a model file, which `run` runs, and return figures for gates by name.
 
-        `teacher` has the outputs for all rows.
+        Implement this only if `writer` returns a text generator. `teacher` has the teacher's outputs for all rows.
         """
         raise NotImplementedError
 
@@ -321,7 +321,7 @@ class Task(ABC):
         return None
 
     def core_feeds(self, rows: Index) -> Feeds:
-        """Return the inputs of the core for these rows, arrays by name. Required only with a `core`."""
+        """Return the inputs of the core for these rows, arrays by name. Implement this only if `core` returns one."""
         raise NotImplementedError
 
     @abstractmethod
@@ -356,11 +356,14 @@ class Task(ABC):
         return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Run a graph with `run` on one of the `graph_batches`; return its outputs in the form that `quality` takes."""
+        """Run a graph with `run` on a batch of rows; return its outputs in the form that `quality` takes."""
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return further files for the package: content and purpose by name. `teacher` has the outputs for all rows."""
+        """Return further files for the package, content and purpose by name; none by default.
+
+        `teacher` has the teacher's outputs for all rows.
+        """
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
@@ -383,11 +386,17 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """Return a copy of this task for some rows, numbered from 0, with graph inputs from `table`; `Tabular` only."""
+        """Return a copy of this task with only `rows`, renumbered from 0, and graph inputs from `table`, in this order.
+
+        Only `Tabular` implements this; other tasks raise NotImplementedError.
+        """
         raise NotImplementedError
 
     def raw_case(self, student: nn.Module, raw: Mapping[str, Values]) -> Case:
-        """Return a case of rows outside the training set, from raw values of the graph's inputs. Only for `Tabular`."""
+        """Return a case of rows outside the training set, from raw values of the graph's inputs by name.
+
+        Only `Tabular` implements this; other tasks raise NotImplementedError.
+        """
         raise NotImplementedError
 
     def sliced(self, rows: Index) -> pa.Table:
@@ -396,7 +405,7 @@ class Task(ABC):
         return self.material.table.select(inputs).take(rows)
 
     def identities(self) -> Array:
-        """Return an identity of each row for the teacher's cache, (n, 16) uint8; by default from the input values."""
+        """Return a key per row for the teacher's cache, uint8 (n, 16), by default a hash of the teacher's inputs."""
         return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
 
     def options(self) -> dict[str, Any]:
@@ -417,5 +426,8 @@ class Task(ABC):
 
 
 def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
-    """Return a module's outputs by key; raise a ConfigurationError if the number of unnamed outputs does not fit."""
+    """Return a student's outputs by key: a mapping unchanged; the items of a tuple, or a tensor, under `task.keys`.
+
+    Raises a ConfigurationError if the number of outputs differs from the number of keys.
+    """
     return named(outputs, task.keys, f"{task.material.declaration.where}: student")

@@ -38,10 +38,10 @@ def compatible(
     student: nn.Module | None = None,
     tokenizers: tuple[Any, Any] | None = None,
 ) -> Teacher:
-    """Check that a teacher fits the student, and return it with its classes in the order of the student's labels.
+    """Check that a teacher fits the student; return it with its classes in the order of `labels`, if it names them.
 
     Args:
-        teacher: teacher to check; it is called twice.
+        teacher: teacher to check; it is called twice, and must return the same outputs.
         batch: a few rows.
         outputs: required outputs with their layouts, such as "rows 3" or "rows tokens 768": a number is that size, a
             word is a size that must be the same everywhere.

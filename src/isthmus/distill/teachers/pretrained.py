@@ -86,7 +86,7 @@ class PretrainedTeacher(NetworkTeacher):
 
 
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
-    """Return a vector per row: with `first` that of the first position, else the mean where the mask is not 0.
+    """Return a vector per row: the first position's with `first`, else the mean of positions whose mask is not 0.
 
     `states` are (rows, positions, width), or feature maps (rows, channels, height, width). The mask is (rows,
     positions); None averages over all positions.
@@ -123,7 +123,7 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
         revision: commit, tag or branch of a repository. Only a commit never changes.
         offline: use only repositories in the local cache.
         device: device to compute on.
-        pooling: pooling of "embedding".
+        pooling: how the output "embedding" sums up positions: their mean, or the first alone.
         labels: class names; by default the configuration's.
 
     Raises:

@@ -72,7 +72,7 @@ class Teacher(ABC):
         `rows` are row numbers for messages; by default the positions in the batch.
 
         Raises:
-            ConfigurationError: the teacher is no longer frozen (see `hold`), or lacks an output.
+            ConfigurationError: the teacher is in training mode or was changed, or lacks an output.
             DataError: an output is not finite, or has the wrong number of rows.
         """
         self.hold()
@@ -96,7 +96,7 @@ class Teacher(ABC):
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield the teacher's weights; raise a ConfigurationError if the teacher is no longer frozen."""
+        """Yield the weights, if it has any; raise a ConfigurationError if it is in training mode or was changed."""
         self.hold()
         yield from self._weights()
 
@@ -214,7 +214,7 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
 
 
 def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Return outputs by key: a mapping unchanged; the items of a tuple, or a single output, by the keys in order.
+    """Return a module's outputs by key: a mapping unchanged, else the items of a tuple, or one output, under `keys`.
 
     Raises a ConfigurationError if the number of outputs differs from the number of keys.
     """

@@ -45,7 +45,7 @@ class Policy:
     recovering: bool = False
 
     def then(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """Return the next state. `strained` says if the p99 is above its objective; `deepest` is the last degree."""
+        """Return the state at time `now`. `strained`: the p99 is above its objective; `deepest`: the last degree."""
         if strained:
             settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
@@ -88,7 +88,7 @@ class Throttle:
         return self._policy.degree == len(self._cores)
 
     def look(self) -> bool:
-        """Read the latency, at most once per `LOOK_SECONDS`; adapt priority and cores; return whether to pause.
+        """Read the latency of servers, at most once a second; adapt priority and cores; return True to pause.
 
         Reports each change, and warns once if training has hardly run for `STARVED_SECONDS`.
         """
@@ -163,8 +163,8 @@ def throttled(
 ) -> Iterator[Progress]:
     """Yield a progress function that, when called, also slows down or pauses the process if servers need the machine.
 
-    If `latency` is None, yields `progress` itself. `paused` is called with the seconds of each pause. The cores and
-    priority of the process are restored at the end.
+    If `latency` is None, yields `progress` itself. `threads` is how many threads the work uses. `paused` is called with
+    the seconds of each pause. The cores and priority of the process are restored at the end.
     """
     if latency is None:
         yield progress

@@ -25,7 +25,7 @@ class Priority:
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """Lower the priority of all threads and use only the last `cores` cores; with `idle`, only their idle time."""
+        """Lower all threads' priority; use only the last `cores` cores (`idle`: only their idle time). Linux only."""
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():

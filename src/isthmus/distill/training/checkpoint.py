@@ -65,7 +65,7 @@ class Checkpoints:
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """Return state and tensors of the newest intact checkpoint of this run, or None if there is none."""
+        """Return state and tensors of this run's newest intact checkpoint, or None. Reports each that it skips."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:
@@ -83,7 +83,7 @@ class Checkpoints:
         return None
 
     def write(self, state: RunState, tensors: Tensors) -> None:
-        """Replace the older checkpoint. If the folder cannot be written, raise a DependencyError and keep both."""
+        """Write a checkpoint in place of the older one. If this fails, raise a DependencyError and keep both."""
         try:
             publish(self._folder / self._next, lambda fresh: self._fill(fresh, state, tensors))
         except (OSError, SafetensorError) as error:

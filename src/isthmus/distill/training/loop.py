@@ -112,7 +112,7 @@ class Training:
         return self.train().state.history
 
     def train(self) -> Outcome:
-        """Train like `run`, with the same errors; return the module, its final state and the seconds of pauses."""
+        """Train the module in place, with the errors of `run`; return it, its final state and the seconds of pauses."""
         problems = self.settings.problems(self.where)
         if self.groups is not None:
             problems += cuts(self.groups, self.settings, self.accelerator.num_processes, self.where)
@@ -252,7 +252,7 @@ class _Run:
                     weights.grad = None
 
     def after_step(self) -> None:
-        """Read losses, evaluate, write a checkpoint, pause or stop, whichever is due between two steps."""
+        """Read losses, evaluate, write a checkpoint, pause, or raise Stopped, whichever is due between two steps."""
         state, settings, signals = self.state, self.settings, self.signals
         evaluates = state.step == self.total or state.step % (settings.evaluate_every or self.epoch_steps) == 0
         saves = settings.checkpoint_steps is not None and state.step % settings.checkpoint_steps == 0

@@ -38,7 +38,7 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
 
 def most_parameters(parameters: int, size: int) -> int:
-    """Return the maximum number of parameters for a student of a teacher with these parameters and `size` bytes.
+    """Return the maximum number of parameters for a student whose teacher has `parameters`, of `size` bytes in total.
 
     For a network this is its number of parameters, also in half precision. For trees it is their bytes as float32
     numbers, since each node is one record.
@@ -50,7 +50,7 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
     """Open the cached outputs of a teacher, indexed by position in `rows`; missing ones are computed when first read.
 
     Outputs per class are reordered to the task's classes, if it has any. Raises a ConfigurationError if the teacher is
-    not a `Teacher`, or its labels are not the task's classes.
+    not a `Teacher`, or if its outputs are per class and its labels are not the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(

@@ -77,7 +77,7 @@ class NumberLabels(Kind):
         return (mae if self._absolute else rmse)(self.values[rows], self._values(answers))
 
     def chance(self, rows: Index) -> float:
-        """Return the RMSE of always predicting the training part's mean; for absolute errors, the MAE of its median."""
+        """Return the RMSE of always predicting the training part's mean; for absolute errors, the MAE of the median."""
         return (mae if self._absolute else rmse)(self.values[rows], np.full(len(rows), self._usual))
 
     def leak(self, column: Values, rows: Index) -> str:
