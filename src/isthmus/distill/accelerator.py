@@ -1,4 +1,4 @@
-"""Device, precision and memory of a training, from `[profiles.training]`."""
+"""Device, precision and peak memory of a training, as `[profiles.training]` requests them."""
 
 import resource
 import sys
@@ -37,7 +37,7 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """Return the CPU or GPU to train on; raise a DependencyError if a requested CUDA device or bf16 is unavailable."""
+    """Return the CPU or GPU to train on; raise a DependencyError if CUDA or bf16 is requested but not available."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",
@@ -58,7 +58,11 @@ def resolve(profile: TrainingProfile) -> torch.device:
 
 @contextmanager
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
-    """Turn an out-of-memory error in the `with` block into a DependencyError that names the place and a remedy."""
+    """Turn an out-of-memory error in the `with` block into a DependencyError; other errors are raised unchanged.
+
+    `where` names the place, `rows` is the number of rows computed at once. The message suggests to raise `accumulation`
+    or lower `batch` of `settings`.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -74,7 +78,7 @@ def enough_memory(where: str, device: torch.device, settings: TrainingSettings, 
 
 
 def peak(device: torch.device) -> int:
-    """Return this process's peak memory in bytes: torch's allocations on a GPU, else the resident set."""
+    """Return this process's peak memory in bytes: torch's allocations on a GPU, otherwise the resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -108,7 +112,7 @@ def _require_compiler(device: torch.device) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Set the number of torch's CPU threads within the `with` block, and restore the earlier number after it."""
+    """Set torch's number of CPU threads for the `with` block, and restore the earlier number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -99,7 +99,7 @@ class Tabular:
         return Plan(numbers, texts)
 
     def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return a problem for each `preparation` that matches no input, is invalid, or does not suit its type."""
+        """Return a problem for each `preparation` that is invalid, matches no input, or does not suit its type."""
         problems = []
         for pattern, how in self.preparation.items():
             place = f"{where}: preparation of {pattern!r}"
@@ -143,7 +143,7 @@ class Tabular:
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 
     def unfit(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the spine's label has the wrong type or the spine lacks a `Rank`'s column `within`."""
+        """Return a problem if the spine's label has the wrong type, or the spine lacks a `Rank`'s column `within`."""
         if not isinstance(self.label, Label):
             return []
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
@@ -382,7 +382,10 @@ class Distillation:
         return problems + self._misset(self.settings, self.where)
 
     def misnamed(self, measured: Sequence[str]) -> list[Problem]:
-        """Return a problem for each unknown gate without a dot, such as "taught"; `measured` are the task's figures."""
+        """Return a problem for each required gate on an unknown metric; a metric with a dot is not checked.
+
+        Known are the task's own metrics, in `measured`, and the metrics of all tasks, "taught" and "gap_closed".
+        """
         known = (*OVERALL, *measured)
         names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
         expected = f"{one_of(known)}, or a model and its figure, such as student.p99_us"
@@ -401,7 +404,7 @@ class Distillation:
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings for the students of a search: its own, or `training_settings` if it declares none."""
+        """Return the settings for the students of a search: the search's own, or else those for student and control."""
         settings = None if self.search is None else self.search.settings
         if settings is None:
             return self.training_settings(profile, rows)

@@ -67,10 +67,10 @@ def distill(
     from `cache` and adds missing ones. Writes TensorBoard event files and checkpoints to `runs`; at the end, deletes
     the checkpoints of all other trainings there, and keeps its own final weights.
 
-    Raises a ConfigurationError if the declaration is invalid or the models do not fit together, a DataError if the
-    table lacks columns or values, a DependencyError if a device, memory or disk space is missing or several processes
-    were launched, a GateFailed if a loss, gradient or output is not finite, and Stopped on SIGINT or SIGTERM: the same
-    call then continues from there.
+    Raises a ConfigurationError if the declaration is invalid or teacher, student and objective do not fit together, a
+    DataError if the table lacks columns or values or an input leaks the label, a DependencyError if a device, memory or
+    disk space is missing or several processes were launched, a GateFailed if a loss, gradient or output is not finite,
+    and Stopped on SIGINT or SIGTERM. The same call then continues the training.
     """
     declaration, stages = material.declaration, _Stages(progress)
     _require_ready(declaration)
@@ -207,7 +207,7 @@ class _Trainings:
 
     @property
     def only_reporting_changed(self) -> bool:
-        """True if these trainings began for another student, so only reporting code has changed. Call `begin` first."""
+        """True if these weights were trained for another student id: only reporting code changed. Needs `begin`."""
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Gates and bounds: limits on figures of a model, the figures they may name, and the texts of their results."""
+"""Gates and bounds: limits on figures (metrics) of a model, the figures they may name, and texts of their results."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,7 +100,7 @@ def check_gate(gate: Gate, value: float | None) -> GateResult:
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Return a result for each gate, held or not; raise a ConfigurationError if the report lacks a gate's figure."""
+    """Return a result for each gate, held or not; raise a ConfigurationError at `where` if no figure has its metric."""
     figures = gate_figures(report)
     problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
     if problems:
@@ -109,19 +109,19 @@ def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) ->
 
 
 def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
-    """Return a result for each gate whose figure is in `figures`; skip the other gates."""
+    """Compare figures, by metric, with their gates; return a result for each gate whose metric is in `figures`."""
     return [check_gate(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
 
 
 def require_held(where: str, results: Iterable[GateResult], remedy: str) -> None:
-    """Raise a GateFailed that lists every result that does not hold."""
+    """Raise a GateFailed at `where`, with `remedy` as advice, that lists all results that do not hold, if any."""
     if failed := [result for result in results if not result.holds]:
         expected = "; ".join(result.expected for result in failed)
         raise GateFailed(where, "; ".join(map(str, failed)), expected=expected, remedy=remedy)
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all figures of a report that a gate can name, such as "taught" and "student.auc"."""
+    """Return all figures that gates can name, by metric: "taught", task figures, and "<model>.<figure>"."""
     figures: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
     figures |= report["measures"]
     for model, record in report["models"].items():
@@ -133,18 +133,21 @@ def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def bounds_on(bounds: Iterable[Gate], *prefixes: str) -> list[Gate]:
-    """Return the bounds whose metric begins with one of the prefixes, such as "lost" in "lost.auc"."""
+    """Return the bounds whose metric has one of the prefixes before its first dot, such as "lost" in "lost.auc"."""
     return [bound for bound in bounds if bound.metric.partition(".")[0] in prefixes]
 
 
 def limited(gates: Iterable[Gate]) -> bool:
-    """Return True if each gate has a limit and all limits are finite numbers."""
+    """Return True if each gate sets `at_least` or `at_most`, and all these limits are finite numbers."""
     limits = [[limit for limit in (gate.at_least, gate.at_most) if limit is not None] for gate in gates]
     return all(own and all(map(_is_finite, own)) for own in limits)
 
 
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    """Return a problem for each bound that the label does not support, and each `lost` bound with invalid limits."""
+    """Return a problem for each bound that this kind of label does not support or, if on a loss, with wrong limits.
+
+    A bound on a loss, such as "lost.auc", must have only `at_most`, 0 or more. Without a `label`, none is supported.
+    """
     measures = {} if label is None else BOUNDED.get(type(label), {})
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
     parts = (f"{' or '.join(_PREFIXES[kind])}, a dot, and {one_of(names)}" for kind, names in measures.items())
@@ -159,7 +162,7 @@ def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> l
 
 
 def describe(bound: "Bound") -> str:
-    """Return the measured value of a bound on production quality as text, such as "auc is 0.81 (0.79 to 0.83)"."""
+    """Return the text of a bound's measured value and where it was found, such as "auc is 0.81 (0.79 to 0.83)"."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
     found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""
@@ -168,7 +171,7 @@ def describe(bound: "Bound") -> str:
 
 
 def requirement(bound: "Bound") -> str:
-    """Return the required value of a bound on production quality as text, such as "auc at least 0.8"."""
+    """Return the text of a bound's limits, such as "auc at least 0.8"."""
     return f"{bound.measure} {_limits(bound.at_least, bound.at_most)}"
 
 

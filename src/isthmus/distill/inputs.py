@@ -13,10 +13,10 @@ from isthmus.features.types import INPUTS
 def input_problems(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Check all inputs, and return a problem for each that a model cannot read or that a device or the spine lacks.
+    """Return a problem for each input that a model cannot read, or that its device or the spine does not have.
 
-    Also checks that the fallback `stale` names another of the project's `distillations`, without stored features, and
-    that the template of a `Causal` only names features of the student's service.
+    Also checks that `stale`, if it names a distillation, names another one in `distillations` without stored features,
+    and that the template of a `Causal` only names features of the student's service.
     """
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)

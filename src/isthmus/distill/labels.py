@@ -31,7 +31,7 @@ class Label(ABC):
 
     @property
     def grouped_by(self) -> str | None:
-        """Name of the column whose equal values keep rows in one part and one batch; None if rows are independent."""
+        """Column whose equal values keep their rows in the same part and batch; None if rows are independent."""
         return None
 
     @abstractmethod

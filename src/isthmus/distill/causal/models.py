@@ -29,11 +29,11 @@ class Language(NamedTuple):
 
 
 def language(source: str, where: str) -> Language:
-    """Load a causal model in float32 and its tokenizer, from a folder or by calling "module:function".
+    """Load a causal model in float32 and its tokenizer: from the folder `source`, or by calling "module:function".
 
-    Raises a ConfigurationError at `where` if the source cannot be loaded, is not a causal model of transformers with
-    the attention "sdpa", or has the tokenizer of another model. Raises a DependencyError if transformers is not
-    installed.
+    Raises a ConfigurationError at `where` if the source cannot be loaded, if its model is not a causal model of
+    transformers with the attention "sdpa", or if its tokenizer does not match. Raises a DependencyError without
+    transformers.
     """
     if FUNCTION.fullmatch(source):
         answer = called(source, where)
@@ -54,10 +54,10 @@ def language(source: str, where: str) -> Language:
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
     """Create an untrained causal language model for a vocabulary.
 
-    If `source` is "module:function", calls that function with the vocabulary size. If it is None, builds a Llama with
-    the sizes in `shape` and a context of `context` tokens, whose weights torch's global generator draws. Raises a
-    ConfigurationError if the function cannot be imported, if its model does not fit, or if the width in `shape` does
-    not give each head an even number of units.
+    If `source` is "module:function", calls that function with the vocabulary size only. If it is None, builds a Llama
+    with the sizes in `shape`, a context of `context` tokens and random weights from torch's global generator. Raises a
+    ConfigurationError at `where` if the function cannot be imported, if its model is not causal, has another vocabulary
+    size or attention than "sdpa", or if the width in `shape` does not give each head an even number of units.
     """
     if source is not None:
         model = _causal(called(source, where, vocabulary.size), source, where)
@@ -94,7 +94,7 @@ def function_of(source: str) -> Any:
 
 
 def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
-    """Return a trainable copy of a model. If the vocabulary is pruned, the copy only has embeddings for its tokens."""
+    """Return a trainable copy of a model; if the vocabulary is pruned, it only has embeddings for the kept tokens."""
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
         return model
@@ -112,7 +112,10 @@ def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
 
 
 def adapted(model: Any, lora: Lora, where: str) -> Any:
-    """Freeze a model, add trainable LoRA layers in place, return it; raise a ConfigurationError if no layer matches."""
+    """Freeze a model, add trainable LoRA layers to it in place, and return the same model.
+
+    `lora.layers` has names of linear layers to adapt; empty means all. Raises a ConfigurationError if none matches.
+    """
     with extra("lora"):
         from peft import LoraConfig, inject_adapter_in_model
     config = LoraConfig(

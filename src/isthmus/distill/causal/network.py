@@ -12,7 +12,10 @@ from isthmus.features.errors import DataError
 
 
 def seen(positions: Tensor) -> Tensor:
-    """Return a mask, bool (n, 1, P, P): a token sees itself and the text before it, back to the last position 0."""
+    """Return an attention mask of packed texts, bool (n, 1, P, P), from their `positions`, (n, P).
+
+    A token sees itself and the earlier tokens of its text, which begins at a position 0.
+    """
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
     return (texts[:, None, :, None] == texts[:, None, None, :]) & (order[None, :] <= order[:, None])
@@ -36,9 +39,10 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the logits of `tokens`, and `cache` with their entries added in place; without a cache, None.
+        """Return the logits of `tokens` and the cache; adds the entries of `tokens` to a given `cache` in place.
 
-        `mask`, bool (n, 1, P, cached + P), is True where a token may attend.
+        Without a `cache`, computes none and returns None for it. `mask`, bool (n, 1, P, cached + P), is True where a
+        token may attend to another token.
         """
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
@@ -92,16 +96,15 @@ class CausalTeacher(nn.Module):
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of each target, float32 (n, P), and 0 where the target is `IGNORED`."""
+    """Return the cross entropy at each position, float32 (n, P); 0 where `targets` is `IGNORED`: there is no target."""
     return cross_entropy(logits.float().transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
 
 
 def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
-    """Return the blocks, int64 (n, P), with everything after the first `prompt` tokens replaced by the model.
+    """Return blocks, int64 (n, P), with their first `prompt` tokens and a continuation that the model writes.
 
-    Each new token is the likeliest one if `greedy`; otherwise torch's global generator draws the tokens. They continue
-    the last text of the prompt. After an end token, only end tokens follow. Raises a DataError if logits are not
-    finite.
+    The model continues the last text of the prompt. Each new token is the likeliest one if `greedy`; otherwise torch's
+    global generator draws it. After an `end` token, only `end` follows. Raises a DataError if logits are not finite.
     """
     from transformers import DynamicCache
 

@@ -164,7 +164,7 @@ class CausalTask(Task):
         return {"tokenizer": hashlib.sha256(self.vocabulary.tokenizer).hexdigest()}
 
     def student(self) -> nn.Module:
-        """Return a copy of the base, if declared, or an untrained model; raise a ConfigurationError if export fails."""
+        """Return a copy of the base or an untrained model; raise a ConfigurationError if it cannot be packaged."""
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
             new = models.trimmed(self._language.model, self.vocabulary)
@@ -205,7 +205,8 @@ class CausalTask(Task):
         """Return the batch or, at random, a batch of texts that a model wrote after the first tokens of each block.
 
         With the probability `on_policy`, the student writes and the teacher scores the texts during the call. With the
-        probability `sequences`, the texts are the teacher's stored continuations.
+        probability `sequences`, the texts are the teacher's stored continuations. Otherwise returns the batch
+        unchanged.
         """
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
@@ -238,10 +239,10 @@ class CausalTask(Task):
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return `perplexity` on domain texts and `general_loss`, the loss per token of general texts; NaN without any.
+        """Return `perplexity` of domain texts and `general_loss`, per token of general texts; NaN if there are none.
 
-        With a base, whose outputs are `teacher`, also returns `gain`, the share by which perplexity fell, and
-        `regression`, the share by which the general loss rose.
+        `rows` are the blocks of `answers`. If the task has a base, whose outputs are `teacher`, adds `gain`, the
+        relative decrease of the perplexity, and `regression`, the relative increase of the general loss.
         """
         figures = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         figures["general_loss"] = self._mean(answers, rows, domain=False)
@@ -260,7 +261,7 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return `agreement`, the share of targets with equal likeliest tokens; {} with a base, which has no logits."""
+        """Return `agreement`, the share of targets where both models' likeliest tokens are equal; {} with a base."""
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -302,7 +303,7 @@ class CausalTask(Task):
         return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Return graph inputs to measure latency with: a block's middle token, and a cache of zeros before it."""
+        """Return graph inputs to measure latency for one block in `rows`: its middle token and a cache of zeros."""
         (row,), half = rows.tolist(), self.declared.context // 2
         tokens = self.tokens[row, half : half + 1].numpy()
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
@@ -314,7 +315,7 @@ class CausalTask(Task):
             return cache_shape(_model(self.student()).config)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return a test case: the middle token of a block's first text, its cache, and the student's outputs."""
+        """Return a test case for one block in `rows`: a token in its first text, the cache before it, and outputs."""
         (row,) = rows.tolist()
         length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
         half, run = length // 2, self.writer(student).reference.run
@@ -350,7 +351,11 @@ class CausalTask(Task):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Estimate a file's metrics on the test part: the student's, corrected by the difference on a few blocks."""
+        """Estimate the test metrics of a model file that `run` runs, from only a few blocks.
+
+        Returns the student's metrics on all blocks, each moved by the difference between file and student on the few
+        blocks.
+        """
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)
         kinds = [np.flatnonzero(domain == kind) for kind in (True, False)]

@@ -31,9 +31,10 @@ class Texts:
 
     @classmethod
     def of(cls, material: Material, name: str | None) -> "Texts":
-        """Read texts and 0/1 labels from a training set; `name` is the input with texts, None the only text input.
+        """Read texts and 0/1 labels from a training set; `name` is the text input to read, None the only text input.
 
-        Raises a ConfigurationError without this input, a DataError for a missing or empty text or a label but 0 and 1.
+        Raises a ConfigurationError if the student has no such input (or several, for None), and a DataError if a text
+        is missing or empty, or if a label is neither 0 nor 1.
         """
         where = material.declaration.where
         inputs = [item.name for item in material.student_inputs if item.dtype == String]
@@ -61,7 +62,7 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """Return up to three distinct prompts, the first words of `rows`: at most six words and `most` tokens each."""
+        """Return up to three prompts, the first words of texts in `rows`: at most six words and `most` tokens each."""
         prompts: dict[str, None] = {}
         for row in rows.tolist():
             prompts[_beginning(self.texts[row], vocabulary, most)] = None
@@ -70,7 +71,7 @@ class Texts:
         return (*prompts,)
 
     def require_tokens(self, tokens: Sequence[Sequence[int]], begin: int) -> None:
-        """Raise a DataError if a text has no tokens of its own; `begin` counts the tokens that precede every text."""
+        """Raise a DataError if a text has only the first `begin` tokens, which the tokenizer puts before every text."""
         if empty := [row for row, text in enumerate(tokens) if len(text) == begin]:
             found = f"{len(empty):,} texts have no tokens, the first in row {empty[0]}"
             raise DataError(self.where, found, expected="at least one token per text")
@@ -124,9 +125,10 @@ class _Block(NamedTuple):
 def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *, cut: bool, where: str) -> Blocks:
     """Pack the token ids of texts into blocks of `context` tokens, in order, and put the token `end` after each text.
 
-    The model learns to predict `end`. Texts in the same block do not see or predict each other. With `cut`, a text may
-    continue in the next block, without seeing its beginning. Otherwise a block is padded where the next text does not
-    fit, and a text longer than a block raises a DataError. `rows` are the texts' rows in the training set.
+    The model learns to predict `end`. Texts in the same block do not see or predict each other. If `cut`, a text may
+    continue in the next block, where the model does not see its beginning. Otherwise the rest of a block is padded if
+    the next text does not fit, and a text longer than a block raises a DataError. `rows` are the texts' training set
+    rows.
     """
     blocks = [_Block([], [], [], -1)]
     for row, text in zip(rows.tolist(), texts, strict=True):
@@ -163,7 +165,7 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
 
 
 def replayed(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Return enough general blocks to be the share `replay` of all blocks; raise a DataError if there are too few."""
+    """Return general blocks, as many as make up the share `replay` of all; raise a DataError if there are too few."""
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:
         raise DataError(

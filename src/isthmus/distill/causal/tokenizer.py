@@ -1,4 +1,4 @@
-"""A model's tokenizer file, and how to prune it to the tokens of some texts."""
+"""A model's tokenizer file, as a `Vocabulary`, and how to prune it to the tokens of some texts."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ class Vocabulary:
     begin: tuple[int, ...] = ()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, after the `begin` tokens. A spelled-out control token is plain text."""
+        """Return each text's token ids, after the `begin` tokens. A control token written in a text is plain text."""
         reader = opened(self.tokenizer)
         encodings = reader.encode_batch([*texts], add_special_tokens=False)
         return [[*self.begin, *encoding.ids] for encoding in encodings]
@@ -40,7 +40,7 @@ class Vocabulary:
     def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
         """Return a smaller vocabulary, with new ids, that splits `texts`, given as token ids, into the same tokens.
 
-        It keeps the tokens of `texts`, the tokens from which they are merged, special tokens, and single bytes, which
+        It keeps the tokens of `texts`, the shorter tokens that merge into them, special tokens, and single bytes, which
         can encode any text. Raises a ConfigurationError if the tokenizer is not BPE. If the tokenizer has no single
         bytes, raises a DataError if `others`, the token ids of further texts, contain a token that is not kept.
         """
@@ -88,7 +88,7 @@ class Vocabulary:
 
 
 def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Return the full vocabulary of a model; raise a ConfigurationError if tokenizer and `config` do not match."""
+    """Return a model's full vocabulary; raise a ConfigurationError if tokenizer and the model's `config` differ."""
     with extra("text"):
         from tokenizers import Tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

@@ -1,4 +1,4 @@
-"""The ONNX graph of `network.CachedModel`, built node by node: torch.onnx.export is slow and splits merged products."""
+"""The ONNX graph of a `CachedModel`, built node by node: torch.onnx.export is slow and splits fused matrix products."""
 
 from collections.abc import Sequence
 from typing import Any

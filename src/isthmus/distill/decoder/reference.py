@@ -107,11 +107,11 @@ class DecoderReference:
 
     @property
     def sure(self) -> list[list[int]]:
-        """Greedy tokens after each golden prompt, up to the first token that other processors might not choose."""
+        """The greedy tokens after each golden prompt, before the first token that other processors might not choose."""
         return [[*_sure(reads)] for reads in self.reads]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
-        """Compare an ONNX Runtime file with the model, and measure its speed; raise a GateFailed if it differs."""
+        """Compare an ONNX Runtime file with the model, and time it; raise a GateFailed if it differs too much."""
         opened = session(content, settings.threads)
         return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 

@@ -46,8 +46,8 @@ def new_generation(
 ) -> tuple[Generation, Tokenizer]:
     """Return the settings with which a package generates text, and its tokenizer from a `tokenizer.json` (`data`).
 
-    `most` is the most tokens to generate, `end` has the tokens that end a text, and `template` has {prompt} in place of
-    the user's text. Raises a ConfigurationError if the file or a setting is wrong.
+    `context` is the most tokens of prompt and answer, `most` of the answer. `end` has the tokens that end a text.
+    `template` has {prompt} in place of the user's text. Raises a ConfigurationError if the file or a setting is wrong.
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])

@@ -23,7 +23,7 @@ _TABLE_BITS = 4
 
 
 def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
-    """Return a decoder as an ONNX file in "fp32", "int8" or "int4"; the same decoder gives the same bytes."""
+    """Return a decoder as an ONNX file, with the same bytes each time; "int8" and "int4" quantize its weights."""
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer

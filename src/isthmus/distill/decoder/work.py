@@ -50,7 +50,7 @@ class Sizes:
 
     @property
     def keys(self) -> int:
-        """Number of floats in the keys of one token, in one layer; its values have as many."""
+        """Number of floats in the keys of one token, in one layer; its values have the same number."""
         return self.shared * self.head
 
     @property

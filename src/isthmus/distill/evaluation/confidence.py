@@ -21,7 +21,7 @@ _CLEAR = 2.0
 
 
 def mean(values: Array) -> Interval:
-    """Return the mean of (n,) values, such as losses per row, with Student's t interval (Student, 1908)."""
+    """Return the mean of (n,) values with Student's t interval (1908); low and high are None for a single value."""
     return student_interval(values.astype(np.float64))
 
 
@@ -41,7 +41,7 @@ def share(count: int, rows: int) -> Interval:
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """Return for each row the share of rows with the other label, 0 or 1, that are ranked correctly against it.
+    """Return for each row the share of rows with the other label that its score ranks correctly against the row.
 
     A row labeled 1 should have a higher score than a row labeled 0; ties count half. Both labels must occur.
     """
@@ -79,10 +79,10 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> Interval:
-    """Return the expected calibration error (see `metrics.calibration_error`) with its interval, which needs 30 rows.
+    """Return the expected calibration error over 15 equally full bins, with its interval.
 
-    Chance alone moves a mean of distances above 0. The interval therefore begins lower by the distance that chance
-    would cause in the bins whose gap is within two standard errors. It is a bit too wide and never too narrow.
+    Below 30 rows, low and high are None. Random differences alone raise this error above 0. The lower end is therefore
+    reduced by the error expected by chance in the bins whose gap is not significant. The interval is never too narrow.
     """
     plain = metrics.calibration_error(labels, probabilities)
     if len(labels) < 2 * BINS:
@@ -108,7 +108,7 @@ class PairedLoss(NamedTuple):
     error: float
 
     def least(self, chance: float) -> float:
-        """Return a lower bound: the true loss is below it only with probability `chance`."""
+        """Return a lower bound: the model's true disadvantage is below this number only with probability `chance`."""
         return self.value + float(ndtri(chance)) * self.error
 
 

@@ -13,7 +13,7 @@ BINS = 15
 
 
 def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
-    """Return AUC, log loss, Brier score and ECE of (n,) probabilities for (n,) labels with both classes."""
+    """Return `auc` (NaN for one class), `log_loss`, `brier` and `ece` of (n,) probabilities for (n,) 0/1 labels."""
     return {
         "auc": auc(labels, probabilities),
         "log_loss": log_loss(labels, probabilities),
@@ -71,7 +71,7 @@ def calibration_error(labels: Array, probabilities: Array) -> float:
 
 
 def multiclass_metrics(labels: Index, logits: Array) -> dict[str, float]:
-    """Return log loss, accuracy, macro F1 and ECE (`confidence_error`) of (n, classes) logits; NaN without rows."""
+    """Return log loss, accuracy, macro F1 and ECE of (n, classes) logits for (n,) class numbers; NaN without rows."""
     if not len(labels):
         return dict.fromkeys(("log_loss", "accuracy", "macro_f1", "ece"), math.nan)
     predicted = log_softmax(logits).argmax(1)
@@ -100,7 +100,7 @@ def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
 
 
 def confidence_error(labels: Index, logits: Array) -> float:
-    """Return the `calibration_error` of the likeliest class's probability against the accuracy (Guo et al., 2017)."""
+    """Return the mean gap between the likeliest class's probability and the accuracy, in 15 bins (Guo et al., 2017)."""
     logs = log_softmax(logits)
     predicted = logs.argmax(1)
     return calibration_error(predicted == labels, np.exp(logs[np.arange(len(predicted)), predicted]))
@@ -136,9 +136,9 @@ def correlation(first: Array, second: Array) -> float:
 def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
     """Return the normalized discounted cumulative gain (Järvelin and Kekäläinen, 2002), the mean over the groups.
 
-    The gain of a group is the sum of (2**relevance - 1) / log2(place + 1) over its first `at` rows, highest score
-    first, divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and
-    Najork, ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left.
+    The gain of a group is the sum of (2**relevance - 1) / log2(rank + 1) over its first `at` rows, highest score first,
+    divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and Najork,
+    ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left.
     """
     gains = np.exp2(relevance.astype(np.float64)) - 1
     best, reached = (_cumulated(gains, order, groups, at) for order in (gains, scores))
@@ -189,7 +189,7 @@ _ELEMENTS = 1 << 18
 
 
 def agreement(student: Array, teacher: Array) -> dict[str, float]:
-    """Compare the logits of student and teacher: (n,) for the second of two classes, or (n, c) for c classes.
+    """Compare (n, c) logits of student and teacher for c classes, or (n,) logits of the second of two classes.
 
     Returns:
         `agreement`, the share of rows for which both choose the same class (the first one on ties), and `kl`, the mean
@@ -255,7 +255,7 @@ _FEWEST = 20
 
 
 def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
-    """Call a function again and again for `seconds`, and return the number of calls per second."""
+    """Call a function repeatedly for `seconds`, and return the number of calls per second."""
     began, calls = time.perf_counter(), 0
     while (spent := time.perf_counter() - began) < seconds:
         call()
@@ -268,9 +268,9 @@ def interleaved(
 ) -> dict[str, dict[str, float]]:
     """Call the models alternately, and return `p50_us` and `p99_us`, in microseconds per call, for each model.
 
-    Each model is warmed up, then called `calls` times in every round, so the machine's load affects all models equally.
-    The round with the lowest p99 counts, since load can only add to it. A slow model's part of a round ends after
-    `seconds`, but not before 20 calls.
+    Each model is warmed up, then called `calls` times in each of `rounds`, so the machine's load affects all models
+    equally. Each model's result comes from its round with the lowest p99, since load can only add to it. In each round,
+    a slow model's calls end after `seconds`, but not before 20 calls.
     """
     for call in models.values():
         _spent(call, calls // 10, seconds / 10)

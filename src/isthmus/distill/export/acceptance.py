@@ -37,10 +37,11 @@ def accept(
     run: Run,
     max_sizes: Mapping[str, int] | None = None,
 ) -> Accepted:
-    """Compare a model file with the student, check the student's gates on the file, and describe it for the manifest.
+    """Compare a model file with the student, check the student's gates on the file, and return its manifest entry.
 
-    `file` is a name such as "model.int8.ort". Raises a ParityFailed if the file differs too much from the student, a
-    GateFailed if it misses a gate, and a ConfigurationError if `Task.expected` lacks an output.
+    `file` is a name such as "model.int8.ort", `run` runs the file, and `max_sizes` has the maximum of each dynamic
+    size. Raises a ParityFailed if the file differs too much from the student, a GateFailed if it misses a gate, and a
+    ConfigurationError if the task's `expected` lacks an output of the graph.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE
@@ -65,7 +66,7 @@ def accept(
 
 
 def require_near(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
-    """Raise a ParityFailed if a deviation of the file from the student exceeds its limit."""
+    """Raise a ParityFailed if one of `deviations`, a file's differences from the student, exceeds its limit."""
     far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
         return
@@ -100,7 +101,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> list[str]:
-    """Return the task's precisions that the profile may serve; raise a ConfigurationError if it may serve none."""
+    """Return the task's precisions that the profile may serve; raise a ConfigurationError if there are none."""
     if allowed := [precision for precision in precisions if profile.precision in (precision, FASTEST)]:
         return allowed
     problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(precisions)}")
@@ -110,10 +111,11 @@ def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> li
 def fastest_within_budget(
     models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profile: ServingProfile
 ) -> Measured:
-    """Measure a row in each ORT model, alternately, and return the cost of the precision with the lowest median.
+    """Time the prediction of `row` in each ORT model, alternately, and return the cost of the fastest by median.
 
-    `models` and `sizes` are by precision; a size has the bytes of a package with only that precision. Starts a fresh
-    process to measure memory and load time. Raises a GateFailed that lists all budgets the precision exceeds.
+    `models` and `sizes` are by precision; a size is the bytes of a package with only that precision. Starts a fresh
+    process to measure memory and load time. Raises a GateFailed that lists all budgets of the profile that the fastest
+    exceeds.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
@@ -138,7 +140,7 @@ def fastest_within_budget(
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Measure a row in fp32 and INT8; return why INT8 is not worth serving here, "" if it is or a model is missing."""
+    """Time `row` in fp32 and INT8; return why INT8 should not be served here, or "" if it should or one is missing."""
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

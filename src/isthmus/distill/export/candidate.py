@@ -36,7 +36,7 @@ class Candidate:
         return ask(self._session, feeds)
 
     def call(self, row: Feeds) -> Callable[[], Array]:
-        """Return a function without arguments that computes the first output for a row, to measure its latency."""
+        """Open the model and return a function that predicts `row` and returns the first output, to measure latency."""
         return partial(predict, self._session, row)
 
     def footprint(self, row: Feeds, max_load_ms: float | None) -> Footprint:
@@ -93,7 +93,7 @@ class ParityLimits:
         return f"the tolerance of this kind of task in {precision}"
 
     def line(self, precision: str, difference: float) -> str:
-        """Return the code that makes a task tolerate a `difference`; "" for built-in tasks and infinite differences."""
+        """Return the line of code that makes your own task tolerate a `difference`; "" for other tasks or infinity."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * difference}
@@ -123,10 +123,11 @@ class StudentReference:
     def compare(
         self, run: Run, limits: ParityLimits, precision: str, *, core: bool = False
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
-        """Run a model file; return its golden outputs, and the largest deviation of each output of each case.
+        """Run a model file on the golden cases and the sample, and compare it with the student.
 
-        The cases are the golden ones and then the sample. With `core`, the file takes the tensors of the numeric core.
-        Raises a ConfigurationError if `Task.expected` lacks an output.
+        Returns the file's outputs of the golden cases, and the largest deviation of each output in each case. If
+        `core`, the file takes the tensors of the numeric core. Raises a ConfigurationError if the task's `expected`
+        lacks an output.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

@@ -96,14 +96,14 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 ) -> ExportReport:
     """Write the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
 
-    A precision that differs too much from the student, or that misses a gate, is left out. Nothing is written if this
-    is the precision to serve, or if fp32 differs from the student. Reads teacher outputs from `cache` and adds missing
-    ones. Child processes run other runtimes and measure memory. `device` describes the features that a device stores;
-    with it, the package includes the source code of the clients.
+    A precision that differs too much from the student, or that misses a gate, is left out. Nothing is written if the
+    precision to serve is left out, or if fp32 differs from the student. Reads teacher outputs from `cache` and adds
+    missing ones. Child processes run other runtimes and measure memory. `device` describes the features that a device
+    stores; with it, the package includes the source code of the clients.
 
     Raises a ConfigurationError if a declared runtime is not installed or the task lacks the precision to serve, a
     ContractMismatch if contract, training set, declaration or reporting code changed since the training, a DataError if
-    the student cannot be read, and a GateFailed if fp32 or the file to serve differs, or the file to serve misses a
+    the student cannot be read, and a GateFailed if fp32 or the file to serve differs, or if the file to serve misses a
     gate or a budget.
     """
     started = time.perf_counter()
@@ -256,7 +256,7 @@ class _Files:
             raise next(iter(self.left_out.values()))
 
     def accept_programs(self) -> None:
-        """Convert and check the files for other runtimes; add each to `accepted`, or to `left_out` with its error."""
+        """Convert and check files for the declared runtimes besides ONNX Runtime; fill `accepted` and `left_out`."""
         task, train = self.trained.task, self.trained.task.material.parts.train
         runtimes = conversions_for(task.material.declaration)
         if not runtimes:

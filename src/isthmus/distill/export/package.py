@@ -50,7 +50,7 @@ def contents(
 
 
 def xctest(manifest: Manifest) -> Mapping[str, str]:
-    """Return {file name: code} of a Swift test that runs the golden cases in Core ML; {} without a Core ML file."""
+    """Return {file name: code} of a Swift test of the golden cases in Core ML; {} if there is no Core ML file."""
     if (variant := _of_format(manifest, "mlpackage")) is None:
         return {}
     package = variant.file.partition(".mlpackage")[0]
@@ -62,7 +62,7 @@ def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
 
 
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write the result of `contents` to `packages/<name>-<digest>`, check it by reading it, and return the folder."""
+    """Write files, by name, to `packages/<name>-<digest>`, check the package by reading it, and return the folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
 
     def write(folder: Path) -> None:

@@ -71,7 +71,7 @@ class Parity:
 
     @property
     def rows(self) -> int:
-        """Number of rows that a complete comparison runs through each file."""
+        """Number of rows that a complete comparison runs through each file, at most all rows of the training set."""
         return min(int(self._task.compared), int(self._table.num_rows))
 
     @property
@@ -94,11 +94,11 @@ class Parity:
     def on_device(
         self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
     ) -> tuple[ParityRows, Index]:
-        """Return rows with the inputs that a device uses and the outputs it should give, and their indexes in `fed`.
+        """Return rows as a device reads them, with the outputs it should give, and their indexes in `fed`.
 
-        `fed` has the device's values for each input of the package, and `offline` the values they must equal, from
-        which the student computes the outputs. `names` label the rows, and `at` is their event time in microseconds.
-        Rows that a request transform refuses are left out. Only for models that predict from rows.
+        `fed` has the device's values for each input of the package, and `offline` the values they must equal; the
+        student computes the outputs from `offline`. `names` label the rows, and `at` is their event time in
+        microseconds. Leaves out rows that a request transform rejects. Only for models that predict from rows.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
@@ -115,8 +115,8 @@ class Parity:
     def check(self, variant: Variant, ask: Ask, *samples: ParityRows, golden: bool = True) -> FeatureVerdict:
         """Run a model file with `ask`; compare it with the student on the samples, and with its stored golden outputs.
 
-        With `golden=False`, compare only the samples. The limit is the task's tolerance, whatever the manifest states.
-        For each row, the number that exceeds its limit most counts.
+        If not `golden`, compares only the samples. The limit is the task's tolerance, whatever the manifest states. A
+        row counts with its worst number, measured against the limit.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -139,10 +139,11 @@ class Parity:
         return compare(places, left, right, Float64, allowed, times)
 
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
-        """Continue the golden prompts with each ONNX Runtime file and compare the tokens; {} if there are no prompts.
+        """Continue the golden prompts with each ONNX Runtime file, compare the tokens, and return a verdict per file.
 
         In fp32 the tokens must equal the student's in torch, in lower precisions the tokens recorded in the package.
-        The keys are "<file> behind prompts".
+        Other prompts or a file that fails give a failed verdict. The keys are "<file> behind prompts"; {} without a
+        language model.
         """
         writer = self._task.writer(self._student)
         if writer is None:
@@ -172,7 +173,7 @@ class Parity:
         return compared
 
     def refused(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
-        """Return a verdict in which every row differs, for a file that does not answer; `problem` says why."""
+        """Return a verdict that all rows of the samples differ, for a file that does not answer; `problem` says why."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 
     def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:

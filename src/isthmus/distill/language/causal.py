@@ -97,7 +97,7 @@ class Causal:
 
     @property
     def mixed(self) -> float:
-        """The divergence as a number: 0 for forward KL, 1 for reverse KL, `beta` for Jensen-Shannon."""
+        """The divergence as a number: 0 for "forward" KL, 1 for "reverse" KL, `beta` for "jsd" (Jensen-Shannon)."""
         return {"forward": 0.0, "reverse": 1.0, "jsd": self.beta}[self.divergence]
 
     @property

@@ -63,7 +63,7 @@ class Adversarial(nn.Module):
         self.discriminator = discriminator
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the student's loss; its backward pass also adds the gradient of the discriminator's own loss."""
+        """Return the student's loss; its backward pass also adds the discriminator's own gradient to its weights."""
         student, teacher = precise(student), precise(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
         generating = hinge_generator(functional_call(self.discriminator, constants, (student,)))

@@ -1,4 +1,4 @@
-"""Losses of hidden states: a student's layers compared with the teacher's."""
+"""A loss of hidden states, `HiddenStates`: a student's layers compared with the teacher's."""
 
 from collections.abc import Mapping, Sequence
 

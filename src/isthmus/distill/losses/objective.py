@@ -165,12 +165,12 @@ class Objective(nn.Module):
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self) -> "Objective | None":
-        """Return an objective of the terms that do not use the teacher, to train the control, or None without any."""
+        """Return an objective of only the terms that do not use the teacher, to train the control; None if all do."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 
     def require_weight(self, steps: int, where: str) -> None:
-        """Raise a ConfigurationError if, at any of `steps` steps, all weights are 0 or a weight is not finite."""
+        """Raise a ConfigurationError if all weights are 0 at one of `steps` steps, or if a weight is not finite."""
         for step in range(steps):
             if not any(term.weight_at(step / steps) for term in self.terms.values()):
                 problem = Problem(f"weight of {', '.join(self.terms)}", f"0 at step {step + 1} of {steps}", "not 0")

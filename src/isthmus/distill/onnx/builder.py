@@ -34,8 +34,8 @@ class Building:
     def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
         """Move the nodes of `model` into this graph, renamed to `part/name`, without Identity nodes; changes `model`.
 
-        `known` maps names of tensors in `model` to names here: its inputs, and tensors that are already computed.
-        Returns the name here of each output of `model`, by its name there.
+        `known` maps tensors of `model` to tensors of this graph, by name: its inputs, and tensors already computed
+        here. Returns the name in this graph of each output of `model`, by its name in `model`.
         """
         same = dict(known)
 
@@ -56,7 +56,7 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """Return the names of the `count` rows, (1, N) each, of a tensor (count, N); add a Split if needed."""
+        """Return names of a tensor's `count` rows, (1, N) each; add a Split unless a Concat already made the tensor."""
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)

@@ -1,4 +1,4 @@
-"""The cost of a graph for one row: operations, bytes of weights, activations."""
+"""The cost of a graph for one row: operations, bytes of weights, inputs and outputs, and activations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,10 @@ class GraphWork(msgspec.Struct, frozen=True):
 
 
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
-    """Return the cost of an ONNX graph for one row; `shapes` has the shape of each input with symbolic sizes.
+    """Return the cost of an ONNX graph for one row; `shapes` has a shape for each input that has symbolic sizes.
 
-    The row dimension is the symbol of the first output's first axis, or axis 0 if that axis has no symbol.
+    The symbol of the first output's first axis stands for the rows, in all inputs; without a symbol there, axis 0 is
+    rows.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph

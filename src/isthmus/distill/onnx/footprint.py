@@ -26,10 +26,10 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
-    """Start a fresh process that opens a model and computes one answer; return its memory and load time (Linux only).
+    """Open a model and compute one answer, in a fresh process; return its memory and load time (Linux only).
 
-    If loading takes longer than `max_load_ms`, measures again and returns the faster run. Raises a GateFailed if the
-    process fails.
+    If loading takes longer than `max_load_ms`, starts another process, and returns the faster run. None: no limit.
+    Raises a GateFailed if a process fails.
     """
     first = _footprint(model, feeds, threads)
     if max_load_ms is None or first.load_ms <= max_load_ms:

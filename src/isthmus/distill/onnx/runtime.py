@@ -69,7 +69,7 @@ def _refused(error: Exception, what: str) -> Exception:
 
 
 def oldest_runtime(model: bytes) -> str:
-    """Return the oldest ONNX Runtime release that can open a file; if unsure, return the installed release."""
+    """Return the oldest ONNX Runtime release that can surely open an ONNX or ORT file; the installed one if unsure."""
     newest, is_ort = ".".join(ort.__version__.split(".")[:2]), model[4:8] == IDENTIFIER
     if is_ort:
         versions, used = operators(model)
@@ -102,7 +102,7 @@ def described(value: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
-    """Return the graph as ONNX Runtime optimizes it for this processor; unfolded constants keep their names."""
+    """Return the graph as ONNX Runtime optimizes it for this processor; constants that remain keep their names."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         options = session_options(1)
@@ -113,7 +113,11 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
 
 
 def ort_format(model: bytes) -> bytes:
-    """Convert a model to ORT format for any CPU; raise a DependencyError for a full disk or a newer ORT format."""
+    """Convert an ONNX model to ORT format for any CPU, through a temporary file.
+
+    Raises a DependencyError if the disk is full or the installed ONNX Runtime writes an unknown version of the format,
+    and a ConfigurationError if it cannot open the model.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"
         options = session_options(1)
