@@ -27,9 +27,10 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 def landed_sources(
     project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[Mapping[str, Landed]]:
-    """Copy sources that an engine cannot read itself to local files for the block, and yield the copies by source name.
+    """Copy sources that the engine cannot read itself to local files. Yield the copies by source name.
 
-    `within` has the first and last time (microseconds) to read, by source; other sources are copied in full.
+    The copies are deleted after the block. `within` has the first and last time (microseconds) to read, by source;
+    other sources are copied in full.
     """
     cluster = project.settings.engine.startswith("sc://")
     tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
@@ -49,7 +50,8 @@ def source_frames(
 ) -> Iterator[Frames]:
     """Start a session of the engine for the block, and yield a DataFrame for each source of the declarations, by name.
 
-    If `landed` is None, `landed_sources` is called for the block. Converted CSV files stay in the state folder.
+    `landed` are the copies that `landed_sources` yields; if it is None, they are made for the block. Converted CSV
+    files stay in the state folder.
     """
     settings = project.settings
     with ExitStack() as stack:

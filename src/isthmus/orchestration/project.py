@@ -172,7 +172,7 @@ class Project:
         """Yield the URL of the project's Redis during the block.
 
         An embedded Redis is started if it is not running. All processes of the project share it, and it stops when the
-        last of them leaves its block. A configured Redis is not started, and not tested for a connection.
+        last of them leaves its block. A configured Redis is neither started nor contacted.
         """
         configured = self.settings.stores.online
         if configured != "embedded":
@@ -191,7 +191,7 @@ class Project:
     def running_redis(self) -> str | None:
         """Return the URL of the project's Redis, or None if it is embedded and not running. Starts nothing.
 
-        The URL of a configured Redis is returned without a connection.
+        The URL of a configured Redis is returned without contacting it.
         """
         configured = self.settings.stores.online
         if configured != "embedded":
@@ -311,7 +311,7 @@ class Project:
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
         """Hold a named file lock in the state folder during the block. Waits for it as long as needed.
 
-        With `shared`, other processes can also hold the lock as `shared`.
+        Several processes can hold the lock at once if all of them pass `shared`.
 
         Locks: `contract` to change contracts, `retirement` to remove old ones, `keys` to change API keys, `recorded` to
         collect answers. A deployment needs the contracts to stay, but must not wait for a switch of contracts, so it

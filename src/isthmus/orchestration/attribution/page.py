@@ -1,4 +1,4 @@
-"""An attribution on the terminal, as an HTML page, and as images."""
+"""An attribution, which splits a prediction error among stages, for the terminal, as an HTML page, and as images."""
 
 from collections.abc import Iterator, Sequence
 
@@ -71,12 +71,16 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 
 def images(result: Attribution) -> dict[str, str]:
-    """Draw a waterfall plot of each measure. Return SVG images as `data:` URLs, by the measure's name in words."""
+    """Return a waterfall plot of each measure as an SVG `data:` URL, by the measure's title, such as "log loss"."""
     return {measure_name(name): image(waterfall(name, measure)) for name, measure in result.measures.items()}
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
-    """Draw a bar per part from the ideal to the actual value (titled `names`); parts that interact show a range."""
+    """Return a bar chart of the ideal value, the effect of each part, and the actual value of a measure.
+
+    `name` is the measure's name; `names` are the titles of the first and the last bar. Parts that interact show a
+    range.
+    """
     at, rows = measure.ideal, [ChartRow(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
         gain = part.value * _BETTER.get(name, 0)
@@ -103,7 +107,7 @@ def _title(name: str, measure: Measure) -> str:
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
-    """Build a table with the effect of each part, its share of the difference and, if parts interact, its range."""
+    """Return a table of each part's effect, range (if parts interact) and share; `kind` titles the column of parts."""
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED

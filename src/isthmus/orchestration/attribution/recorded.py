@@ -1,6 +1,7 @@
-"""Recorded predictions as the rows of an attribution, each joined from the current history at its own moment.
+"""Recorded predictions as the rows of an attribution, with the features that were ideal, served and fed.
 
-The row that Redis returned is the history's row with the recorded times and hash; a digest confirms what was fed.
+Ideal features are joined from the current history at the time of the answer. The row that Redis returned is the
+history's row with the recorded times and hash. A digest confirms which features the model was fed.
 """
 
 from collections import Counter
@@ -84,10 +85,10 @@ class PackagePredictions(NamedTuple):
 
 
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
-    """Return the recorded predictions in `days` (None: all) of the distillation's package that answered last.
+    """Return a distillation's recorded predictions of the package and precision that answered last.
 
-    Only its last precision is included. Rows of other packages and precisions, or of packages that are gone, are
-    counted in `left_out`. Raise RequestError if no prediction is recorded.
+    With `days`, only predictions in these days count. Rows of its other packages and precisions, and of packages that
+    are gone, are counted in `left_out`. Raise RequestError if no prediction is left.
     """
     first, end = (None, None) if days is None else (clock.moment(day * DAY) for day in (days.first, days.end))
     answers = served.read(route=PREDICT, first=first, end=end)
@@ -120,7 +121,7 @@ def predictions(served: ServedAnswers, declared: Distillation, days: Days | None
 
 
 def prediction(served: ServedAnswers, identity: str) -> PackagePredictions:
-    """Return the prediction with this id; raise RequestError if there is none, and DataError if its package is gone."""
+    """Return the prediction with this answer id. Raise RequestError without one, DataError if its package is gone."""
     part = served.answer(identity)
     route, package, variant = (part[name][0].as_py() for name in ("route", "package", "variant"))
     if route != PREDICT:
@@ -139,9 +140,10 @@ def _count(answers: pa.Table) -> int:
 
 
 def recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
-    """Return recorded predictions with the ideal features, those Redis returned (served), and those fed to the model.
+    """Return predictions with three forms of their features: ideal, as Redis returned them, and as fed to the model.
 
-    Rows that cannot be used are counted in `left_out`. Raise DataError if no row is left.
+    `answers` are the predictions, and `models` the opened models of their package. Rows that cannot be used are counted
+    in `left_out`. Raise DataError if no row is left.
     """
     examples = artifacts.latest_training_set() or artifacts.training_set(models.material.training_set)
     found = recorded_rows(artifacts.declared, answers, examples)

@@ -80,10 +80,10 @@ class ScoredRows:
 def opened(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
-    """Open the teacher, the student and the model files of a package in a precision and runtime during the block.
+    """Yield a package's teacher, student, and model files in `precision` for the runtime `product`, for the block.
 
-    Raise RequestError if the label is not Binary or Number or the package lacks a file, DataError if the student or its
-    training set is gone, and ContractMismatch if the package cannot run under the current contract.
+    Raise RequestError if the label is not Binary or Number or the package lacks such a file, DataError if the student
+    or its training set is gone, and ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
     if changes := outdated(folder, contract):
@@ -200,7 +200,7 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
 
 
 def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Replace the runtime's scores of the fed features by the recorded scores. Changes `cells`, from `score_cells`.
+    """Replace the runtime's scores of the fed features in `cells` (the result of `score_cells`) by the recorded scores.
 
     The runtime's scores of other features move by the same distance. A deviation of the recorded scores from this
     machine's runtime therefore counts as the runtime's part. With `probabilities`, moved scores are clipped to 0 to 1.

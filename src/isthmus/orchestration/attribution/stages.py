@@ -1,6 +1,7 @@
 """The stages between an ideal and an actual answer, and scores of rows with any set of stages swapped.
 
-A coalition is the set of stages that are actual. Four forms of the features and five models cover all coalitions.
+A coalition is the set of stages that are actual. Each coalition is scored with one of four forms of the features and
+one of five models; such a pair is a `Cell`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +48,7 @@ class Cell(NamedTuple):
 
 
 def cell(coalition: int) -> Cell:
-    """Return the form of the features and the model for a coalition; if bit i is set, stage i of `STAGES` is actual."""
+    """Return features and model for a coalition; bits 0 to 4: staleness, skew, distillation, precision, runtime."""
     swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}
     features = (STALENESS in swapped) | (SKEW in swapped) << 1
     if DISTILLATION not in swapped:
@@ -120,7 +121,8 @@ def score_cells(
 ) -> Numbers:
     """Score n rows with each form of the features and each model. Return float64 (4, 5, n), by form, then by model.
 
-    Rows whose features equal the ideal ones are scored once. `note` is called with the name of what runs next.
+    Rows whose features equal the ideal ones are scored once. `note` is called with "the teacher" and with "the student
+    and its files" before these run.
     """
     count = len(features.differing[0])
     scores = np.empty((4, 5, count))
@@ -148,7 +150,7 @@ def _take(columns: Columns, rows: Index) -> dict[str, Values]:
 
 
 def coalitions(cells: Numbers) -> Numbers:
-    """Pick the values of all 32 coalitions, (32, ...), from values by form of the features and model, (4, 5, ...)."""
+    """Return the value of each of the 32 coalitions, (32, ...), from values by feature form and model, (4, 5, ...)."""
     forms, models = zip(*CELLS, strict=True)
     values: Numbers = cells[list(forms), list(models)]
     return values

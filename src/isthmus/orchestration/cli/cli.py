@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. Expected errors are printed as one sentence; others are raised."""
+    """Run a command (without `isthmus`) and return its exit code. Expected errors are printed, others are raised."""
     try:
         code = app(_ordered(arguments), prog_name="isthmus", standalone_mode=False)
         if code == _INTERRUPTED:

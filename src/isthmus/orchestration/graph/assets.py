@@ -90,7 +90,7 @@ def build_definitions(
     Args:
         project: folder of the project, or its outline. A folder whose definitions have changed is first compiled in
             another process, see `outline`.
-        translator: maps nodes to asset specs.
+        translator: maps nodes (the outline's assets) to Dagster's asset specs; an IsthmusTranslator by default.
         resource: runs the steps; by default each step runs in a separate process.
 
     Raises:
@@ -153,7 +153,7 @@ def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, project: Path) -> None:
-    """Record the version of each source that changed since its last record. Only later changes trigger builds."""
+    """Record in `instance` the version of each source that is new or has changed. Only later changes trigger builds."""
     graph = AssetGraph(outline(project.resolve()))
     for event in _new_observations(instance, graph.outline, _source_keys(graph)):
         instance.report_runless_asset_event(event)

@@ -25,9 +25,9 @@ from isthmus.serving.process import end_with
 def main(parent: int | None = None) -> int:
     """Run the step that Dagster requested, send it the results, and return 0.
 
-    An expected failure is sent as a message; other exit codes mean a bug or a signal. This process ends with the
-    process `parent` (an id; default: its current parent). Otherwise a killed run could free its slot in the pool and
-    leave a process that overlaps with the next run.
+    An expected failure is sent as a message, and also returns 0; other exit codes mean a bug or a signal. This process
+    is killed when the process `parent` (an id; default: its current parent) ends. Otherwise a killed run could free its
+    slot in the pool and leave a process that overlaps with the next run.
     """
     # Dagster gives SIGTERM the handler of SIGINT, and shells ignore SIGINT in background jobs.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

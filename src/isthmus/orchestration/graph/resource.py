@@ -142,7 +142,10 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
 
 
 def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> StepRequest:
-    """Return a request for the nodes, checks and days of a step that the Dagster run selected, in project order."""
+    """Return a request for the part of a step that the Dagster run selected: its nodes and days, or its checks.
+
+    `nodes` has all node ids by asset key, in the order of the project; the request keeps that order.
+    """
     order = list(nodes.values())
     if isinstance(context, dg.AssetCheckExecutionContext):
         checks = [(nodes[check.asset_key], check.name) for check in context.selected_asset_check_keys]

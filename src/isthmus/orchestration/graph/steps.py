@@ -28,7 +28,7 @@ _HIDDEN = {REPORT, "format", "name", "more"}  # report entries that are not usef
 
 
 def run_step(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization | NodeCheck]:
-    """Run the requested part of a step, and yield its events; each is computed when the caller asks for the next one.
+    """Run the requested part of a step while the caller iterates, and yield an event per asset and check.
 
     If the step has `applies`, changed definitions are applied first. If it has `changes_status`, the status of the
     project is written after each asset and each failed check. Raise IsthmusError if the step fails.

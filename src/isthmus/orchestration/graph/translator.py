@@ -83,7 +83,8 @@ def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
     """Return the condition under which Dagster materializes a node automatically, or None if it never does.
 
     Most nodes are materialized again after a dependency was; the first time is up to the user. Recorded answers are
-    collected every hour. A training set is rebuilt on the project's schedule or after drift, and its model follows.
+    collected every hour. A training set is rebuilt only on the project's schedule or after drift. A snapshot is also
+    rewritten on its own schedule. Sources, the contract and builds by day have no condition.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()

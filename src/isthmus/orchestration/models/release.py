@@ -44,14 +44,15 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     """Deploy the last package of a distillation to the API, in place of the deployed package.
 
     With `share`, the package becomes a candidate, which answers this share of the requests next to the deployed
-    package; a candidate with share 0 is a shadow, whose answers are never returned. Writes the deployment file and its
+    package; a candidate with share 0 is a shadow, whose answers are never returned. Copies the package into the cache
+    of deployments, deletes packages from it that no recent deployment used, and writes the deployment file and its
     history. Then waits up to 5 seconds for the project's server to load the deployment, and reports the outcome in
     `server`; a server that does not switch raises no error.
 
-    Raise GateFailed if the package has no passing verdict or no measured cost, a gate fails, or a candidate has no
-    deployment beside it; PackageError if the package is damaged, lacks the required signature, or cannot be loaded;
-    ContractMismatch if features that its model reads have changed; and DependencyError if another deployment is in
-    progress.
+    Raise GateFailed if the package has no passing verdict or no measured cost, if a gate fails, or if `share` is set
+    and no package is deployed; PackageError if the package is damaged, lacks the required signature, or cannot be
+    loaded; ContractMismatch if features that its model reads have changed; and DependencyError if another deployment is
+    in progress.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -83,8 +84,9 @@ def promote(project: Project) -> ReleaseReport:
     """Make the candidate the deployed package, on probation for `probation_seconds` of the serving profile.
 
     During probation, servers may roll it back. Writes the deployment file and its history, then waits up to 5 seconds
-    for the project's server to switch. Raise GateFailed if no candidate exists or it was stopped; and PackageError,
-    ContractMismatch and DependencyError as `deploy` does.
+    for the project's server to switch. Raise GateFailed if no candidate exists or it was stopped, PackageError if its
+    package is damaged or lacks the required signature, ContractMismatch if features that it reads have changed, and
+    DependencyError if another deployment is in progress.
     """
     with _contracts(project) as contracts:
         done = releases.promote(
@@ -102,8 +104,9 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 
     With `to`, a digest prefix, restore that deployment and remove a candidate, too. After an automatic rollback, `to`
     is required. Writes the deployment file and its history, then waits up to 5 seconds for the project's server to
-    switch. Raise GateFailed if no earlier deployment exists or `to` does not name exactly one; and PackageError,
-    ContractMismatch and DependencyError as `deploy` does.
+    switch. Raise GateFailed if no earlier deployment exists or `to` does not name exactly one, PackageError if its
+    package is damaged or lacks the required signature, ContractMismatch if features that it reads have changed, and
+    DependencyError if another deployment is in progress.
     """
     key = project.public_key
     with _contracts(project) as contracts:
@@ -114,8 +117,9 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
     """Restore the deployment before `deployment`, and record the reason `why`. Does not wait for servers to switch.
 
-    Return False, and change nothing, if `deployment` is not deployed or on probation any more. Raise PackageError,
-    ContractMismatch or DependencyError as `deploy` does.
+    Return False, and change nothing, if `deployment` is no longer deployed or its probation is over. Raise PackageError
+    if the earlier package is damaged or lacks the required signature, ContractMismatch if features that it reads have
+    changed, and DependencyError if another deployment is in progress.
     """
     with _contracts(project) as contracts:
         return releases.undo(

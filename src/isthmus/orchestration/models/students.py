@@ -50,12 +50,13 @@ if TYPE_CHECKING:
 def distill(
     project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
 ) -> "DistillationReport":
-    """Train teacher, reference, student and control (a student without a teacher), and write the student's documents.
+    """Train teacher, reference, student and control, and write the student's documents. Uses the last training set.
 
-    Uses the last training set. The student becomes the latest one of its distillation. If nothing has changed since a
-    student was trained, that student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call
-    continues the training. Raise DataError for an unusable training set, ConfigurationError for an invalid declaration
-    (or, after saving the student, a gate on an unknown metric), and an IsthmusError if training fails.
+    The reference is the teacher's learner on the student's features; the control is a student without a teacher. The
+    student becomes the latest one of its distillation. If nothing has changed since a student was trained, that student
+    is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call continues the training. Raise
+    DataError for an unusable training set, ConfigurationError for an invalid declaration (or, after saving the student,
+    a gate on an unknown metric), and an IsthmusError if training fails.
     """
     _limit_spinning()
     with extra("distill"):
@@ -204,9 +205,9 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 
     Also measures serving on this host and writes the student's documents. The package becomes the last one of its
     distillation only if no error is raised. Raise GateFailed if a gate fails, or a file is too slow, too large or too
-    different from the student; ContractMismatch if the student is outdated; DataError if it or its training set is
-    missing; ConfigurationError if a runtime or the signing key cannot be used; PackageError without the required
-    signature.
+    different from the student; ContractMismatch if the student is outdated; DataError if the student or its training
+    set is missing; ConfigurationError if a runtime or the signing key cannot be used; and PackageError if the package
+    lacks the required signature.
     """
     with extra("mobile"):
         from isthmus.distill.export.export import export as run
@@ -273,10 +274,11 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
-    """Run the model files of the last package in each runtime, in this order, and compare them with the last student.
+    """Run the last package's model files in each of `runtimes`, in order, and compare them with the last student.
 
-    `runtimes` maps names to factories, each called just before its runtime is used. Raise DataError if the package, the
-    student or the training set is missing, and PackageError if the package was made from another student.
+    `runtimes` maps names to factories, each called just before its runtime is used. A runtime that is not installed and
+    a deviation raise nothing. Raise DataError if the package, the student or the training set is missing, and
+    PackageError if the package was made from another student.
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import climb
@@ -296,7 +298,7 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
-    """Check the gates against the last student's report. Return the metrics; raise one GateFailed for all failures."""
+    """Check the last student's gates, and return their metrics; raise one GateFailed that lists all failures."""
     return _require_gates(declared, Artifacts(project, declared).last_report())
 
 
@@ -334,6 +336,6 @@ def require_boundary(project: Project, declared: Distillation) -> None:
 
 
 def require_release(project: Project, declared: Distillation) -> None:
-    """Check the measured cost of the last package and the gates of its student; raise GateFailed if one fails."""
+    """Check the last package's measured cost and its student's gates; raise GateFailed or DataError if one fails."""
     require_boundary(project, declared)
     _require_gates(declared, Artifacts(project, declared).packaged_report())

@@ -67,11 +67,11 @@ class PackageAnswers:
 def read_answers(
     project: Project, declared: Distillation, columns: Sequence[Column], keys: Callable[[str], Sequence[Any]]
 ) -> list[PackageAnswers]:
-    """Read a distillation's recorded predictions, by package and precision; the last to answer comes first.
+    """Read a distillation's recorded predictions: one entry per package and precision, the last to answer first.
 
-    `columns` are the columns to read from requests. `keys` returns all known values of a private join key, to resolve
-    its recorded hashes. Answers to callers outside `[monitor] callers` are skipped. Raise DataError for an unreadable
-    table.
+    `columns` are the columns to read from requests. `keys` takes the name of a private join key and returns all its
+    known values, to resolve its recorded hashes. If `[monitor] callers` is set, answers to other callers are skipped.
+    Raise DataError for an unreadable table.
     """
     rows = ServedAnswers(project).read(route="predict", callers=project.settings.monitor.callers, columns=_READ)
     models = _models(project)

@@ -16,7 +16,7 @@ KEEPS, LIKE = "keeps_its_quality_in_production", "is_served_what_it_learned_from
 
 
 def require_bounds(result: Production, page: Path) -> None:
-    """Raise GateFailed if a bound is broken, or the deployment lost more quality than allowed (`undone` is set)."""
+    """Raise GateFailed if a bound is broken or `result.undone` reports too large a loss. The message names the page."""
     if broken := [bound for bound in result.bounds if bound.broken]:
         raise GateFailed(
             f"production of {result.model}", "; ".join(map(describe, broken)),
@@ -29,7 +29,11 @@ def require_bounds(result: Production, page: Path) -> None:
 
 
 def problems(result: Production) -> Mapping[str, list[str]]:
-    """Return sentences by check: broken bounds and a rollback for `KEEPS`, drift of the first package for `LIKE`."""
+    """Return sentences about what fails, by check: the check passes if its list is empty.
+
+    `KEEPS` (quality in production) lists broken bounds and a rollback. `LIKE` (inputs as in training) lists the drifted
+    inputs of the first package, which is the deployed one if it has answers.
+    """
     broken = [f"{describe(bound)}, expected {requirement(bound)}" for bound in result.bounds if bound.broken]
     drifted = [
         f"{found.name} has drifted: {', '.join(found.exceeded)}; psi {found.psi:.3g}"
@@ -42,10 +46,10 @@ def problems(result: Production) -> Mapping[str, list[str]]:
 
 
 def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
-    """Check a bound against a package's overall quality and its newest week with this measure, or against slices.
+    """Check a bound against a package's overall quality and its newest week with this measure.
 
-    The bound is broken if the whole 95 % interval of a value violates it; if the package or the measure is missing, it
-    is not broken. `slices` must have all measured slices, not only the worst: their number widens the intervals.
+    The bound is broken if the whole 95 % interval of a value violates it. A missing package or measure does not break
+    it. A bound on slices is checked against `slices`, which must have all slices: their number widens the intervals.
     """
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)

@@ -35,8 +35,8 @@ def losses(
     The previous package is run on all labeled answers since the deployment, with the same stored rows, so that drift
     that hurts both is not a loss. The losses have no values if the deployment is not on probation. The result is empty
     if no such bound is declared, nothing is deployed, or `answers` come from another package or precision. `labels` and
-    the mask `chosen` of labels that count have shape (n,). Raise PackageError if the previous package is gone or
-    damaged.
+    the mask `chosen` of labels that count have one entry per row of `answers`. Raise PackageError if the previous
+    package is gone or damaged.
     """
     bounds = bounds_on(declared.bounds, LOST)
     if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runs[:2]:
@@ -91,10 +91,10 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
 
 
 def take_back(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
-    """Roll back a deployment if one of its losses is significantly above its bound, and record the reason.
+    """Roll back a deployment if one of its losses (`found`) is significantly above its bound, and record the reason.
 
     Return a sentence about the rollback, or about its failure, which raises nothing. Return "" if no loss exceeds its
-    bound, or if the deployment is not in force or on probation any more.
+    bound, if the deployment is no longer in force, or if its probation is over.
     """
     loss = next((loss for loss in found if loss.beyond), None)
     if loss is None:

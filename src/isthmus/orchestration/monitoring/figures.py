@@ -35,7 +35,7 @@ Measuring = Callable[[Array, Array], Measures]
 
 
 def metric(declared: Distillation) -> tuple[str, bool]:
-    """Return the main quality measure, and True if higher is better; raise RequestError if the label has no measure."""
+    """Return the name of the main measure, and True if higher is better; raise RequestError if the label has none."""
     label = declared.label
     if isinstance(label, Binary):
         return "auc", True
@@ -77,7 +77,7 @@ def class_places(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedA
 
 
 def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) -> Quality:
-    """Measure the rows in the mask `chosen`, if any; the result also has the number of these rows and of all rows."""
+    """Compute the measures of the rows in the mask `chosen` (none without rows), and count these rows and all rows."""
     labels, outputs = labels[chosen], outputs[chosen]
     return Quality(answers=len(chosen), rows=len(labels), measures=measured(labels, outputs) if len(labels) else {})
 
@@ -97,9 +97,9 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """Measure slices of each column with at least `FEWEST` labeled rows, by value or quartile; the worst comes first.
+    """Measure slices of each column, by value or quartile, that have at least 100 labeled rows. The worst comes first.
 
-    `decides` has the measure that ranks them, and True if higher is better.
+    `decides` has the name of the measure that ranks them, and True if higher is better.
     """
     name, more = decides
     found = []

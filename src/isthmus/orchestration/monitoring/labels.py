@@ -1,4 +1,4 @@
-"""Match answers with rows of a spine, and select the labels that count."""
+"""Match answers with rows of a spine, and select the labels that count. `Without`: why an answer has no label."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,10 +51,10 @@ CODES: Mapping[Without, int] = {why: code for code, why in enumerate(Without)}
 def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, tolerance: int, now: int) -> LabelMatches:
     """Match answers with rows of a spine that have equal values in all columns of `answers` and are nearest in time.
 
-    `at` has the times of the answers in microseconds since 1970 UTC. The event time of the row is at most `tolerance`
-    microseconds away; ties go to the earlier time. Among several rows for a time, the one that became known last by
-    `now` counts; on a tie, the answer has no label. An answer also has no label if a label for that time was known when
-    the answer was given, because the answer may have used it.
+    `label` is the name of the label column, and `at` has the times of the answers in microseconds since 1970 UTC. The
+    event time of the row is at most `tolerance` microseconds away; ties go to the earlier time. Among several rows for
+    a time, the one that became known last by `now` counts; on a tie, the answer has no label. An answer also has no
+    label if a label for that time was known when the answer was given, because the answer may have used it.
     """
     rows = _distinct(spine.select(list(dict.fromkeys([*answers.column_names, EVENT, KNOWN, label]))))
     event = micros(rows[EVENT])

@@ -55,10 +55,10 @@ _SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
 def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
     """Measure the recorded answers of a distillation's packages by the labels known by now.
 
-    Collects recorded answers, computes the spine again, and writes `production_file` and a page beside it. Rolls the
-    deployment back if it loses more quality than its bounds allow. The deployed package, if it has answers, comes
-    first. A broken bound raises nothing; see `require_bounds`. Raise RequestError if this kind of label has no
-    production measure, and DataError if the answers or the spine cannot be read or a label is invalid.
+    Collects recorded answers, computes the spine again, and writes `production_file` and an HTML page beside it. Rolls
+    the deployment back if it loses more quality than its bounds allow. The first package of the result is the deployed
+    one, if it has answers. A broken bound raises nothing; see `require_bounds`. Raise RequestError if this kind of
+    label has no production measure, and DataError if the answers or the spine cannot be read or a label is invalid.
     """
     declared = project.distillation(name)
     decides = figures.metric(declared)

@@ -57,7 +57,7 @@ def page(result: Production) -> str:
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
-    """Yield blocks for the terminal, the last one with the path of the page next to the production file `file`."""
+    """Yield blocks for the terminal; the last one has the path of the HTML page, which lies beside `file`."""
     yield from _blocks(result, narrow=True)
     if result.packages:
         newest = result.packages[0]
@@ -68,13 +68,13 @@ def screen(result: Production, file: Path) -> Iterator[Block]:
 
 
 def headline(result: Production) -> dict[str, str]:
-    """Return the first package's measures and intervals as text, by name; empty if there are no answers."""
+    """Return measures and intervals of the first package in `result` as text, by name; empty without a package."""
     measures = result.packages[0].measures if result.packages else {}
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
 
 def worst(result: Production) -> TableBlock:
-    """Return a table of the worst slices of the first package. The result must have a package."""
+    """Return a table of the worst slices of the first package in `result`, which must have a package."""
     return _table("slice", [(part.name, part) for part in result.packages[0].slices], only=result.metric)
 
 
@@ -83,7 +83,7 @@ def images(result: Production) -> dict[str, str]:
 
 
 def plots(result: Production) -> Mapping[str, Figure]:
-    """Return a plot of each measure by week with its interval, by name; the first package has its own color."""
+    """Return a plot of each measure's weekly values and intervals, by name; the first package has its own color."""
     names = dict.fromkeys(name for package in result.packages for week in package.weeks for name in week.measures)
     return {name: _plot(result, name) for name in names}
 

@@ -68,7 +68,7 @@ class Device(_Figures):
         return self.peak.fp32 if peak is None and precision == "int8" else peak
 
     def part(self, threads: int) -> "Device":
-        """Return a CPU cut to `threads` cores and their share of peak and bandwidth. A GPU is returned unchanged."""
+        """Return a CPU cut to `threads` cores and their share of its speed. A GPU or a smaller CPU stays unchanged."""
         if self.kind != "cpu" or threads >= self.cores:
             return self
         share = threads / self.cores

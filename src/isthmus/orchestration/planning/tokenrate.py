@@ -22,7 +22,7 @@ Probe = Callable[["Sizes", Precision, int, int], "Speed"]
 
 
 def probe(sizes: "Sizes", precision: Precision, threads: int, prompt: int) -> "Speed":
-    """Measure for a few seconds how fast this host reads a prompt and decodes, with a decoder of these sizes."""
+    """Measure for some seconds how fast this host reads `prompt` tokens and decodes, with a model of these sizes."""
     with extra("text"):
         from isthmus.distill.decoder.probes import Probes
     return Probes(sizes, precision, threads, prompt).speed()
@@ -43,7 +43,7 @@ class TextModel:
 
     @classmethod
     def of(cls, artifacts: Artifacts, manifest: Manifest, serving: Mapping[str, Any]) -> "TextModel | None":
-        """Return the student of a package; None if it is not a causal model. `serving` is its measured serving cost."""
+        """Return the student of a package, None if it is not a causal model. `serving` is the measured serving cost."""
         task = artifacts.declared.task
         if not isinstance(task, Causal):
             return None
@@ -63,7 +63,7 @@ class TextModel:
         )
 
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
-        """Estimate tokens per second on each CPU in each precision (docs/plan.md). Measures this host for seconds."""
+        """Estimate tokens per second on each CPU in each precision (docs/plan.md). Calls `measure` for this host."""
         left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")
         cpus = {name: device.part(threads) for name, device in devices.items() if name not in left_out}

@@ -44,7 +44,7 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def write(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
-    """Measure `columns` of a training set and the tables of `histories`; write the statistics to its folder."""
+    """Measure a training set's `columns`, and its tables (`histories`) up to its last event time, into its folder."""
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
     last = max((time for time in times if time is not None), default=0)
@@ -80,7 +80,8 @@ def _read(folder: Path) -> TrainingStatistics:
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
     """Return the statistics of a view's table that the latest training set of each distillation saved.
 
-    Training sets that did not join this view contract are skipped. Raise DataError if statistics cannot be read.
+    Distillations without such statistics, and training sets that did not join this view contract, are skipped. Raise
+    DataError if statistics cannot be read.
     """
     references = []
     for name in project.definitions.distillations:

@@ -18,7 +18,7 @@ from isthmus.orchestration.quality.baseline import references
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
     """Raise one GateFailed that lists all broken expectations, if there are any.
 
-    `part` are the days that a build checked; the message says that none of them was written.
+    `part` are the days that a build checked (None: all); the message says that none of them was written.
     """
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
@@ -29,9 +29,9 @@ def require(findings: Sequence[Finding], part: Days | None = None) -> None:
 def require_online(
     project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory], where: str = "materialize"
 ) -> None:
-    """Check all expectations of tables before rows go to Redis or devices; raise one GateFailed for broken ones.
+    """Check all expectations of the views in `histories` before their rows go to Redis or devices.
 
-    `where` is the place of the error.
+    Raise one GateFailed that lists the broken expectations, with `where` as the place of the error.
     """
     # The check when a table is built is not enough: a build of a range checks only its own days, and rows may have
     # become too old since.
@@ -47,8 +47,8 @@ def require_online(
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
     """Check a view's expectations on `data`, and return a finding for each; broken ones raise nothing.
 
-    With `part`, `data` has some days only, and only expectations on single rows are checked. Without `data`, the result
-    is empty. Raise DataError if the statistics of a training set cannot be read.
+    With `part`, `data` has some days only, and only expectations on single rows are checked. If `data` is None, the
+    result is empty. Raise DataError if the statistics of a training set cannot be read.
     """
     expectations = project.definitions.views[view].expectations
     if part:

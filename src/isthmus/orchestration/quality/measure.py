@@ -84,9 +84,10 @@ def quality(
     """Measure the offline tables of views (default: all): statistics, expectations and drift. Writes nothing.
 
     With `drift`, compare rows with event times after `since` (default: the training set's last event time) up to
-    `until` with the rows of each distillation's latest training set. Times without a zone are UTC. Broken expectations
-    and drift are reported, not raised: see `require_quality`. Raises RequestError for an unknown view or if `since` is
-    not before `until`, and ContractMismatch if the definitions were not applied or a table has another contract.
+    `until` with the rows that the table had at each distillation's latest training set. Times without a zone are UTC.
+    Broken expectations and drift are reported, not raised: see `require_quality`. Raises RequestError for an unknown
+    view or if `since` is not before `until`, and ContractMismatch if the definitions were not applied or a table has
+    another contract.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip

@@ -12,9 +12,9 @@ _NEVER = np.iinfo(np.int64).max
 def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints, tolerance: int) -> Ints:
     """Return for each row of `left` the index of its match in `right`, or -1; shape (n,).
 
-    A match has equal values (a null equals nothing) and is nearest in time, at most `tolerance` away; ties go to the
-    earlier row of `right`. If several rows of `left` have the same match, only the nearest one keeps it, in a tie the
-    first one; the others get -1.
+    A match has equal values in all columns (a null equals nothing) and is nearest in time, at most `tolerance` away;
+    ties go to the earlier time. If several rows of `left` have the same match, only the nearest one keeps it, in a tie
+    the first one; the others get -1.
     """
     number, count = identities(left, right), len(left)
     for name in left.column_names:
@@ -51,7 +51,7 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
 
 
 def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """Mark one row for each index in `match`, none for -1: the nearest one, in a tie the earliest by `at`."""
+    """For each index in `match` but -1, mark the row with the least `distance`; in a tie, the row earliest by `at`."""
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
     chosen = np.zeros(len(match), bool)

@@ -87,7 +87,7 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
 
 
 def features_of(body: str) -> str:
-    """Return the feature service of a lookup request, or its features joined to one text; "?" if it is unreadable."""
+    """Return a text that is equal for lookups of the same features: their service or features; "?" if unreadable."""
     try:
         message = _LOOKUP.decode(body)
     except msgspec.MsgspecError:
@@ -101,7 +101,8 @@ def read_requests(
     """Parse requests with `reader` and concatenate their rows. Lookups must all request the same features.
 
     `counts` has the number of rows in each recorded answer. A request that cannot be parsed, or has another number of
-    rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors have no rows.
+    rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors are not parsed and get no
+    rows.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})

@@ -125,7 +125,7 @@ class Group:
         return self.reader
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
-        """Compute the model's inputs from stored rows by view: `now` or those of `served`. For predictions only."""
+        """Compute the model's inputs from stored rows by view: `now`, or the rows of `served()`. Predictions only."""
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
@@ -164,12 +164,12 @@ class ServedAnswers:
         return self.table.read(condition, columns)
 
     def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
-        """Load the contract, model, histories and rows behind a table that `groups` returned.
+        """Load the contract, model, histories and rows behind a table from `groups`.
 
         `other` replaces the model that answered. It must have the same service, and may read fewer views, but no
-        further ones. Raises UnreadableAnswersError if the contract, the package or a history is gone or has changed,
-        and a DataError if a saved contract or the secret is damaged. Requests that cannot be read raise no error: see
-        `Requests.unread`.
+        further ones. Raises UnreadableAnswersError if the contract, the package or a history is gone or has changed, or
+        if `other` does not fit; and a DataError if a saved contract or the secret is damaged. Requests that cannot be
+        read raise no error: see `Requests.unread`.
         """
         first = answers.slice(0, 1).to_pylist()[0]
         contract = self.contract(first["contract"])
@@ -230,7 +230,7 @@ class ServedAnswers:
     def predictions(
         self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
-        """Split predictions by `groups`; yield each part with its group from `open`, or with the error from `open`."""
+        """Split predictions by `groups`; yield each table with its opened group, or with the error of `open`."""
         for part in groups(answers):
             found: Group | IsthmusError
             try:
@@ -254,7 +254,10 @@ class ServedAnswers:
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
-        """Return the model of `package(digest)`, or raise its errors; `variant` is precision/threads: "int8/1"."""
+        """Open the model of the package with this digest; `variant` is precision and threads, such as "int8/1".
+
+        Raise DataError if the package is gone or has changed, and PackageError if it is damaged.
+        """
         precision, _, threads = variant.partition("/")
 
         def opened() -> DeployedModel:
@@ -332,7 +335,7 @@ def _reader(
 
 
 def groups(answers: pa.Table) -> Iterator[pa.Table]:
-    """Split answers by route, contract, package, variant, views and features, and yield the parts for `open`."""
+    """Split answers into tables with the same route, contract, package, variant, views and features, for `open`."""
     pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
     features = [features_of(text) if route == "lookup" else "" for route, text in pairs]
     parts = [answers[name] for name in ("route", "contract", "package", "variant")]

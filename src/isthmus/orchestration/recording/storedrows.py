@@ -101,7 +101,7 @@ def columns_of(history: ViewHistory, names: Sequence[str], condition: ds.Express
 def find_recorded(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
 ) -> tuple[dict[str, Values], Mask]:
-    """Look up recorded rows in the history by key, times and content hash.
+    """Look up the recorded rows `then` in the history by key, times and content hash.
 
     Returns values by feature, null without a value, and a mask of the rows whose values are known, shape (n,). The mask
     is False for rows with values that only Redis had or that were removed from the history.
@@ -148,7 +148,7 @@ def served_rows(
 
 
 def view_answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
-    """Convert stored rows to the form in which a lookup returns them."""
+    """Convert stored rows, by view, to `ViewAnswer` objects, the form in which an online lookup returns rows."""
     answers: dict[str, ViewAnswer] = {}
     for name, rows in stored.items():
         columns: Any = rows.columns

@@ -239,7 +239,7 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split a column into arrays by view; each answer has `rows` values of the first view, then of the next one."""
+    """Split a column into an array per view. Answer i has `rows[i]` values of the first view, then of the next one."""
     return [joined[places] for places in _places(rows, views)]
 
 

@@ -39,7 +39,7 @@ class Segments(NamedTuple):
 
 
 def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> Segments:
-    """Split rows into segments by columns: by value, or by quartile for numeric columns not in `exact`.
+    """Group rows into segments by `columns`: by value, or by quartile for number columns that are not in `exact`.
 
     Raise RequestError if a column is missing or `columns` is empty, and DataError if a column's type cannot be split.
     """
@@ -87,10 +87,11 @@ def weights(before: Ints, after: Ints) -> Numbers:
 
 
 def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequence[Numbers]]) -> Numbers:
-    """Return the values of a measure for the coalitions of `PARTS`, float64 (16,).
+    """Compute a measure for each set of parts that come from the later period. Return float64 (16,).
 
-    Bit i of a coalition's index means that part i comes from the later period. `weight` is the result of `weights`.
-    `scores[contract][model]` has the scores of all rows, (n + m,); index 0 is the earlier period.
+    Bits 0 to 3 of the index mean that population, features, contract and model come from the later period. `weight` is
+    the result of `weights`. `scores[contract][model]` has the scores of all rows, (n + m,); index 0 is the earlier
+    period.
     """
     answers = [[scores[contract][model] for model in (0, 1)] for contract in (0, 1)]
     cache: dict[tuple[int, ...], float] = {}

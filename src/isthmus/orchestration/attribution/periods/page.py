@@ -1,4 +1,4 @@
-"""A change between two periods, shown on the terminal and as an HTML page."""
+"""A change between two periods (`PeriodChange`), shown on the terminal and as an HTML page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -49,7 +49,7 @@ def _part(key: str, value: object) -> str:
 
 
 def training_set_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """Lay out a training set. With --as-served, add a table of each feature's difference from the ideal join."""
+    """Yield a training set's report. With --as-served, add a table of how each feature differs from the ideal join."""
     lag = report["lag"]
     yield from report_blocks({name: value for name, value in report.items() if name != "lag" or not lag})
     if lag:

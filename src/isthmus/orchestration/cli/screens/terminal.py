@@ -26,7 +26,7 @@ def say(text: str) -> None:
 
 
 def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, *, as_json: bool) -> None:
-    """Print a report to stdout, as JSON or as its blocks (default: a table or lines made from the report itself)."""
+    """Print a report to stdout: as JSON, or as the blocks that `blocks` returns (default: the report's entries)."""
     if as_json:
         write_json(report)
         return
@@ -55,7 +55,7 @@ def judge(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Yield a callback that shows a message and the finished share, 0 to 1: as a bar on a terminal, else as a line."""
+    """Yield a callback that shows a message and the finished share (0 to 1) on stderr, on a terminal as a bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
