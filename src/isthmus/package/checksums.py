@@ -1,4 +1,4 @@
-"""The folder of a package: the files it may contain, their sizes, and their checksums."""
+"""The files of a package folder: checksums (`summed` checks them), size limits and the error for damage (`damaged`)."""
 
 import hashlib
 import json
@@ -57,10 +57,10 @@ class PackageFiles:
 
 
 def summed(path: Path) -> PackageFiles:
-    """Hash every file of a package folder; raise PackageError if one is missing, changed, unlisted or too large.
+    """Check every file of a package folder against its checksum; return all checksums and sizes.
 
-    The signature is not checked; see `signature.require_signature`. Links, pipes and other files that are not plain
-    raise a PackageError too, and are not opened.
+    Raises a PackageError if a file is missing, changed, unlisted, too large, or not a plain file with one name: links,
+    hard links and pipes are never opened. The signature is not checked; `signature.require_signature` does that.
     """
     sizes = _sizes(path)
     if SUMS not in sizes:
@@ -79,7 +79,7 @@ def summed(path: Path) -> PackageFiles:
 
 
 def read_file(file: Path) -> bytes:
-    """Read a file without a checksum check; raise PackageError if it is a link, irregular, too large or unreadable."""
+    """Read a file without a checksum check; raise PackageError if it is a link, not plain, too large or unreadable."""
     with _opened(file) as opened:
         return opened.read()
 

@@ -71,7 +71,7 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    """Return the tensor and the position in it of each input, as `feeds` builds the tensors."""
+    """Return, for each input in order, its tensor and its position there, as `inputs.feeds` builds the tensors."""
     positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
     for item in inputs:

@@ -25,7 +25,7 @@ def generation_of(manifest: Manifest) -> Generation:
 
 
 def read_prompts(package: Package) -> list[GoldenPrompt]:
-    """Read the golden prompts of a package; raise a PackageError if they are damaged or it does not generate text."""
+    """Read a package's golden prompts; raise PackageError if they are damaged or the package does not generate text."""
     generation = generation_of(package.manifest)
     name, context = generation.prompts, generation.context
     file, data = package.files.folder / name, package.files.read(name)
@@ -45,8 +45,8 @@ def read_prompts(package: Package) -> list[GoldenPrompt]:
 def open_tokenizer(package: Package) -> Tokenizer:
     """Open a package's tokenizer, and check it with the golden prompts.
 
-    Raises PackageError if it is damaged, returns other tokens, or has more tokens than the model, and DependencyError
-    without the extra `generate`.
+    Raises PackageError if it is damaged, does not return the recorded tokens, or has more tokens than the model, and
+    DependencyError without the extra `generate`.
     """
     generation = generation_of(package.manifest)
     where = f"package {package.manifest.name}: {generation.tokenizer}"
@@ -78,7 +78,7 @@ def generated(
 ) -> list[list[int]]:
     """Return the greedy tokens of a model file after each golden prompt, at most as many as are recorded.
 
-    Raises PackageError if the file fails or takes more than `replay.SECONDS` for all prompts.
+    `session` has the file open. Raises PackageError if the file fails or takes two minutes for all prompts together.
     """
     decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
     with running(package.manifest, variant) as options:
@@ -96,7 +96,7 @@ def generated(
 def require_generated(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> int:
-    """Return how many golden tokens a model file reproduces; raise PackageError if one differs, or as `generated`."""
+    """Return how many golden tokens a model file reproduces; raise PackageError if one differs or the file fails."""
     count = 0
     for prompt, tokens in zip(prompts, generated(package, variant, session, prompts), strict=True):
         recorded = prompt.answers.get(variant.file, ())

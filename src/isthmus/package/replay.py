@@ -1,4 +1,4 @@
-"""Check that a model file matches its package: its graph, its input tensors, and its golden cases."""
+"""Check a model file against its package: graph, input tensors and golden cases. `deviation` measures a difference."""
 
 import os
 import time
@@ -63,8 +63,8 @@ def deviation(
 
     The difference may be within the limit: compare `by` with `limit`. NaN on either side or both, another shape or
     element type, and unequal integers with a limit below 1 have an infinite difference. With `widths`, floats of
-    different widths are compared, and each limit is at least the `rounding` of the expected value. `row_name` names a
-    row in the result.
+    different widths are compared, and each limit is at least `rounding(expected)`. `row_name` returns the name of a row
+    number for the result.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
@@ -138,7 +138,7 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
 def answers(
     session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """Run a session on each batch; return the outputs of each. Raise PackageError if it fails or takes two minutes."""
+    """Run a session on each batch; return the outputs of each. PackageError if it fails or takes two minutes in all."""
     names = [output.name for output in manifest.outputs]
     with running(manifest, variant) as options:
         return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in batches]
@@ -146,7 +146,7 @@ def answers(
 
 @contextmanager
 def running(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOptions"]:
-    """Yield options for all runs in the block; raise PackageError if a run fails or all take two minutes."""
+    """Yield options for all runs in a `with` block; raise PackageError if the block fails or takes two minutes."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -225,8 +225,7 @@ def require_reproduced(
 ) -> float:
     """Compare a model file's outputs, one mapping per golden case, with the golden ones; return the largest difference.
 
-    Raises PackageError if a difference exceeds the tolerance. `tolerance` is multiplied by the manifest's `rounding`
-    divided by the default `ROUNDING`.
+    Raises PackageError if a difference exceeds `tolerance`, scaled by `manifest.rounding / ROUNDING`.
     """
     tolerance *= manifest.rounding / ROUNDING
     worst = 0.0

@@ -116,7 +116,7 @@ def read_public_key(file: Path) -> str:
 
 
 def key_name(key: str) -> str:
-    """Return the first digits of a public key's SHA-256, for messages; raise ValueError if it is not elliptic PEM."""
+    """Return 12 digits of a public key's SHA-256, for messages; raise ValueError if the key is not elliptic PEM."""
     return _name(_hint(_public_key(key)))
 
 

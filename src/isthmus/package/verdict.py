@@ -162,7 +162,7 @@ class Verdict:
         return parts | {f"{name} alone": part for name, part in alone.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert to strict JSON: an infinite `worst` is null, and a value that JSON lacks is its text."""
+        """Convert to strict JSON, without `pairs`: an infinite `worst` is null, a value that JSON lacks is its text."""
         sums = {"passed": self.passed, "compared": self.compared, "differing": self.differing}
         plain: dict[str, Any] = _plain({**sums, **asdict(self)})
         for feature in _comparisons(plain):

@@ -135,14 +135,14 @@ class _Version(msgspec.Struct):
 
 
 def text_of(value: Any, element: str) -> str:
-    """Encode a value as text: floats as hex digits of their bits, booleans as 0 or 1, other values as their text."""
+    """Encode a value of type `element`: floats as hex digits of their bits, booleans as 0 or 1, others as text."""
     if element in REALS:
         return struct.pack(f">{element[0]}", value).hex()
     return str(value) if element == "string" else str(int(value))
 
 
 def value_of(text: str, element: str) -> Any:
-    """Decode a text written by `text_of`; raise ValueError, or struct.error for a float, if it is invalid."""
+    """Decode a text that `text_of` wrote for `element`; raise ValueError, or struct.error for a float, if invalid."""
     if element == "string":
         return text
     if element in REALS:

@@ -56,8 +56,8 @@ class Head:
     def feeds(self, columns: Mapping[str, Values]) -> CoreFeeds:
         """Compute the inputs of the model's numeric core, which runs after the head, for n rows.
 
-        `columns` has n values for every raw input of the model, as for `package.inputs.feeds`. Raises a DataError if a
-        column is missing, and a PackageError if a step fails, such as a division by zero in an invalid file.
+        `columns` has n values for every raw input by name, and may have more columns. Raises a DataError if a column is
+        missing, and a PackageError if a step fails, such as a division by zero in an invalid file.
         """
         if missing := [item.name for item in self.form.inputs if item.name not in columns]:
             raise DataError(self._where, f"no column {missing[0]}", expected="a column for every input")
@@ -118,7 +118,10 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a function (text, ignored) that tells if the text is the parts in order, with any text between them."""
+    """Return a function (text, ignored) that tells if a text matches `parts`, in order and with any text between them.
+
+    A part is a list of pieces, with any one character between two pieces.
+    """
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None
 

@@ -29,7 +29,7 @@ def traced(
     """Trace an ONNX graph from its input tensors to its outputs, and return the content of `head.json`.
 
     `outputs` has the element type of each output tensor. `refused` names the tensor with the mask of refused rows; None
-    if the graph refuses no rows. `session` creates a session of a runtime from a model; see `ProgramBuilder`. Raises
+    if the graph refuses no rows. `session` opens a model in a runtime, which computes constants of the graph. Raises
     UnreadableGraph if an operator is unknown or does not give the same bits in every language, or if the result is
     larger than 16 MiB.
     """
@@ -66,7 +66,7 @@ class _Form:
         self._count = 0
 
     def add(self, goals: Sequence[int]) -> None:
-        """Add the steps that compute the slots `goals`."""
+        """Add the steps that compute `goals`, which are numbers of slots."""
         for operation, operands, out in self._steps.listed(goals):
             elements = _operands(operation)
             places = [self._read(slot, element) for slot, element in zip(operands, elements, strict=True)]
@@ -159,7 +159,7 @@ def _attribute(operation: Operation) -> Any:
 
 
 def parts_of(pattern: str) -> list[list[str]]:
-    """Split a regex at `.*` into parts, and parts at `.` into pieces; raise UnreadableGraph for other operators."""
+    """Split a regex at `.*` into parts, and each part at `.` into pieces; raise UnreadableGraph for other operators."""
     parts, place = [[""]], len("(?s)")
     while place < len(pattern):
         if (piece := _PIECES.match(pattern, place)) is None:

@@ -65,7 +65,7 @@ class Decoder:
     part: int = PART
 
     def cache(self, most: int | None = None) -> Cache:
-        """Create an empty cache for `most` tokens, or for the whole context if that is less or `most` is None."""
+        """Create an empty cache for `most` tokens. The default, and the limit, is the whole context of the model."""
         return Cache(self.owner, self.shape, min(most or self.generation.context, self.generation.context))
 
     def require_prompt(self, tokens: Sequence[int]) -> int:
@@ -92,7 +92,7 @@ class Decoder:
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
     def take(self, outputs: Mapping[str, Array], cache: Cache) -> Read:
-        """Append new keys and values to the cache, and return the output; raise PackageError for a NaN or infinity."""
+        """Append new keys and values to the cache; return logits and best token. PackageError for a NaN or infinity."""
         (logits,) = outputs[LOGITS]
         # Infinite logits have no lead: infinity minus itself is NaN.
         if not np.isfinite(logits).all():
@@ -109,7 +109,8 @@ class Decoder:
     def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> Read:
         """Run the model on tokens (at least one) in parts, append them to the cache, and return the last output.
 
-        Raises the errors of `feeds` and `take`.
+        Raises RequestError if they do not fit into the cache, PackageError for another model's cache, a NaN or an
+        infinity.
         """
         for part in self.parts(tokens):
             output = self.take(run(self.feeds(part, cache)), cache)
@@ -123,7 +124,8 @@ class Decoder:
         """Yield the output for each new token after a prompt, always taking the most likely token.
 
         Ends after a token that ends the text, or after `most` tokens; the package's own limit always applies. Raises
-        the errors of `require_prompt` and `read`.
+        RequestError if the prompt is empty or fills the context, and PackageError if the model returns a NaN or
+        infinity.
         """
         room = self.require_prompt(prompt)
         room = room if most is None else min(most, room)

@@ -1,4 +1,4 @@
-"""Generation settings of a package, and the prompt template."""
+"""Generation settings of a package, its prompt template, and its golden prompts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
                             expected=f"{self.context - 1:,} tokens at most", remedy="shorten it")  # fmt: skip
 
     def parts(self, prompt: str, features: Mapping[str, str] | None = None) -> list[str | int]:
-        """Fill the template, and split it into texts and control tokens; raise RequestError if a feature is missing.
+        """Fill the template; return its texts and ids of control tokens. Raise RequestError if a feature is missing.
 
         `features` has the text of each feature in the template. Text from a user or the online store is never read as a
         control token. Such text and the template's text around it are tokenized as one text.
@@ -91,7 +91,7 @@ def unknown_features(template: str, contract: Contract, service: str) -> list[Pr
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
-    """Map each feature name that a template may use to its view or request transform, and its name there."""
+    """Map each name that a template may use, `view__feature` or `transform__field`, to the pair of both names."""
     declared = contract.service(service)
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 

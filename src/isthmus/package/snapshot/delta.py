@@ -72,7 +72,7 @@ def _encoded(step: _Step) -> bytes:
 
 
 def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Return the new file; raise DataError if the delta is damaged or the SHA-256 of the old or new file differs."""
+    """Apply a delta to the file `base`; return the new file. DataError if the delta is damaged or for another file."""
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
     magic, version, begin, end, size = _START.unpack_from(delta)

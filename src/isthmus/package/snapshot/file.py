@@ -111,7 +111,7 @@ def packed(row: bytes, view: ViewContract) -> bytes:
 
 
 def unpacked(row: bytes, event: int, known: int) -> bytes:
-    """Convert a packed row to a snapshot's row, with these event and known times in microseconds."""
+    """Convert a packed row of the online store to a snapshot's row, with these event and known times (microseconds)."""
     return _TIMES.pack(event, known) + row[ROW_HEADER.size :]
 
 

@@ -138,7 +138,10 @@ class OwnFile:
 def generation_of(
     header: Header, owner: Column, views: Sequence[ViewContract], rows: Mapping[str, Rows]
 ) -> tuple[SharedSnapshot, dict[bytes, list[Lines]]]:
-    """Split a snapshot's rows into rows that all owners share, and rows of each owner by encoded owner, ascending."""
+    """Split a snapshot's rows into a part that all owners share, and a dict of each owner's rows by encoded owner.
+
+    `owner` is the join key of the owners; the views without it are shared. The dict's keys ascend.
+    """
     own = [view for view in views if owner in view.keys]
     grouped: dict[bytes, list[list[bytes]]] = {}
     for place, view in enumerate(own):
@@ -155,10 +158,11 @@ def generation_of(
 def write_owners(
     file: Path, generation: SharedSnapshot, own: Iterable[tuple[bytes, Sequence[Lines]]], sign: Callable[[bytes], bytes]
 ) -> Iterator[tuple[bytes, OwnFile]]:
-    """Write a new file of owners from `own`, whose keys must ascend; sign and yield the snapshot of each owner.
+    """Write a new file of owners; sign each owner's snapshot and yield it with the owner's key.
 
-    Nothing is written before the iterator is read, and the file is complete only when it ends. A killed process leaves
-    a partial file. Raises an OSError if the file has content or cannot be written.
+    `own` has pairs of an owner's key and rows, with ascending keys. Nothing is written before the iterator is read, and
+    the file is complete only when it ends. A killed process leaves a partial file. Raises an OSError if the file has
+    content or cannot be written.
     """
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as db:
@@ -230,7 +234,7 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open a file of owners to read it in a `with` block; raise FileNotFoundError, or DataError if it is damaged."""
+    """Open a file of owners for a `with` block; raise FileNotFoundError if it is missing, DataError if damaged."""
     try:
         db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error as error:

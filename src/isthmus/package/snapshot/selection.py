@@ -58,7 +58,8 @@ def _values_of(key: str, device: Snapshot) -> str:
 def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> DeviceManifest | None:
     """Describe what a device keeps, for the manifest; None if the service has no `device`.
 
-    `stale` is the answer without a recent snapshot, the name of the package that answers then, or None to refuse.
+    `stale` is for devices without a recent snapshot: a number is the answer, a text names the package that answers
+    instead, and None refuses to answer.
     """
     if service.device is None:
         return None

@@ -55,14 +55,14 @@ class Shelf:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder and hold its lock during the block; wait for other processes. `add` and `clear` need it."""
+        """Create the folder and hold its lock during the block; wait for other processes. All writers need the lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def latest(self) -> Latest | None:
-        """Return the description of the newest snapshot, None without snapshots; raise DataError if it is damaged."""
+        """Return the description of the newest snapshot; None without snapshots. Raise DataError if it is damaged."""
         file = self.folder / LATEST
         try:
             return msgspec.json.decode(file.read_bytes(), type=Latest)
@@ -72,7 +72,7 @@ class Shelf:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus features snapshot`") from error
 
     def before(self) -> Latest | None:
-        """Return the description of the newest snapshot; None without snapshots or if the description is damaged."""
+        """Return the description of the newest snapshot; None without snapshots, and also if it is damaged."""
         try:
             return self.latest()
         except DataError:
@@ -101,8 +101,9 @@ class Shelf:
     def own(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
         """Return the SHA-256 and bytes of an owner's newest snapshot; None if the owner has no rows.
 
-        If the device has the snapshot `since` (SHA-256), the bytes are empty if that is the newest, or the delta from
-        it if an earlier file has it. Raises the errors of `open_owners` for the newest file.
+        `since` is the SHA-256 of the snapshot on the device. The bytes are empty if it is still the newest, a delta if
+        an earlier file still has it, and else the whole snapshot. Raises FileNotFoundError or DataError if the newest
+        file is missing or damaged.
         """
         with open_owners(self.owners(latest.snapshot)) as owners:
             newest = owners.file(key)
@@ -129,8 +130,8 @@ class Shelf:
     ) -> Latest:
         """Write a signed snapshot as the newest, with deltas from up to `keep` earlier ones; delete all other files.
 
-        A reader with an older `latest` may then find a file missing, and must read `latest` again. The caller must hold
-        the lock.
+        Returns the new description, which includes `discloses` and `tables`. A reader with an older description may
+        then find a file missing, and must call `latest` again. The caller must hold the lock.
         """
         before = self.before()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
@@ -160,8 +161,9 @@ class Shelf:
     ) -> Latest:
         """Write a file with a snapshot for each owner as the newest, keep up to `keep` earlier files, delete others.
 
-        `own` has the rows of each owner by its encoded key, ascending. `sign` signs the bytes of a snapshot. `signed`
-        gets each owner's key and signed snapshot before the file is in place. The caller holds the lock.
+        `own` maps each owner's encoded key to the owner's rows; its keys ascend. `sign` returns the signature of a
+        snapshot's bytes. `signed` is called with each owner's key and signed snapshot before the file is in place.
+        Returns the new description, which includes `discloses` and `tables`. The caller must hold the lock.
         """
         before = self.before()
         earlier = [] if before is None or before.owner != generation.owner else [before.snapshot, *before.earlier]
