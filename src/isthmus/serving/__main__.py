@@ -1,6 +1,6 @@
 """Run a server: `python -m isthmus.serving [--settings-fd N] [--parent PID]`.
 
-It reads its settings from an open file or from the environment, and ends when its parent process ends.
+The server reads its settings from the open file N or the environment, and ends when its parent process PID ends.
 """
 
 import getopt  # argparse would take 1 % of the startup time

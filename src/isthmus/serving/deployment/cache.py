@@ -23,8 +23,8 @@ def fetch(
     """Copy a package into the cache `folder` unless it is there; return its path there and the bytes copied, or 0.
 
     The copy appears in the cache only after a check of its digest and, with a `public_key` (PEM), of its signature;
-    raises a PackageError if a check fails. A damaged copy, or a copy with a different signature, is replaced. Each step
-    ends with `done("fetch")` or `done("verify")`.
+    raises a PackageError if a check fails. Replaces a damaged copy, or a copy with a different signature. Calls
+    `done("fetch")` or `done("verify")` after each step, so that the caller can time the steps.
     """
     target = folder / digest
     with suppress(PackageError):
@@ -49,7 +49,7 @@ def fetch(
 
 
 def require(folder: Path, digest: str, public_key: str | None) -> Package:
-    """Open a package; raise a PackageError if its digest differs, or a `public_key` is given and did not sign it."""
+    """Open a package; raise PackageError if damaged, with another digest, or not signed with a given `public_key`."""
     package = open_package(folder)
     if (actual := package.files.digest) != digest:
         raise PackageError(f"package {package.manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],

@@ -49,7 +49,7 @@ class DeploymentHistory(Journal[Event]):
 
 
 def succession(events: Sequence[Event]) -> list[Deployment]:
-    """Return the deployments that were in force, the current one last, without repeated or rolled-back ones."""
+    """Return the deployments that were in force, the current one last; repeated and rolled-back ones are left out."""
     deployments: list[Deployment] = []
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):

@@ -69,7 +69,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def runs(self) -> tuple[str, str, int]:
-        """Digest, precision and threads: equal for deployments that run the same way."""
+        """Digest, precision and threads, for comparing deployments: if they are equal, both run the same way."""
         return self.digest, self.precision, self.threads
 
     def dumps(self, file: Path) -> bytes:
@@ -149,10 +149,11 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Check package, contract and verdict as `deploy` does, and return the deployment. Writes and loads nothing.
+    """Check package, contract and verdict as `isthmus deploy` does; return the deployment. Writes and loads nothing.
 
-    Raises PackageError if the package is unusable or not signed as required, ContractMismatch or RequestError if its
-    service has changed or is unknown, and GateFailed if the verdict failed or does not cover the model.
+    Raises PackageError if the package is unusable, not signed with `public_key` if given, or lacks the precision of
+    `profile`; ContractMismatch or RequestError if its service has changed or is unknown; and GateFailed if the verdict
+    is missing, failed, is for another package or contract, lacks a feature of the model, or is older than `tables`.
     """
     package = open_package(folder)
     if public_key is not None:

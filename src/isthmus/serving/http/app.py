@@ -266,7 +266,7 @@ class Handlers:
         return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """Query Redis and return the metrics. If Redis fails, repeat its last values and report it as not ready."""
+        """Query Redis and return the metrics. If Redis fails, repeat its last values and set `isthmus_ready` to 0."""
         granted(request).require_status()
         gauges = self.metrics.gauges
         try:

@@ -47,8 +47,8 @@ class TextGeneration:
     async def answer(self, request: Request) -> Response:
         """Generate the first token, and return a response that streams the text as events.
 
-        Errors before it, such as a BusyError for too many texts at a time, have an HTTP status; later errors are
-        events.
+        An error before the first token is raised, such as a BusyError for too many texts at a time. A later error is an
+        event.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
@@ -90,10 +90,10 @@ class TextGeneration:
 async def tokens_of(
     generation: Generation, tokenizer: Tokenizer, parts: Sequence[str | int], turn: asyncio.Lock
 ) -> list[int]:
-    """Return the tokens of a prompt; raise a RequestError if it cannot be tokenized or does not fit the model.
+    """Return the tokens of a prompt; raise a RequestError if it cannot be tokenized or is certainly too long.
 
-    A long prompt is tokenized in a thread that holds the lock `turn`, so only one thread does this at a time. The
-    thread continues even if the caller is canceled.
+    A result may still be too long: check its length. A long prompt is tokenized in a thread that holds the lock `turn`,
+    so only one thread does this at a time. The thread continues even if the caller is canceled.
     """
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)
