@@ -33,11 +33,11 @@ _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 def rehearse(
     task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: TrainingSettings, note: Callable[[str], None]
 ) -> None:
-    """Compute the loss of the first batch and run the graph of a new student, before the teacher computes all outputs.
+    """Try an untrained student before the costly steps: compute the loss of its first batch, and run its graph.
 
     Computes the teacher's outputs for this batch if the objective uses them and they are missing. Starts a child
-    process for each further runtime of the declaration; reports runtimes that cannot run the student with `note`.
-    Restores torch's random state.
+    process for each declared runtime besides ONNX Runtime. Calls `note` with a line of text for a runtime that cannot
+    run the student, and for other facts to know. Restores torch's random state.
 
     Raises a ConfigurationError if gates, sizes, settings, groups of rows, student, teacher and objective do not fit
     each other, a DataError if an input leaks the label, a GateFailed if the loss is not finite, and a DependencyError
@@ -94,10 +94,10 @@ def rehearse(
 
 
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
-    """Measure an untrained student on the validation part, and check that metric and gates name known figures.
+    """Measure an untrained student on the validation part; raise a ConfigurationError if metric or gates are unknown.
 
-    `outputs` must be complete, `cost` is the teacher's, and `references` has the names of further models. Raises a
-    ConfigurationError for an unknown figure, or if the student is larger than its teacher.
+    `outputs` must have all outputs of the teacher, `cost` is the teacher's, and `references` has the names of further
+    models. Also raises a ConfigurationError if the student has more parameters than its teacher.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):

@@ -48,7 +48,7 @@ class Restored:
 
 
 def create_task(material: Material) -> Task:
-    """Create the task that a declaration names; imports the module of your own task.
+    """Create the `Task` object that a declaration names, importing the module of your own task class.
 
     Raises a ConfigurationError if the task or a name in the declared `shape` is unknown, and a DataError if the table
     lacks data.
@@ -75,7 +75,7 @@ def task_class(declared: Distillation) -> type[Task]:
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
-    """Raise a ConfigurationError that lists the names that are not in the task's `shape`."""
+    """Raise a ConfigurationError at `where` that lists the `names` that are not in the task's `shape`, if any."""
     if unknown := [name for name in names if name not in task.shape]:
         expected = one_of(task.shape) if task.shape else "a task with a `shape`"
         problems = [Problem(f"shape {name!r}", "is not in the task's `shape`", expected) for name in unknown]
@@ -83,7 +83,7 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
 
 
 def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
-    """Load a student with its fitted preparation; contract and profile may differ from its training.
+    """Load a student with its fitted preparation from `folder`; contract and profile may have changed since training.
 
     `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if the
     student was trained on another training set or its declaration has changed, and a DataError if a file is missing or
@@ -114,7 +114,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
 
 
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
-    """Read all files that `restored` needs for these weights and return the report; raise a DataError if this fails."""
+    """Check a student's files for these `weights`, and return its report; raise a DataError if one is unreadable."""
     try:
         report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -143,8 +143,8 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
     """Return a digest of everything that the weights of all seeds depend on, in 12 hexadecimal digits.
 
     It covers the rows and their split, inputs and label, the shape of the student, the metric that selects the weights,
-    settings, seeds, profile, the versions of Isthmus and torch, the teacher's outputs, whose identity is `outputs`, and
-    the code of the task without the members that only affect report and package (`JUDGING`).
+    settings, seeds, profile, the versions of Isthmus and torch, the identity of the teacher's outputs in `outputs`, and
+    the task's code without the members that only affect report and package (`JUDGING`).
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
@@ -169,7 +169,7 @@ def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dic
 
 
 def origins(task: Task) -> dict[str, str]:
-    """Return the entries for `made_of` in a report: the identity of the training set, and digests of the task.
+    """Return where a student comes from, for its report: the identity of the training set, and digests of the task.
 
     All digests cover label, inputs, split and shape. `kind` also covers the whole task, `training` only the code that
     training depends on, and `report` the code that training or report depends on. Reports of earlier versions have only
@@ -179,7 +179,11 @@ def origins(task: Task) -> dict[str, str]:
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return the result of `origins` for a task class, from its declaration, label, student_inputs and training_set."""
+    """Return the identity of the training set, and digests of the task class `kind`, without creating the task.
+
+    Reads only declaration, label, student_inputs and training_set of `material`. `origins` does this for a created
+    task.
+    """
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
     if isinstance(declared.task, Tabular):
@@ -209,15 +213,15 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
 
 
 def whole(made_of: dict[str, str]) -> dict[str, str]:
-    """Reduce a result of `origins` to the entries that reports of earlier versions have: `training_set` and `kind`."""
+    """Keep only `training_set` and `kind` of a result of `origins`, the entries in reports of earlier versions."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 
 def trained_alike(before: dict[str, Any], task: Task, part: str = "training") -> bool:
-    """Return whether training the task today would give the student whose report has `before` as its `made_of`.
+    """Return True if training the task today would give the student whose report has `before` as its `made_of`.
 
-    With `part="report"`, return whether its report would be equal, too. An equal `kind`, the digest of the whole task,
-    is enough for both; earlier versions recorded no other digest.
+    With `part="report"`, True if its report would be equal, too. An equal `kind`, the digest of the whole task,
+    suffices for both, since earlier versions recorded no other digest. Another training set always gives False.
     """
     now = origins(task)
     return before.get("training_set") == now["training_set"] and (
@@ -229,9 +233,9 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 def code(kind: type, without: frozenset[str]) -> Any:
     """Return plain data that describes the code of a task class and its bases, without the members in `without`.
 
-    Starts at the other members that Isthmus calls and follows the names in their code; a member in `without` that this
-    code uses is therefore included. Includes every member if names are computed, if a decorator or a metaclass sees the
-    class, or if a base class comes from an installed package.
+    Includes the other members that Isthmus calls, and everything that their code names, even if it is in `without`.
+    Includes every member if names are computed, if a decorator or a metaclass sees the class, or if a base class comes
+    from an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]

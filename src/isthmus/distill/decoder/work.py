@@ -72,7 +72,6 @@ class Sizes:
         return self.layers * sum(matrix_bytes(takes, gives, precision) for takes, gives in self.products)
 
     def head_bytes(self, precision: Precision) -> int:
-        """Return the bytes of the output layer's weights."""
         return matrix_bytes(self.width, self.vocabulary, precision)
 
     def cache_bytes(self, past: int) -> int:

@@ -108,7 +108,7 @@ class Term(nn.Module):
         return any(source.startswith("teacher.") for source in self.arguments.values())
 
     def weight_at(self, progress: float) -> float:
-        """Return the weight after this share of training, 0 to 1; raise a ConfigurationError if it is not finite."""
+        """Return the weight at `progress`, the finished share of training; raise a ConfigurationError if not finite."""
         weight = self.weight(progress) if callable(self.weight) else self.weight
         if not math.isfinite(weight):
             raise ConfigurationError("weight", [Problem(f"at progress {progress}", repr(weight), "a finite number")])

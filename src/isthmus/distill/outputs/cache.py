@@ -142,25 +142,25 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return these rows' outputs as float32 arrays by key, even integers; compute and store missing ones first."""
+        """Return the outputs of the rows `indexes` as float32 by key, even integers; compute and store missing ones."""
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
     def missing(self) -> int:
-        """Number of rows whose output is neither on disk nor in memory, as of the last `refresh`."""
+        """Number of rows whose output is neither in memory nor was on disk at the last `refresh`; asks no disk."""
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
-        """Return how many times the teacher must be called to compute all missing outputs, a batch per call.
+        """Return how often the teacher must be called to compute all missing outputs, in batches.
 
-        The row numbers in `first` are computed before all other rows, in batches of their own.
+        The missing rows among the row numbers `first` are computed first, in batches that hold no further rows.
         """
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())
         return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))
 
     def fill(self, progress: Progress = silent) -> None:
-        """Compute all missing outputs in row order and write them to disk, even if an error ends the computation.
+        """Compute all missing outputs in row order and write them to disk, including those computed before an error.
 
         Leaves out rows that other processes have written meanwhile.
 
@@ -187,7 +187,7 @@ class TeacherOutputs:
                 progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
-        """Write the outputs in memory to disk as a shard. If that fails, keep them and raise a DependencyError."""
+        """Write the outputs in memory to disk as a shard; if that fails, keep them and raise a DependencyError."""
         waiting = self._open
         if waiting is None:
             return
@@ -230,8 +230,9 @@ class TeacherOutputs:
         """Delete damaged shards and outputs of rows outside this data set from disk, and merge small shards.
 
         Writes the outputs in memory to disk first. Another process keeps the shards that it has open, but may have to
-        recompute what it reads next. `others=True` also deletes the other subfolders of `root`, for example of other
-        teachers. Returns the number of deleted rows, without the rows of other subfolders.
+        compute again what it reads next. `others=True` also deletes the other subfolders of `root` with teacher
+        outputs, for example of other teachers. Returns the number of deleted rows, without the rows of other
+        subfolders.
         """
         self.refresh()
         self.flush()

@@ -54,7 +54,7 @@ class OutputFormat:
         Raises:
             ConfigurationError: `top_k` is set without logits (n, ..., classes), or with fewer than `top_k` classes, or
                 an output is named like one of the stored arrays.
-            DataError: a number is too large for float16.
+            DataError: a number is too large for float16, if the format is float16.
         """
         if self.top_k is not None:
             answers = self._largest(answers, self.top_k, where)

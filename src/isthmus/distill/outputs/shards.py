@@ -56,7 +56,7 @@ def write(folder: Path, shard: Shard) -> str:
 
 
 def read(path: Path) -> Shard:
-    """Read a shard as memory maps and verify its files; raise FileNotFoundError if gone, ValueError if damaged."""
+    """Read a shard as memory maps and verify it; raise a FileNotFoundError if it is gone, a ValueError if damaged."""
     try:
         record = msgspec.json.decode((path / _RECORD).read_bytes(), type=Record)
         files = {key: path / f"{key}.npy" for key in record.sha256}
@@ -77,7 +77,7 @@ def read(path: Path) -> Shard:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Delete a shard atomically; readers that mapped it keep their data. Raise FileNotFoundError if it is missing."""
+    """Delete a shard atomically; readers that opened it keep its data. Raise a FileNotFoundError if it is missing."""
     with scratch_folder(folder, f".{_KIND}") as scratch:
         (folder / name).rename(scratch / "old")
 

@@ -1,4 +1,4 @@
-"""The boundary card: the cost of training a student once, and of serving it."""
+"""The boundary card: the cost of training a student once (training half), and of serving it (serving half)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Measure all models of a distillation side by side, over all seeds."""
+"""Measure all models of a distillation side by side, over all seeds; `Trained` is a model with its training run."""
 
 import dataclasses
 import math

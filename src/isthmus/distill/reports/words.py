@@ -27,7 +27,7 @@ def measure(value: float | None) -> str:
 
 
 def money(value: float, currency: str) -> str:
-    """Format a price with three significant digits, and at least two decimal places."""
+    """Format a price with its currency, with three significant digits and at least two decimal places."""
     places = 2 if value == 0 else max(2, 2 - math.floor(math.log10(abs(value))))
     whole, _, part = f"{value:,.{places}f}".partition(".")
     return f"{whole}.{part.rstrip('0').ljust(2, '0')} {currency}".strip()
@@ -62,7 +62,7 @@ def between(low: float | None, high: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a duration in the largest unit that divides it, such as "90 minutes"; 0 seconds is "fresh"."""
+    """Format a duration, 0 as "fresh", else in the largest unit up to weeks that divides it, such as "90 minutes"."""
     if seconds == 0:
         return "fresh"
     sizes = ((7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))

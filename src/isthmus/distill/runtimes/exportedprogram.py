@@ -38,8 +38,8 @@ class _Named(nn.Module):
 def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
     """Convert a student for one row at a time, in a child process that runs `module`, in up to 15 minutes.
 
-    `libraries` are those of the runtime. The sizes in `padded` are fixed at their maximum. Raises a GateFailed if the
-    conversion fails or takes longer.
+    `file` names the result and `libraries` are those of its runtime. The named sizes in `padded` are fixed at their
+    maximum, the others stay variable. Raises a GateFailed if the conversion fails or takes longer.
     """
     network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in of.tensors]

@@ -37,7 +37,7 @@ class Libraries:
 
 
 def libraries(name: str, runtime: str) -> Libraries:
-    """Read the pinned versions of a runtime from the file `<runtime>.txt` in the folder of `isthmus.distill`."""
+    """Read the pinned versions of a runtime from `<runtime>.txt` in the package; `name` is the runtime's shown name."""
     lines = Path(__file__).parents[1].joinpath(f"{runtime}.txt").read_text(encoding="utf-8").splitlines()
     return Libraries(name, runtime, dict(line.split("==") for line in lines if not line.startswith("#")))
 

@@ -1,4 +1,4 @@
-"""The part of a student that ExecuTorch, LiteRT and Core ML can compute, as a module for torch.export."""
+"""The part of a student that ExecuTorch, LiteRT and Core ML can compute, as a module for torch.export (`Portable`)."""
 
 import copy
 import logging
@@ -72,9 +72,10 @@ class Portable:
         return self.network
 
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
-        """Return the maximum of each named size, 1 for rows.
+        """Return the maximum of each named size of the inputs, which is 1 for the rows.
 
-        Raises a GateFailed if a size has no maximum, or if rows are not the first axis of each tensor.
+        Raises a GateFailed, for `file` and the runtime `name`, if a size has no maximum or a tensor's first axis is not
+        rows.
         """
         max_sizes: dict[str, int] = {}
         for tensor in self.tensors:
@@ -103,7 +104,7 @@ class Portable:
         return examples
 
     def open_sizes(self, max_sizes: Mapping[str, int]) -> dict[str, dict[int, Any]]:
-        """Return the sizes that vary between calls, as torch.export takes them: for each tensor, a Dim by axis."""
+        """Return for each tensor the sizes that vary between calls, as a torch.export Dim by axis; rows do not vary."""
         dims = {name: torch.export.Dim(name, max=size) for name, size in max_sizes.items() if size > 1}
         return {
             tensor.name: {axis: dims[size] for axis, size in enumerate(tensor.shape) if size in dims}
@@ -114,9 +115,10 @@ class Portable:
 def portable(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
-    """Return the part of a student that runtimes like ExecuTorch compute: its numeric core, or else the whole graph.
+    """Return the part of a student that ExecuTorch, LiteRT or Core ML computes: its numeric core, or the whole graph.
 
-    The part has a copy of the network in eval mode, or None if the task has no torch module for it.
+    `row` is an example row; `tensors` and `outputs` describe the whole graph. The part's network is a copy in eval
+    mode, or None if the task has no torch module for it.
     """
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:

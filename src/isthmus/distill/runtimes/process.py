@@ -238,10 +238,11 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
-    """Run in the child process: limit its memory (Linux), read a file and then requests from stdin, answer on stdout.
+    """Run in the child process: limit its memory (Linux), read a model, then requests from stdin; answer on stdout.
 
-    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a file. An ImportError
-    means that the runtime is not installed; an error of that function is blamed on the file. Returns when stdin ends.
+    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a model. If `prepare`
+    raises an ImportError, answers that the runtime is not installed; errors in loading or running are sent as the
+    model's errors. Returns when stdin ends, or after an error before the first request.
     """
     memory = int(sys.argv[1])
     # Libraries print to stdout, which carries the answers: give them /dev/null.

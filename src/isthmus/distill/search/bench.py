@@ -67,8 +67,8 @@ class Bench:
         """Measure a new student, train it if it is within the budget, and return the facts about it.
 
         Reuses trained weights, and waits while another search trains the same student. Writes a trained student's graph
-        to `graphs/<number>.ort`. An error becomes a trial with the status "failed". Only a full disk, a `Stopped`, and
-        a DependencyError for which waiting may help are raised.
+        to `graphs/<number>.ort`. An error gives a trial with the status "failed", but a full disk, a `Stopped`, and a
+        DependencyError for which waiting may help are raised.
         """
         began, facts = time.perf_counter(), dict[str, Any]()
         try:
@@ -86,7 +86,7 @@ class Bench:
         return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
     def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
-        """Measure the students within the budget again, alternately, so that their latencies are comparable.
+        """Time the students of trials with the status "trained" again, alternately, so that latencies are comparable.
 
         Returns all trials, with the new `p50_us` of these students. Raises a DataError if a graph cannot be read.
         """

@@ -57,16 +57,16 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     trials: int | None = None,
     progress: Progress = silent,
 ) -> SearchReport:
-    """Try `trials` students, counting students of earlier calls, and write the report `search.json`.
+    """Try students until the search has `trials`, students of earlier calls included, and write `search.json`.
 
     `trials=None` means the declared number. Computes the teacher's missing outputs into `cache`, then trains each
     student that fits the budget. Each search has a subfolder of `folder`, named by a digest of this machine and
     everything the search depends on; trained weights are in `folder`/students, checkpoints in `runs`. If there is
     nothing new to try, returns the stored report.
 
-    Raises a ConfigurationError if the declaration is invalid, a DataError if the table lacks data, a DependencyError if
-    the machine lacks a device or space, a GateFailed if the first loss is not finite, and Stopped on SIGINT or SIGTERM;
-    the same call then continues.
+    Raises a ConfigurationError if the declaration is invalid, a DataError if the table lacks data or an input leaks the
+    label, a DependencyError if the machine lacks a device or space, a GateFailed if the first loss is not finite, and
+    Stopped on SIGINT or SIGTERM. The same call then continues the search.
     """
     declared, count = _declared(material, trials)
     task = create_task(material)
@@ -208,7 +208,7 @@ class _Search:
         return Known(place, self.aims(trial), trial.over)
 
     def aims(self, trial: SearchTrial) -> tuple[float, float, float] | None:
-        """Return quality, median latency and bytes, each as a number to minimize; None if one was not measured."""
+        """Return quality, median latency and bytes, all as numbers to minimize; None if one of them is not known."""
         if trial.score is None or trial.p50_us is None or trial.bytes is None:
             return None
         return (-trial.score if self.bench.task.more else trial.score), trial.p50_us, float(trial.bytes)

@@ -27,7 +27,7 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable) -> Converted:
-    """Convert a student in a child process, reproducibly; raise a GateFailed if it fails or takes over 15 minutes."""
+    """Convert a student in a child process, reproducibly; raise a GateFailed if this fails or takes over 15 minutes."""
     return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
 

@@ -37,9 +37,8 @@ def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
 def converted(of: Portable, calibration: Index | None = None) -> Converted:
     """Convert a student for one row at a time, with reproducible bytes; raise a GateFailed if ExecuTorch cannot run it.
 
-    XNNPACK computes what it supports, ExecuTorch's portable operators everything else. `calibration` has indexes of
-    rows: with them, the operators that XNNPACK's quantizer supports get static INT8 weights and inputs, as in the ONNX
-    graph.
+    XNNPACK computes what it supports, ExecuTorch's portable operators everything else. If `calibration` has row
+    numbers, the operators that XNNPACK's quantizer supports get INT8 weights and inputs, with ranges from these rows.
     """
     file = f"{of.part}.{'fp32' if calibration is None else 'int8'}.pte"
     module = of.require(file, LIBRARIES.name)
@@ -58,7 +57,7 @@ def converted(of: Portable, calibration: Index | None = None) -> Converted:
 
 
 def converted_decoder(network: CachedModel) -> Converted:
-    """Convert a language model, in eval mode from then on, to read single tokens; raise a GateFailed on failure."""
+    """Convert a language model to read single tokens; switch it to eval mode; raise a GateFailed if this fails."""
     # With a dynamic number of tokens, ExecuTorch's passes would fix every tensor at the size of the example.
     max_sizes = {TOKENS: 1, PAST: network.context}
     past = torch.zeros(1, network.context, 2 * network.layers, network.shared, network.width)

@@ -19,10 +19,10 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def converted(of: Portable) -> Converted:
-    """Convert a student for one row at a time in a child process, with reproducible bytes; wait up to 15 minutes.
+    """Convert a student for one row at a time in a child process, with equal bytes each time; wait up to 15 minutes.
 
-    The converter does not support dynamic sizes: they are fixed at their maximum, to which inputs are padded. Raises a
-    GateFailed if the task does not allow padding such a size, or if the conversion fails.
+    The converter does not support variable sizes: each is fixed at its maximum, and inputs are padded to it. Raises a
+    GateFailed if the task does not allow padding a size, or if the conversion fails or takes longer.
     """
     file = f"{of.part}.fp32.tflite"
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]
