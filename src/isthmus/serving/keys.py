@@ -108,7 +108,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def read(cls, path: Path) -> "Keyring":
         """Read a key file; return an empty keyring if it is missing. Raises a DataError if it is invalid or unsafe.
 
-        It is unsafe if users other than this one and root own it or may write it.
+        Unsafe means that users other than this one and root own the file or may write it.
         """
         try:
             return cls.checked(path.read_bytes(), str(path))
@@ -163,10 +163,7 @@ def required(keys: Path) -> Path:
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """Return the record of a new random key, created `at` microseconds since 1970 UTC, and its secret. Stores neither.
-
-    Checks neither `name` nor `scopes`: see `problems`.
-    """
+    """Return the record of a new random key, made `at` microseconds since 1970 UTC, and its secret. Stores neither."""
     secret = PREFIX + secrets.token_urlsafe(32)
     return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
 

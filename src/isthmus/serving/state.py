@@ -140,9 +140,9 @@ class State:
         return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)
 
     def deployed(self, name: str | None) -> DeployedModel:
-        """Return the deployed model. Raises a NotReadyError if none is loaded.
+        """Return the deployed model, or raise a NotReadyError if none is loaded.
 
-        Raises a NotFoundError if `name` is another name than the model's; None is accepted.
+        Raises a NotFoundError if it has another name than `name`; None accepts any name.
         """
         if not isinstance(self._model, DeployedModel):
             raise _not_ready(self._model, "model", "is not deployed", "run `isthmus deploy`")
@@ -229,7 +229,7 @@ class State:
     def versions(self) -> dict[str, AnyPredictor]:
         """Return the predictors that can answer, by package digest: deployed model, candidate, previous model.
 
-        Raises the error of `predictor` if the deployed model cannot answer.
+        Raises the errors of `predictor` if the deployed model cannot answer.
         """
         versions: dict[str, AnyPredictor] = {}
         for predictor in (self.predictor(), self.candidate, self.former):

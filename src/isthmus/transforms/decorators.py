@@ -1,4 +1,4 @@
-"""Decorators that declare PySpark functions without calling them. Wrong arguments raise a ConfigurationError."""
+"""Decorators that declare PySpark functions, without calling them. Invalid arguments raise a ConfigurationError."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -41,7 +41,8 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     `event_timestamp` and the features. It also returns `known_at`, unless each row is known `delay` after its event
     time. Columns that a source names with `timestamp=` or `known=` are renamed to `event_timestamp` and `known_at`. If
     rows break an expectation, a build writes nothing. The first line of the function's docstring becomes the
-    description. See `FeatureView` for the arguments.
+    description. `ttl` is the maximum age of a served value (None: no limit), `lookback` the time around a row's event
+    that the function reads (None: all), `lateness` the longest delay of source rows; `version` numbers the table.
     """
     return lambda function: FeatureView(
         _name(function), listed(entities), listed(schema), listed(sources), ttl, delay, function, _about(function),
@@ -57,7 +58,7 @@ def spine(
 
     The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys,
     `event_timestamp` (the time of the prediction), `known_at` (the time the label became known), the fields of
-    `request` and the label. Columns that a source names with `timestamp=` or `known=` are renamed as in `transform`.
+    `request` and the label. The columns that a source names with `timestamp=` and `known=` get the two time names.
     """
     return lambda function: Spine(
         _name(function), listed(entities), label, listed(sources), request, function, _about(function)

@@ -42,8 +42,8 @@ def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
     """Open a session on an engine: "sail", "spark" on `threads` cores of this machine, or a Spark Connect URL.
 
     The session uses the time zone UTC and ANSI mode, and is stopped at the end of the block. "sail" and "spark" also
-    start and stop a server in this process, and set environment variables that PySpark or the server reads. A URL is
-    checked first, for up to 5 seconds to connect and 5 for an answer. Only "spark" uses `threads`.
+    start and stop a server in this process. Environment variables of PySpark are set, partly for good. A URL is checked
+    first, for up to 5 seconds to connect and 5 for an answer. Only "spark" uses `threads`.
 
     Raises:
         ConfigurationError: the engine's name is unknown.

@@ -61,7 +61,7 @@ class Landed:
 
 
 def lands(source: Source, *, cluster: bool = False) -> bool:
-    """Return whether `land` must copy the rows to a local Parquet file before an engine reads them.
+    """Return True if `land` must copy the rows to a local Parquet file before an engine can read them.
 
     True for tables and queries, and for `s3://` and `s3a://` URLs unless a `cluster` (a Spark Connect URL) reads them.
     """
@@ -69,9 +69,9 @@ def lands(source: Source, *, cluster: bool = False) -> bool:
 
 
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
-    """Copy the rows of a source that `lands` to `folder/NAME.parquet`. Later changes do not affect the copy.
+    """Copy the rows of a source, for which `lands` is True, to `folder/NAME.parquet`; replaces the file.
 
-    The copy has the rows whose `timestamp` is null or in the range, widened to whole seconds; all rows if `within` or
+    The copy has the rows whose `timestamp` is null or in `within`, widened to whole seconds; all rows if `within` or
     `timestamp` is None. `options` are storage options, for tables and files at URLs.
 
     Raises NoRowsError if the source has no rows at all, ConfigurationError if the variable with the address is not set
@@ -123,7 +123,11 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:
-    """Check a source like `read`, but without an engine. Like `read`, this may write Parquet files to `staging`."""
+    """Raise the error that a build would meet in a source's local file or folder, or in the columns of its table.
+
+    Needs no engine, but opens tables and databases. May write Parquet files to `staging`, for `read`. Times are not
+    checked for a folder. Raises ConfigurationError, NoRowsError, DataError or DependencyError; not for URLs.
+    """
     from pyarrow.parquet import read_schema
 
     file = _parquet(source, root, staging) if source.path else _columns(source, root, staging)
@@ -133,7 +137,10 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the type of each column, such as `Int64`, from files or a database; raise Arrow's errors for damage."""
+    """Return the type of each column, such as `Int64`, from local files, a table or a query; not for URLs.
+
+    A type that features cannot have is Arrow's name. A damaged file raises Arrow's errors.
+    """
     if source.path:
         path = _locate(source, root)
         if path.is_file() and source.csv:
@@ -161,8 +168,8 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
     """Return a fingerprint of a source without reading its rows: of file names, sizes and times, or a table's version.
 
     None means unknown: a PostgreSQL query without `version_sql`, or a URL that is neither `s3://` nor `s3a://`. A
-    table, a database or an S3 URL is opened with the storage `options`, and raises the errors of `land` if that fails.
-    A missing local file raises a ConfigurationError.
+    table, a database or an S3 URL is opened, with the storage `options`. Raises a ConfigurationError if a local file or
+    the variable with an address is missing, DataError, or DependencyError (no answer).
     """
     if source.sql:
         return _hash(sql.version(source, root))
@@ -232,7 +239,7 @@ def first_line(error: BaseException) -> str:
 
 
 def failing_line(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """Return text like ` in line 7`, the innermost line of the function's file in the traceback, or "" without one."""
+    """Return a text like " in line 7", the traceback's innermost line in the function's file; "" if there is none."""
     file = inspect.unwrap(function).__code__.co_filename if function else None
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" in line {lines[-1]}" if lines else ""

@@ -235,10 +235,7 @@ class Lookup:
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Return a message per view about damaged rows, and per wrong type of Redis keys; [] without damage.
-
-    Each message lists up to 10 row numbers.
-    """
+    """Return messages about damaged rows and Redis keys of wrong types, each with up to 10 row numbers; [] if none."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -272,10 +269,7 @@ class _Shared:
             self._times = orjson.dumps(np.clip(event, *CALENDAR).view("<M8[us]"), option=OPTIONS)
 
     def ends(self, null: Nulls | None, count: int) -> list[bytes]:
-        """Return, per column, the JSON of its statuses and times, which follows its values. `count` is the columns.
-
-        The null mask has shape (count, rows), or is None if there are no nulls.
-        """
+        """Return the JSON after the values of each of `count` columns. `null` is a mask (count, rows), or None."""
         if null is None:
             return [_end(self._present, self._times)] * count
         present = self._status == _PRESENT
@@ -321,7 +315,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """Return the (view or request transform, feature) pairs of the service `name`.
+    """Return a service's pairs of view (or request transform) and feature, for `Lookup`.
 
     Raises a NotFoundError if there is no such service, a RequestError if it has no features.
     """

@@ -143,10 +143,7 @@ def ended(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Delete a segment; return its number of readable answers, 0 if it is missing. Return None if it is in use.
-
-    In use means that a process still writes to it; then it stays.
-    """
+    """Delete a segment and return its number of readable answers, or return None if a process still writes to it."""
     if not ended(path):
         return None
     answers = 0

@@ -50,10 +50,7 @@ class Rollout:
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Load and warm up a model to time and check it, then drop it. Raises a PackageError if the package is wrong.
-
-        That is, if it is damaged, not signed with `public_key` (PEM), or does not reproduce its golden rows.
-        """
+        """Load and warm up a model to time it; raise a PackageError if it is damaged, unsigned or not reproducible."""
         model = DeployedModel(deployment, public_key)
         self.done("load")
         self.seconds["load"] -= model.warming

@@ -186,9 +186,9 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True for the candidate's share of requests, by a hash of the first row's join keys `names`.
+        """Return True for the candidate's share of requests, chosen by a hash of the first row of the join keys `names`.
 
-        Without keys, the hash is of `body`. Equal requests get the same result.
+        Without join keys, the hash is of `body`.
         """
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body

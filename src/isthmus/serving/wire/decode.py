@@ -73,10 +73,7 @@ def entities(
 
 
 def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """Decode a request field; null becomes None. Raises a RequestError for a wrong type or array size.
-
-    `part` is the part of the request that the error names: "request" or "entities".
-    """
+    """Decode a request field; null becomes None. Raises a RequestError about `part.NAME` for a wrong type or size."""
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
@@ -102,10 +99,7 @@ def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> No
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the number of rows. Raises a RequestError if columns differ in length or are empty.
-
-    Raises a TooLargeError above `most` rows. Both errors name `where`.
-    """
+    """Return the number of rows; raise a RequestError for columns of different lengths, no rows or more than `most`."""
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:

@@ -28,10 +28,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode the JSON message in a body. Raises an UnreadableError if it is not JSON, or a RequestError.
-
-    The RequestError means that a name appears twice, or that the message does not fit the decoder's type.
-    """
+    """Decode a JSON body; raise an UnreadableError if not JSON, a RequestError for a wrong type or duplicate name."""
     try:
         message = decoder.decode(body)
         require_distinct(body)

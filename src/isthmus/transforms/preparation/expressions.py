@@ -12,7 +12,7 @@ _TINY = 1.1754943508222875e-38
 
 
 def number(rows: DataFrame, name: str) -> Column:
-    """Return a number, boolean or timestamp (in microseconds) column as float32, null where it is null or NaN."""
+    """Return the column `name` as float32, null where it is null or NaN. Times are in microseconds, booleans 0 or 1."""
     value = rows[name]
     as_float = (functions.unix_micros(value) if dict(rows.dtypes)[name] == "timestamp" else value).cast("float")
     return functions.when(~functions.isnan(as_float), as_float)
@@ -45,7 +45,7 @@ def _within(value: Column, low: Column, high: Column) -> Column:
 
 
 def aggregates(step: Step, value: Column) -> list[Column]:
-    """List the Spark aggregates, over finite values, that `parameters` needs for a step; empty if it learns nothing."""
+    """List the Spark aggregates over finite values from which `parameters` computes; empty if a step learns nothing."""
     wide = value.cast("double")
     finite = functions.when(functions.abs(wide) < math.inf, wide)
     match step:
@@ -61,7 +61,7 @@ def aggregates(step: Step, value: Column) -> list[Column]:
 
 
 def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]:
-    """Compute the parameters of a step from its `aggregates`, which are None for a column without finite numbers."""
+    """Compute a step's parameters from the results of its `aggregates`: None for a column without finite numbers."""
     match step:
         case Clip():
             low, high = results

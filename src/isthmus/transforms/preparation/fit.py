@@ -83,7 +83,10 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Learn parameters of steps and words of texts, by column, with the engine. Pass only the `training_part`."""
+    """Learn, by engine queries, the steps' parameters of number columns and the words of text columns.
+
+    Pass only the rows of `training_part`, so that nothing is learned from later rows.
+    """
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions
@@ -125,7 +128,7 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
     """Return an ONNX graph that applies the steps to a number `x`, in order. Its output `y` is 0 in place of null.
 
-    Further inputs are the parameters, which must not be null, NaN or -0.0; `counts` is their number for each step.
+    Further inputs are the parameters, which must not be null, NaN or -0.0; `counts` has the number of each step's.
     """
     from pyspark.sql import functions
 
@@ -143,7 +146,7 @@ def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProt
 
 
 def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
-    """Return an ONNX graph that maps a text `x` to its int64 `place`, or 0 if it has none. Pass "" in place of null."""
+    """Return an ONNX graph that maps a text `x` to its int64 in `places`, else to 0. Feed "" in place of null."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions

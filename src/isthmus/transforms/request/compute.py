@@ -48,10 +48,10 @@ class Graphs:
     def require(
         self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
     ) -> None:
-        """Run the graph of the transform `name` on a batch, and raise a DataError about the first row that it refuses.
+        """Run the graph of the transform `name`; raise a DataError about the first row that it cannot compute, if any.
 
-        `rows` has the transform's inputs by name. `batch` and `place` name the row and the transform in the message,
-        which ends with `refusal`, the engine's error or "", unless the row breaks an expectation.
+        `rows` has the transform's inputs by name. The message names the transform by `place`, and the row by its keys
+        in `batch`. Unless the row breaks an expectation, it ends with `refusal`, the engine's error (default: none).
         """
         graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}
@@ -66,9 +66,10 @@ class Graphs:
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
-    """Call a request transform's function, and compile its result to a serialized ONNX graph.
+    """Call a request transform's function, and compile its result to a serialized ONNX graph. `columns` are its inputs.
 
-    Returns the graph and a list of problems, also of the user's code. If there are problems, ignore the graph.
+    Returns the graph and a list of problems, instead of raising; one is an error of the user's function. If there are
+    problems, ignore the graph.
     """
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced
@@ -174,7 +175,7 @@ def _place(transform: AtRequest) -> str:
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
-    """Append the fields of request transforms to a schema; raise DataError if an input is missing or a name is used."""
+    """Append the fields of request transforms to a schema; raise DataError if an input is missing or a name taken."""
     for transform in transforms:
         where = f"request transform {transform.name}"
         available = optional([transform]).union(schema.names)
@@ -197,10 +198,11 @@ def computed(
     joined: Iterable[pa.RecordBatch],
     graphs: Graphs | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches with the fields of request transforms appended, by one engine query per batch and transform.
+    """Yield the batches `joined` with the fields of request transforms appended. Rows keep their order.
 
-    Rows keep their order. With `graphs`, each row is also run through the graph that serving uses. Raises DataError if
-    the engine or a graph refuses a row, a column has a wrong type, or two columns would share a name.
+    Runs one engine query per batch and transform. With `graphs`, each row is also run through the graph that serving
+    uses. Raises DataError if the engine or a graph cannot compute a row, if an input is missing or has a wrong type, or
+    if two columns would share a name.
     """
     for batch in joined:
         columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])

@@ -42,7 +42,8 @@ def compile_columns(
 ) -> Compiled:
     """Compile PySpark columns to one ONNX graph; raise NotCompilableError if a part cannot be in a graph.
 
-    Create the columns within `traced`. The caller guarantees that inputs in `plain` are never null, NaN or -0.0.
+    Create the columns in a `traced` block. `inputs` has the type of each input column. The caller guarantees that the
+    inputs in `plain` are never null, NaN or -0.0.
     """
     nodes = {name: node_of(column, f"field {name}") for name, column in columns.items()}
     compiler = _Compiler(inputs, plain)

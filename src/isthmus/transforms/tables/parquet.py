@@ -320,7 +320,7 @@ class _Objects(ParquetFiles):
 def open_table(source: Source, options: Mapping[str, str]) -> Iterator[SourceTable]:
     """Open the Parquet files at the URL `source.path`: one file, or all files of a folder and its subfolders.
 
-    Skips names that start with "_" or ".". `options` are deltalake's. Raises ConfigurationError for a Delta table,
+    Skips names that start with "_" or ".". `options` are storage options. Raises ConfigurationError for a Delta table,
     DataError if there are no files or one is damaged, and DependencyError if the storage or deltalake is not available.
     """
     with extra("offline"):

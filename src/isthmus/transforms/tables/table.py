@@ -42,7 +42,7 @@ def moments(within: tuple[int, int]) -> tuple[str, str]:
 
 
 def condition(column: str, within: tuple[int, int], literal: str) -> str:
-    """Return an SQL condition for times in [first, end) or null. `literal` is a format such as "TIMESTAMPTZ {}"."""
+    """Return SQL that is true for times in [first, end) or null. `literal` formats a time, such as "TIMESTAMPTZ {}"."""
     name = '"' + column.replace('"', '""') + '"'
     first, end = (literal.format(f"'{moment}'") for moment in moments(within))
     return f"{name} IS NULL OR ({name} >= {first} AND {name} < {end})"

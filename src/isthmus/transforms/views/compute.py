@@ -39,7 +39,8 @@ def stream_view(
     discard them then.
 
     Raises ConfigurationError with all missing columns and wrong types, DataError if the function or its query fails or
-    a row is invalid (a null key or time, a null or wrong size of an array), and DependencyError as in `reaching`.
+    a row is invalid (a null key or time, a null in an array, an array of wrong size), and DependencyError if the engine
+    lacks a file or module that this process has.
     """
     columns = [*contract.keys, *contract.fields]
     place, frame = _frame(f"view {view.name}", view, columns, frames)
@@ -65,8 +66,9 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
     """Call a spine's function, run its query on the engine, and return all rows in the contract's types, in memory.
 
     The table has `columns` (keys, request fields, label), `event_timestamp` and `known_at`, and is sorted by
-    `event_timestamp`, then by the other columns. Keys may be null. Raises the other errors of `stream_view`, and
-    DataError without rows or if a label was known before `event_timestamp`.
+    `event_timestamp`, then by the other columns. Keys may be null, but not times. Raises ConfigurationError with all
+    missing columns and wrong types, DataError if the function or query fails, without rows, for an invalid row or if a
+    label was known before `event_timestamp`, and DependencyError if the engine lacks a file or module.
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)
@@ -292,7 +294,7 @@ class _Nulls:
         self.first: dict[str, int] = {}
 
     def count(self, table: pa.Table) -> bool:
-        """Count the rows and the nulls of a batch. Return True as long as no batch has had a null."""
+        """Count the rows of a batch, and the nulls in its keys and times. Return True if no batch so far had a null."""
         for name in self.nulls:
             if table[name].null_count:
                 self.nulls[name] += table[name].null_count

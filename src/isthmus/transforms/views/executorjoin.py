@@ -41,9 +41,9 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
     Each task joins one view to `rows` rows of the spine, a multiple of `BATCH`, and writes a Parquet file to the
     existing `folder`. `spine` is a Parquet file with the join keys and `event_timestamp`, in the types of the
-    histories. `histories` has the Parquet files of each view's table. All paths must be valid for the executors, too.
-    `status` adds a column for each view. Raises RefusedError if the engine failed, and DependencyError if an executor
-    lacks a file or this package.
+    histories. `histories` has the Parquet files of each view's table, `features` the features of each view to join.
+    All paths must be valid for the executors, too. `status` adds a column of join results for each view. Raises
+    RefusedError if the engine failed, and DependencyError if an executor lacks a file or this package.
     """
     from pyspark.errors import PySparkException
 
@@ -65,7 +65,7 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
 
 def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """Yield the results of `join_files` in `folder` for `count` spine rows, in their order, `BATCH` rows at a time."""
+    """Yield what `join_files` wrote with the same `folder` and `rows`: columns of all `count` spine rows, in order."""
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]
         for lots in zip(*(in_lots(file.iter_batches(BATCH), BATCH) for file in files), strict=True):

@@ -13,9 +13,9 @@ DAY, SECOND = 86_400_000_000, 1_000_000
 
 
 def widened(value: Value, kind: SqlType) -> Value:
-    """Convert a value to a wider type, or a whole number to the nearest floating-point number. Does not check `kind`.
+    """Convert a value to the wider type `kind`, without checking that it is wider. Integers may be rounded to floats.
 
-    A date too far away to be a timestamp is refused. A null of unknown type (VOID) becomes a null of type `kind`.
+    Rows with a date too far away to be a timestamp are refused. A null of unknown type (VOID) becomes one of `kind`.
     """
     graph = value.data.graph
     if value.kind == kind:

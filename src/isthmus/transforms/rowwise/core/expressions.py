@@ -74,7 +74,8 @@ class NotCompilableError(Exception):
 def traced() -> Iterator[None]:
     """Make every PySpark expression created in the block record its line in the user's code; no session is needed.
 
-    This replaces a function of PySpark for all threads during the block, and sets SPARK_CONNECT_MODE_ENABLED for good.
+    This replaces a function of PySpark for all threads during the block. It sets the environment variable
+    SPARK_CONNECT_MODE_ENABLED, if not set yet, and leaves it set.
     """
     # Create columns of Spark Connect, even without a session.
     os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
@@ -100,7 +101,7 @@ def _here() -> SimpleNamespace:
 
 
 def node_of(column: "Column", name: str = "column") -> ExpressionNode:
-    """Return a column as plain data; raise NotCompilableError if it is too large or not computed from a single row."""
+    """Return a column as plain data; raise NotCompilableError if too large, too deep, or not from a single row."""
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
 

@@ -94,7 +94,7 @@ class Graph:
         self._positive |= self._numbers
 
     def add(self, operator: str, *operands: Operand, **attributes: Any) -> Tensor:
-        """Add a node, and return its output. If a constant or an earlier node has the same value, return it instead."""
+        """Add a node, unless a constant or an earlier node has the same value. Return the tensor with that value."""
         inputs = tuple(part if isinstance(part, Tensor) else self.number(part) for part in operands)
         if (known := self._without(operator, inputs)) is not None:
             return known
@@ -142,10 +142,10 @@ class Graph:
         )
 
     def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
-        """Return the result of a function that needs many nodes; `signless` promises that it is never -0.0.
+        """Return the result of `function` for one argument. The function, which adds many nodes, is called in `model`.
 
-        `model` calls the function once for several independent calls, with all arguments stacked, and the `number` of
-        each.
+        There, independent calls of it become one: with their arguments stacked, and a list of their `number`s.
+        `signless` promises that the result is never -0.0.
         """
         if function not in self._together:
             self._together.append(function)
@@ -244,7 +244,7 @@ class Graph:
         return mask.where(unit, otherwise) * unlike.where(unit, then)
 
     def guarded(self, raises: Mask, mask: Mask) -> Mask:
-        """Restrict the mask `raises` to the rows where `mask` is true. A `mask` of None is true in all rows."""
+        """Restrict the mask `raises` to rows where `mask` is true. If `raises` is None (no row), return None."""
         return raises if mask is None or raises is None else raises & mask
 
     def row(self, data: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ class Graph:
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: Tensor) -> bool:
-        """Return whether a tensor is a scalar constant other than NaN."""
+        """Return True if a tensor is a scalar constant other than NaN."""
         value = self._values.get(data)
         return value is not None and value.shape == () and bool(value == value)
 
@@ -277,9 +277,9 @@ class Graph:
         return Value(kind, self.constant(value, kind))
 
     def strict(self, values: Sequence[Value]) -> tuple[Mask, Mask]:
-        """Return the masks `valid` and `raises` of a function that is null if an argument is null.
+        """Return the masks `valid` and `raises` of a function that is null if one of its arguments `values` is null.
 
-        Spark evaluates arguments from left to right and stops at the first null: later arguments do not raise.
+        Spark evaluates arguments from left to right and stops at the first null: later arguments refuse no row.
         """
         valid: Mask = None
         raises: Mask = None
@@ -291,9 +291,10 @@ class Graph:
     def result(
         self, kind: SqlType, data: Tensor, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
-        """Return `data` as a value. It is null where one of `values` is null, or where the mask `null` is true.
+        """Return `data`, computed from `values`, as a value. It is null where one of them is, or where `null` is true.
 
-        Rows are refused where `wrong` is true or one of `values` is refused, unless an earlier value is null.
+        A row is refused where one of `values` is refused and none before it is null, or where `wrong` is true and none
+        of them is null.
         """
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
@@ -324,7 +325,7 @@ class Graph:
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
     def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
-        """Return the model, checked by ONNX, without unneeded nodes and constants; `notes` become its metadata."""
+        """Return the model without unneeded nodes and constants; `notes` become metadata. ONNX's checker may raise."""
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
         used = {tensor for node in nodes for tensor in node.input}

@@ -17,10 +17,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Value])
 
 
 def rule(names: str, least: int, most: int | None = None, **options: Any) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds a rule to `RULES` under each of `names`, separated by blanks, replacing others.
+    """Return a decorator that registers a function in `RULES` as the rule of the Spark functions `names`.
 
-    The Spark function takes `least` to `most` arguments, by default exactly `least`. The rule gets `options` as
-    keywords.
+    `names` are separated by blanks; earlier rules of the same name are replaced. Each Spark function takes `least` to
+    `most` arguments, by default exactly `least`. The rule gets `options` as keywords.
     """
 
     def register(function: _Function) -> _Function:

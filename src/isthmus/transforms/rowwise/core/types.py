@@ -71,9 +71,9 @@ def array_of(element: SqlType, size: int) -> SqlType:
 
 
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
-    """Return the type to which Spark casts values of these types; None if there is none, or if it would parse text.
+    """Return the type to which Spark casts values of these types, for example the widest of several number types.
 
-    Without types, or if all are VOID (the type of NULL), returns VOID.
+    None if there is none, or if Spark would parse text. VOID (the type of NULL) without types or if all are VOID.
     """
     result: SqlType | None = VOID
     for kind in kinds:

@@ -97,7 +97,7 @@ _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
 def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return the natural logarithm, error below 1 ulp, by fdlibm's steps; x itself unless x is positive and finite."""
+    """Return the natural logarithm, with an error below 1 ulp, by fdlibm's steps. Other x than positive finite stay."""
     inside = (x > 0.0) & (x < math.inf)
     power, m = _normal(x, inside)
     f = m - 1.0

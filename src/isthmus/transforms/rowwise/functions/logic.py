@@ -124,7 +124,7 @@ def _surely_not(value: Value) -> Tensor:
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    """Combine booleans by "And" or "Or" with SQL's rules for nulls. Values after a deciding one cannot refuse a row."""
+    """Combine booleans by "And" or "Or" with SQL's rules for nulls. Values after a deciding one never refuse a row."""
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(node, values))
 
 
@@ -243,7 +243,7 @@ def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) ->
 @rule("greatest", 2, 100, greatest=True)
 @rule("least", 2, 100, greatest=False)
 def extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, greatest: bool) -> Value:
-    """Return the greatest or smallest value of each row, ignoring nulls; null if all values of the row are null."""
+    """Return the greatest or smallest of `values` in each row, ignoring nulls; null if all are. NaN is the greatest."""
     sides = alike(node, values)
     result = reduce(lambda left, right: _better(graph, node, left, right, greatest=greatest), sides)
     return Value(result.kind, result.data, result.valid, graph.either(*(side.raises for side in sides)))

@@ -1,4 +1,4 @@
-"""Literal maps: vocabularies in which each row looks up a key."""
+"""Literal maps in which each row looks up a key: the map itself (`MapValue`), and the nodes of a lookup."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +58,10 @@ def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Valu
 
 
 def lookup_or(graph: Graph, value: Value, default: Tensor) -> Tensor | None:
-    """Return `value` with a constant `default` for nulls, in one node; None unless it looks up integers in a map."""
+    """Return `value`, the result of a map lookup, with `default` for nulls, as one node; None if that is not possible.
+
+    It is possible if the values of the map are 32- or 64-bit integers and `default` is a scalar constant.
+    """
     if value.kind not in (INT, LONG) or (value.data, value.valid) not in graph.lookups or not graph.is_number(default):
         return None
     key, pairs = graph.lookups[value.data, value.valid]
