@@ -309,13 +309,12 @@ class Project:
 
     @contextmanager
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
-        """Hold a named file lock in the state folder during the block. Waits for it as long as needed.
+        """Hold a named file lock in the state folder during the block. Waits for it, unless `wait` is False.
 
-        Several processes can hold the lock at once if all of them pass `shared`.
-
-        Locks: `contract` to change contracts, `retirement` to remove old ones, `keys` to change API keys, `recorded` to
-        collect answers. A deployment needs the contracts to stay, but must not wait for a switch of contracts, so it
-        shares `retirement` and does not take `contract`.
+        Several processes can hold the lock at once if all of them pass `shared`. Locks: `contract` to change contracts,
+        `retirement` to remove old ones, `keys` to change API keys, `recorded` to collect answers. A deployment needs
+        the contracts to stay, but must not wait for a switch of contracts, so it shares `retirement` and does not take
+        `contract`.
 
         Raises:
             BlockingIOError: another process holds the lock and `wait` is False.
@@ -347,10 +346,8 @@ class Project:
     def freshness_objectives(self) -> dict[str, float]:
         """Return the freshness objectives of the settings: the maximum age of the newest row in seconds, by view.
 
-        The names are not checked if nothing was applied.
-
-        Raises:
-            ConfigurationError: a name is not a view of the current or the next contract.
+        Raise ConfigurationError if a name is not a view of the current or the next contract. The names are not checked
+        if no contract can be read.
         """
         with suppress(ContractMismatch):
             generations = self.generations()
@@ -373,10 +370,8 @@ class Project:
     def recording(self) -> Recording | None:
         """Return the settings for recording answers, or None if servers do not record.
 
-        The names of private views are not checked if nothing was applied.
-
-        Raises:
-            ConfigurationError: a private view is not in the current or the next contract.
+        Raise ConfigurationError if a private view is not in the current or the next contract. The names are not checked
+        if no contract can be read.
         """
         record = self.settings.server.record
         with suppress(ContractMismatch):

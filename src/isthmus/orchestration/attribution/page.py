@@ -78,8 +78,7 @@ def images(result: Attribution) -> dict[str, str]:
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
     """Return a bar chart of the ideal value, the effect of each part, and the actual value of a measure.
 
-    `name` is the measure's name; `names` are the titles of the first and the last bar. Parts that interact show a
-    range.
+    `name` is the measure, `names` are the titles of the first and the last bar. Parts that interact have a range.
     """
     at, rows = measure.ideal, [ChartRow(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():

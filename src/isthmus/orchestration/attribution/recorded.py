@@ -121,7 +121,7 @@ def predictions(served: ServedAnswers, declared: Distillation, days: Days | None
 
 
 def prediction(served: ServedAnswers, identity: str) -> PackagePredictions:
-    """Return the prediction with this answer id. Raise RequestError without one, DataError if its package is gone."""
+    """Return the prediction with this id; raise RequestError if there is none, and DataError if its package is gone."""
     part = served.answer(identity)
     route, package, variant = (part[name][0].as_py() for name in ("route", "package", "variant"))
     if route != PREDICT:

@@ -48,7 +48,10 @@ class Cell(NamedTuple):
 
 
 def cell(coalition: int) -> Cell:
-    """Return features and model for a coalition; bits 0 to 4: staleness, skew, distillation, precision, runtime."""
+    """Return the features and the model that compute the value of a coalition.
+
+    Bits 0 to 4 mean that staleness, skew, distillation, precision and runtime are actual.
+    """
     swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}
     features = (STALENESS in swapped) | (SKEW in swapped) << 1
     if DISTILLATION not in swapped:

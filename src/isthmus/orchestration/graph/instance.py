@@ -46,7 +46,7 @@ def dagster_home(project: Project) -> Path:
     """Prepare the project's Dagster instance and return its folder.
 
     Writes the instance's settings and pool limits, marks runs whose process is gone as failed, and records the version
-    of each source. Raise ConfigurationError for a project path with a question mark, IsthmusError for invalid
+    of each source. Raise ConfigurationError if the project path has a question mark, IsthmusError for invalid
     definitions.
     """
     home = project.state / "dagster"

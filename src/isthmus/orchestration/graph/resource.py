@@ -1,4 +1,4 @@
-"""Dagster resource that runs the steps of a project in separate processes."""
+"""Dagster resource that runs the steps of a project in separate processes. `Messages` reads what they report."""
 
 import json
 import os

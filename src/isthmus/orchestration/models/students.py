@@ -52,11 +52,11 @@ def distill(
 ) -> "DistillationReport":
     """Train teacher, reference, student and control, and write the student's documents. Uses the last training set.
 
-    The reference is the teacher's learner on the student's features; the control is a student without a teacher. The
-    student becomes the latest one of its distillation. If nothing has changed since a student was trained, that student
-    is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call continues the training. Raise
-    DataError for an unusable training set, ConfigurationError for an invalid declaration (or, after saving the student,
-    a gate on an unknown metric), and an IsthmusError if training fails.
+    The reference (only for tables) is the teacher's learner on the student's features. The control is a student without
+    a teacher. The student becomes the latest one of its distillation. If nothing has changed since a student was
+    trained, that student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call continues the
+    training. Raise DataError for an unusable training set, ConfigurationError for an invalid declaration (or, after
+    saving the student, a gate on an unknown metric), and an IsthmusError if training fails.
     """
     _limit_spinning()
     with extra("distill"):
@@ -240,7 +240,7 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 
 @contextmanager
 def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
-    """Yield a comparison of a package with the last student, on the training set of the package.
+    """Yield a `Parity`, which compares a package with the last student on the training set of the package.
 
     Modules of the project can be imported during the block. Raise DataError if the student or the training set is
     missing, PackageError if the package is of another student, and ContractMismatch if the student is outdated.
@@ -316,8 +316,7 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
 def require_boundary(project: Project, declared: Distillation) -> None:
     """Check that training and serving cost of the last package were measured with the settings of the serving profile.
 
-    Raise GateFailed if a measurement is missing or has other settings, DataError if the package or its student is
-    missing.
+    Raise GateFailed if a measurement is missing or has other settings, DataError if package or student is missing.
     """
     from isthmus.distill.reports.boundarycard import require_boundary as require
 

@@ -46,7 +46,7 @@ def problems(result: Production) -> Mapping[str, list[str]]:
 
 
 def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
-    """Check a bound against a package's overall quality and its newest week with this measure.
+    """Check a bound on a measure against a package: its overall quality and its newest week with the measure.
 
     The bound is broken if the whole 95 % interval of a value violates it. A missing package or measure does not break
     it. A bound on slices is checked against `slices`, which must have all slices: their number widens the intervals.

@@ -101,8 +101,8 @@ def _places(spine: pa.Table, rows: pa.Table) -> Ints:
 def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000) -> Mask:
     """Mark answers at moments that their server's clock passed twice, which makes the moment ambiguous.
 
-    `sequence` orders the answers of each process `run`. Steps below `slack` microseconds are ignored, since a slow
-    request ends after faster ones that began later.
+    `sequence` orders the answers of each process `run`. Backward steps below `slack` microseconds are ignored, since a
+    slow request ends after faster ones that began later.
     """
     twice = np.zeros(len(at), bool)
     order = np.lexsort((sequence, run))

@@ -114,10 +114,10 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 
 
 def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Call `monitor` every hour until `stopped` is set; without `stopped`, never return.
+    """Call `monitor` every hour until the event `stopped` is set, or forever if `stopped` is None.
 
-    Without `name`, all distillations that have a measure are monitored. Broken bounds, rollbacks and errors go to `say`
-    and do not end the loop.
+    If `name` is None, all distillations that have a measure are monitored. Broken bounds, rollbacks and errors go to
+    `say` and do not end the loop.
     """
     names = [name] if name is not None else list(project.definitions.distillations)
 

@@ -54,9 +54,8 @@ def plan(
     """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
     Plans all distillations if `name` is None. `rate` is in requests per second; None means the capacity of one device.
-    Calls `speed` and `decoding` to measure this host for some seconds, and writes nothing. Raises DataError if a
-    package is missing, and GateFailed if its training or serving cost was not measured, or not with the current serving
-    profile.
+    Calls `speed` and `decoding` to measure this host, and writes nothing. Raises DataError if a package is missing, and
+    GateFailed if its training or serving cost was not measured, or not with the current serving profile.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalogue(project.root, prices.hour)

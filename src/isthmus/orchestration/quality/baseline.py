@@ -44,7 +44,7 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def write(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
-    """Measure a training set's `columns`, and its tables (`histories`) up to its last event time, into its folder."""
+    """Write statistics of a training set's `columns` and `histories` (up to its last event time) to its folder."""
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
     last = max((time for time in times if time is not None), default=0)

@@ -86,8 +86,8 @@ def quality(
     With `drift`, compare rows with event times after `since` (default: the training set's last event time) up to
     `until` with the rows that the table had at each distillation's latest training set. Times without a zone are UTC.
     Broken expectations and drift are reported, not raised: see `require_quality`. Raises RequestError for an unknown
-    view or if `since` is not before `until`, and ContractMismatch if the definitions were not applied or a table has
-    another contract.
+    view or if `since` is not before `until`, ContractMismatch if the definitions were not applied or a table has
+    another contract, and DataError if the statistics of a training set cannot be read.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip

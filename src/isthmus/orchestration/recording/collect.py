@@ -72,9 +72,9 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
     """Append every answer in the spool to the table, exactly once, and save the contracts of the answers.
 
     Deletes collected segments (spool files) that no server writes to any more, moves damaged ones to `damaged_folder`,
-    and deletes answers older than `keep_days` from the table. Damaged segments raise nothing: `problems` of the result
-    names them. Each commit has about `lot` answers. Waits while another process collects. After a DataError, the spool
-    still has the answers that are not in the table.
+    and deletes answers older than `keep_days` from the table. Damaged segments and segments of another version, which
+    stay in the spool, raise nothing: `problems` of the result names them. Each commit has about `lot` answers. Waits
+    while another process collects. After a DataError, the spool still has the answers that are not in the table.
     """
     table = RecordedAnswers.of(project)
     answers, missing, problems = 0, 0, _Problems()
@@ -125,7 +125,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Call `collect` every `history_seconds` until `stopped` is set; without `stopped`, never return.
+    """Call `collect` every `history_seconds` until the event `stopped` is set, or forever if `stopped` is None.
 
     New problems and errors go to `say` and do not end the loop.
     """

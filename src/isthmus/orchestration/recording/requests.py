@@ -87,7 +87,7 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
 
 
 def features_of(body: str) -> str:
-    """Return a text that is equal for lookups of the same features: their service or features; "?" if unreadable."""
+    """Return the service or the joined features of a lookup, to group requests; "?" if the body is unreadable."""
     try:
         message = _LOOKUP.decode(body)
     except msgspec.MsgspecError:
@@ -101,8 +101,7 @@ def read_requests(
     """Parse requests with `reader` and concatenate their rows. Lookups must all request the same features.
 
     `counts` has the number of rows in each recorded answer. A request that cannot be parsed, or has another number of
-    rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors are not parsed and get no
-    rows.
+    rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors are not parsed.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})

@@ -151,7 +151,7 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers that meet all conditions, sorted by process and sequence. `end` itself is excluded."""
+        """Return the answers that meet all conditions (None: any), sorted by process and sequence, before `end`."""
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route
@@ -230,7 +230,10 @@ class ServedAnswers:
     def predictions(
         self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
-        """Split predictions by `groups`; yield each table with its opened group, or with the error of `open`."""
+        """Split predictions by `groups`; yield each table with its opened group, or with the error that `open` raised.
+
+        `other` replaces the model that answered. If no request in a table can be read, the table has an error, too.
+        """
         for part in groups(answers):
             found: Group | IsthmusError
             try:
@@ -242,7 +245,7 @@ class ServedAnswers:
             yield part, found
 
     def contract(self, known: str) -> Contract:
-        """Return the contract with a hash; raise UnreadableAnswersError if it is gone, DataError if it is damaged."""
+        """Return the contract with hash `known`; raise UnreadableAnswersError if it is gone, DataError if damaged."""
         contract = self._once(("contract", known), lambda: contract_of(self.project, known))
         if contract is None:
             why = f"contract {known[:12]} is gone: neither the project nor a package has it"
@@ -267,7 +270,7 @@ class ServedAnswers:
         return self._once(("model", digest, variant), opened)
 
     def package(self, digest: str) -> Package:
-        """Return the package with a digest from the deployed packages; raise a DataError if it is gone or has changed.
+        """Return the deployed package with this digest; raise DataError if it is gone or has changed.
 
         If `package_folder` is set, return the package in that folder instead, whatever its digest.
         """

@@ -132,7 +132,10 @@ class RecordedAnswers:
             table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
 
     def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the answers that meet a condition, sorted by process and sequence; none before the first commit."""
+        """Return the answers that meet a condition, sorted by process and sequence; none before the first commit.
+
+        `columns` (None: all) must include `run` and `sequence`.
+        """
         with self._stored.reading():
             table = self._stored.open(check=False)
             if table is None:
@@ -239,7 +242,7 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split a column into an array per view. Answer i has `rows[i]` values of the first view, then of the next one."""
+    """Split a column into `views` arrays. Answer i has `rows[i]` values of the first view, then of the next one."""
     return [joined[places] for places in _places(rows, views)]
 
 

@@ -70,7 +70,7 @@ def weights(before: Ints, after: Ints) -> Numbers:
 
     Entry [p, f] has the segment shares (population) of period p and the rows (features) of period f; 0 is the earlier
     period. `before` and `after` are the segment numbers of the periods' n and m rows, from 0; neither is empty. If only
-    one period has a segment, its rows represent it in both, so that it counts as population change.
+    one period has a segment, its rows represent the segment in both periods, so that it counts as population change.
     """
     sides = (before, after)
     count = int(max(before.max(), after.max())) + 1
@@ -90,8 +90,7 @@ def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequen
     """Compute a measure for each set of parts that come from the later period. Return float64 (16,).
 
     Bits 0 to 3 of the index mean that population, features, contract and model come from the later period. `weight` is
-    the result of `weights`. `scores[contract][model]` has the scores of all rows, (n + m,); index 0 is the earlier
-    period.
+    the result of `weights`. `scores[contract][model]` has the scores of all n + m rows; index 0 is the earlier period.
     """
     answers = [[scores[contract][model] for model in (0, 1)] for contract in (0, 1)]
     cache: dict[tuple[int, ...], float] = {}
