@@ -32,6 +32,6 @@ class _Moved:
 def install() -> None:
     """Add an import hook to `sys.meta_path`, behind the existing ones. Each call adds another hook.
 
-    Importing a module of `PUBLIC` then raises a ModuleNotFoundError that names the public module.
+    Importing a former private module (a key of `PUBLIC`) then raises a ModuleNotFoundError that names the public one.
     """
     sys.meta_path.append(_Moved())

@@ -34,7 +34,7 @@ def is_url(place: object) -> bool:
 
 
 def require_local(where: str, place: Path | str) -> Path:
-    """Return `place` as a path; raise RequestError for a URL, which `Path` would turn into a folder named `s3:`."""
+    """Return `place` as a path; raise RequestError at `where` for a URL, of which `Path` would make a folder `s3:`."""
     if is_url(place):
         raise RequestError(where, f"{place} is a URL", expected="a local path",
                            remedy="use a local folder, and copy it with the storage's own tool")  # fmt: skip
@@ -42,7 +42,7 @@ def require_local(where: str, place: Path | str) -> Path:
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:
-    """Return the Delta path or URL `place`; raise ConfigurationError for characters that deltalake cannot open."""
+    """Return the path or URL `place`; raise ConfigurationError with `remedy` for a character that deltalake rejects."""
     # deltalake resolves links, converts the path to a URL and decodes it again, so escaping does not help.
     url = is_url(place)
     invalid = _DELTA.search(place if url else os.path.realpath(place)) or (re.search("[#?]", place) if url else None)
@@ -53,7 +53,7 @@ def require_delta(where: str, place: str, remedy: str) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Write a file with `mode`, and missing parent folders. A crash leaves either the old or the new content."""
+    """Write a file with permissions `mode`, and missing parent folders. A crash leaves the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -72,7 +72,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder that only its owner can enter, and missing parents; restrict an existing folder of this user."""
+    """Create a folder that only its owner can enter, and missing parents. Restrict an existing one of this user."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_mode & 0o077 and status.st_uid == os.geteuid():
@@ -87,7 +87,10 @@ def move_atomically(partial: Path, path: Path) -> None:
 
 
 def read_pointer(file: Path) -> Path:
-    """Return the folder next to `file` that `file` names; raise FileNotFoundError or ValueError if one is missing."""
+    """Return the folder next to `file` whose name is the content of `file`.
+
+    Raise FileNotFoundError if `file` does not exist, and ValueError if the folder does not exist.
+    """
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
         raise ValueError(f"{file.name} names {name[:40]!r}, which is not a folder next to it")
@@ -95,12 +98,12 @@ def read_pointer(file: Path) -> Path:
 
 
 def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> None:
-    """Fill a new folder with `write`, sync it to disk, and move it to `target`, replacing a folder there.
+    """Let `write` fill a new folder, sync it to disk, and move it to `target`, replacing what is there.
 
     If `write` raises an error, `target` stays as it was. Where the system cannot exchange two folders, `target` is
-    missing for a moment while it is replaced, and stays missing if the process is killed then. The last of several
-    processes wins. The next call for a neighboring `target` with the same `kind`, by default the name of `target`,
-    deletes what a killed process has left.
+    missing for a moment while it is replaced, and stays missing if the process is killed then. If several processes
+    publish, the last one wins. What a killed process leaves in the parent folder is deleted by the next call there with
+    the same `kind`, which defaults to the name of `target`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
@@ -137,7 +140,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder in `parent`, and delete it afterwards. First delete those that killed processes have left."""
+    """Context: a new folder in `parent`, deleted at the end. First delete what killed processes left under `name`."""
     prefix = f"{name}-{socket.gethostname()}-"
     # Each process locks its folder. Locks of other machines are not visible here, so their folders stay.
     # Match all 16 digits: another machine's name may start with this machine's name.
@@ -204,7 +207,7 @@ class Journal(Generic[T]):
             yield self._records(complete)
 
     def read(self) -> list[T]:
-        """Return all complete records without locking, or [] without a file; raise DataError if the file is damaged."""
+        """Return all complete records without locking, or [] without a file; raise DataError if a line is damaged."""
         try:
             return self._records(self._complete_lines())
         except FileNotFoundError:

@@ -71,10 +71,10 @@ class LatencyWriter:
         self._objective_ms, self._bounds = objective_ms, tuple(bounds)
 
     def write(self, counts: Sequence[int]) -> None:
-        """Replace this server's file with its current counters, one per bound plus one above all bounds.
+        """Replace this server's file with its current counters: one for each latency bound, and one above all bounds.
 
-        If the file does not exist yet, this creates the folder. It then deletes this machine's stale files there, and
-        all files that were not written for ten minutes.
+        If the file does not exist yet, this creates the folder. It then deletes the files of this machine's killed
+        servers there, and all files that were not written for ten minutes.
         """
         first = not self._file.exists()
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
@@ -147,7 +147,6 @@ def _fresh(folder: Path) -> dict[Path, LatencySample]:
 
 
 def _samples(folder: Path) -> dict[Path, LatencySample]:
-    """Read the samples of this machine's servers. Ignore unreadable files."""
     samples, machine = {}, _machine()
     for file in folder.glob("*.json"):
         with suppress(OSError, msgspec.MsgspecError):

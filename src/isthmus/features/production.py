@@ -159,7 +159,7 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def loads(cls, text: bytes, where: str = "production.json") -> "Production":
-        """Parse the result of `dumps`; raise DataError if it is damaged or has another format."""
+        """Parse what `dumps` wrote; raise a DataError that names `where` if it is damaged or has another format."""
         remedy = "run `isthmus answers monitor`"
         try:
             if (version := msgspec.json.decode(text, type=_Versioned).format) != FORMAT:

@@ -69,7 +69,7 @@ class TrainingProfile:
         return {**named, "epochs": self.passes}
 
     def problems(self) -> Iterator[Problem]:
-        """Yield a problem for each value that does not fit another one. The problem names the field to change."""
+        """Yield a problem for each setting that does not fit another one. The problem names the setting to change."""
         if self.accelerator is not None and self.device == "cpu":
             yield Problem("device", f'"cpu" leaves the accelerator {self.accelerator} idle', '"cuda" or "auto"')
         if self.precision == "bf16" and self.accelerator in WITHOUT_BF16:
@@ -130,7 +130,7 @@ class ServingProfile:
         )
 
     def problems(self) -> Iterator[Problem]:
-        """Yield a problem for each value that does not fit another one. The problem names the field to change."""
+        """Yield a problem for each setting that does not fit another one. The problem names the setting to change."""
         if self.replicas_min > self.replicas_max:
             yield Problem("replicas_max", str(self.replicas_max), f"replicas_min ({self.replicas_min}) or more")
 

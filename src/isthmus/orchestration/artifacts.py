@@ -165,7 +165,7 @@ class Artifacts:
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """Return the last training set; raise DataError if missing or outdated, ContractMismatch if not applied."""
+        """Return the last training set; raise DataError if missing or outdated, ContractMismatch before any `apply`."""
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
             found = f"was written under contract {training_set.contract[:12]}"
@@ -212,7 +212,7 @@ class Artifacts:
         return package if package and not outdated(package, contract) else None
 
     def blocked(self) -> str:
-        """Return the failed gates that prevent the last student's export; empty if all hold or no student exists."""
+        """Return the failed gates that prevent the last student's export; empty if all hold or it has no report."""
         with suppress(IsthmusError):
             results = check_gates(self.last_report(), self.declared.required, self.declared.where)
             if failed := [result.failure for result in results if not result.holds]:
@@ -236,7 +236,7 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """Read a student's report. Its entry `serving` is the cost that `export` measured for `package`, or None."""
+    """Read the report of the student in `model`, and add `serving`: what `export` measured for `package`, or None."""
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
     report["serving"] = read_json(measured, "model export") if measured and measured.exists() else None
@@ -252,7 +252,7 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """Return the project's serving profile; "fastest" becomes the package's precision that `export` found fastest."""
+    """Return the serving profile of the project; "fastest" becomes the precision that `export` found fastest."""
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
         return profile

@@ -1,4 +1,4 @@
-"""The contracts of Feast's views, and the encoding of their features in rows and protos."""
+"""The contracts of Feast's views, and the encoding of their features in rows and protos (`ViewLayout`)."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ class _FeastView(ViewContract):
 
 
 def project_of(config: RepoConfig) -> str:
-    """Return the project whose rows Feast reads and writes in Redis: `online_store.project`, or else Feast's own."""
+    """Return the project in the Redis keys of Feast's rows: `online_store.project` if set, or else Feast's own."""
     return str(config.online_store.project or config.project)
 
 
@@ -59,7 +59,10 @@ def is_registered(tags: Mapping[str, str]) -> bool:
 
 
 def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
-    """Return the contract in a registered view's tags; raise ContractMismatch if it is missing, damaged or altered."""
+    """Return the contract in the tags of the view `name`. Call this only if `is_registered(tags)` is True.
+
+    Raise ContractMismatch if the contract is missing, damaged, or differs from its hash in the tags.
+    """
     where, hashed = _registration(name), tags["isthmus.contract"]
     try:
         view = ViewContract.from_dict(name, json.loads(tags.get("isthmus.view", "null")))
@@ -76,7 +79,8 @@ def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
 def online_name(config: RepoConfig, table: FeatureView) -> str:
     """Return the name under which Redis stores a view's rows.
 
-    It is the view's name, with the slot of a registered view, or with the version if Feast's online versioning is on.
+    For a view that `isthmus apply` registered, it is the name with the suffix in the tag `isthmus.slot`. For other
+    views, it is the name, with the version if Feast's online versioning is on.
     """
     if is_registered(table.tags):
         return table.name + table.tags.get("isthmus.slot", "")
@@ -98,11 +102,11 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
 def layout_of(
     config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
 ) -> ViewLayout:
-    """Return the contract of a view and the encoding of its features.
+    """Return the contract of a Feast view, and how each feature is encoded in rows and protos.
 
     Types of join keys that the view does not declare come from the first of `keys`, or without `keys`, from `inferred`:
-    pairs of a join key and Feast's name of its type. Raise ConfigurationError if rows cannot hold a type, and
-    ContractMismatch if a registered view has changed or belongs to another project.
+    pairs of a join key and Feast's name of its type. Raise ConfigurationError for a type that Isthmus does not store,
+    and ContractMismatch if a view registered by Isthmus has changed or belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if keys and (not key_types or len(key_types) < len(table.entities)):

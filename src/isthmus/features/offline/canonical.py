@@ -23,7 +23,10 @@ def declared_schema(view: ViewContract) -> pa.Schema:
 
 
 def canonical(view: ViewContract, rows: pa.Table) -> pa.Table:
-    """Cast rows to the view's types, add content hashes, sort by day, key and times; raise DataError for bad values."""
+    """Cast rows to the view's types, add content hashes, and sort by day, key and times.
+
+    Raise DataError if a column is missing, a value does not fit, or an event time is outside the years 1 to 9999.
+    """
     # The content hash covers the stored values, so cast them before.
     rows = cast(view, rows, declared_schema(view))
     columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
@@ -44,7 +47,10 @@ def identity(view: ViewContract) -> list[str]:
 
 
 def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Select the columns of `schema` and cast them without loss; raise DataError if one is missing or does not fit."""
+    """Select the columns of `schema`, and cast them without loss.
+
+    Raise DataError if a column is missing or repeated, lacks a time zone, or has a null or a value that does not fit.
+    """
     columns = []
     for field in schema:
         where = f"view {view.name}, column {field.name}"
@@ -89,13 +95,13 @@ def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tabl
 
 
 def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
-    """Return pushed rows in canonical form; of rows with the same key and times, keep the greatest content hash."""
+    """Return pushed rows in canonical form; of equal keys and times, only the row with the greatest content hash."""
     rows = canonical(view, pushed)
     return merge(view, rows.slice(0, 0), rows)[0]
 
 
 def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
-    """Return the rows that `stored` lacks, in order and with all columns, comparing only the columns of `stored`."""
+    """Return the rows that `stored` lacks, in order and with all columns; compare only the columns of `stored`."""
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
     return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
@@ -127,7 +133,7 @@ class Duplicates:
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def refuse(self) -> None:
-        """Raise a DataError if `add` has found repeated rows."""
+        """Raise a DataError if `add` has found rows with equal keys and times. It gives their number and the first."""
         if self.count:
             raise DataError(
                 f"view {self.view.name}",
@@ -137,7 +143,7 @@ class Duplicates:
 
 
 def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]]:
-    """Split rows in canonical form by UTC day. Return each day's summary and rows, by days since 1970-01-01."""
+    """Split canonical rows by UTC day. Return each day's `Day` (row count, digest) and rows, by days since 1970."""
     days, starts = np.unique(micros(rows["event_timestamp"]) // DAY, return_index=True)
     identity = [column.name for column in table_schema(view) if not column.nullable]
     parts = {}

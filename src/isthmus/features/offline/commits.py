@@ -1,4 +1,4 @@
-"""Metadata of an offline table's commits, from which readers learn about the table without reading rows."""
+"""Metadata of an offline table's commits: summaries of its days (`Day`), and the sources of its rows (`RowSources`)."""
 
 import base64
 import hashlib
@@ -33,7 +33,7 @@ class RowSources:
     content: str = ""
 
     def retyped(self, later: "RowSources") -> bool:
-        """Return True if a column that is in both sources has another type in `later`."""
+        """Return True if `later` has another type for a source's column that both know."""
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 
@@ -65,7 +65,7 @@ class Commit:
     def of(
         cls, contract: str, days: Mapping[int, Day], until: int, origin: RowSources, done: Sequence[Days]
     ) -> "Commit":
-        """Create a commit; compute its fingerprint and its number of rows from the days."""
+        """Create a commit with these attributes; compute its fingerprint and its number of rows from `days`."""
         fingerprint = hashlib.sha256(_pack(days)).hexdigest()
         return cls(contract, days, until, origin, done, fingerprint, sum(day.rows for day in days.values()))
 
@@ -76,8 +76,9 @@ class Commit:
     ) -> "Commit":  # fmt: skip
         """Return the commit to record after a build of the days `within` (None for all) at `now`, in microseconds.
 
-        `before` is the table's last commit, or None without a table. `days` has the summaries of all days after the
-        build. `done` are ranges that the same build has already computed and found unchanged.
+        `before` is the table's last commit, or None without a table. `contract` is the hash of the view's contract.
+        `days` has the summaries of all days after the build. `origin` describes the sources of the built rows. `done`
+        are ranges that the same build has already computed and found unchanged.
         """
         until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
         if within is None or before is None:

@@ -1,4 +1,4 @@
-"""A Delta table in a folder or in object storage, through which all tables of a project are read and written."""
+"""A Delta table in a folder or in object storage (`StoredTable`), and the texts of its errors (`TableErrors`)."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -67,7 +67,11 @@ class StoredTable:
         self, rows: pa.Table, *, transactions: list[Transaction] | None = None, retries: int | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        """Append rows in one commit, or create the table; if another process commits first, retry `retries` times."""
+        """Append rows in one commit, or create the table; raise DataError or DependencyError if that fails.
+
+        If another process commits first, retry `retries` times, by default as often as deltalake. `options` are
+        deltalake's.
+        """
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=retries)
         with self.writing():
             write_deltalake(
@@ -105,7 +109,7 @@ class StoredTable:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert errors in the block to a DataError, or to a DependencyError if object storage does not answer."""
+        """Context: turn errors of reading into a DataError, or a DependencyError if object storage does not answer."""
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException, _duckdb_error(), ValueError) as error:
@@ -116,10 +120,10 @@ class StoredTable:
 
     @contextmanager
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Convert errors in the block to DataError or DependencyError; first make the folder of a private local table.
+        """Context: turn errors of writing into DataError or DependencyError; first make a private table's local folder.
 
         An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
-        table) has exactly this `metadata`. Without `before` or `metadata`, no error is ignored.
+        table) has exactly this `metadata`. Without `before` or `metadata`, and for local tables, no error is ignored.
         """
         try:
             if self._private and self.options is None:

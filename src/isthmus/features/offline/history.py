@@ -25,11 +25,10 @@ class ViewHistory:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the rows. `version` does not identify them: it restarts at 0 if the table is built anew."""
+        """SHA-256 of the rows; empty if unknown. `version` does not identify rows: a table built anew restarts at 0."""
         return self.commit.fingerprint
 
     def table(self, columns: list[str] | None = None) -> pa.Table:
-        """Read all rows into memory, with the named columns or, by default, all of them."""
         if isinstance(self.data, pa.Table):
             return self.data if columns is None else self.data.select(columns)
         return self.data.to_table(columns=columns)

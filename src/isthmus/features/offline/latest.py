@@ -50,7 +50,7 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Return a mask, True at i if row i of `later` equals row `places[i]` of this state; False if that index is -1.
+        """Return a mask, True at i if row i of `later` equals row `places[i]` of this state; False if that is -1.
 
         Without `times`, compare only the content hashes, not the event and known times. `places` comes from `matches`.
         """
@@ -63,7 +63,7 @@ class LatestRows:
         return same
 
     def rows(self, selection: Places) -> Iterator[pa.Table]:
-        """Read rows from the history, and yield them in parts. `selection` has ascending indices of the n keys."""
+        """Read the rows at `selection`, ascending indices into `keys`, from the history; yield them in parts."""
         schema, places, data = table_schema(self.history.view), self.place[selection], self.history.data
         if isinstance(data, pa.Table):
             yield data.select(schema.names).take(places).cast(schema)

@@ -22,7 +22,7 @@ DAY_COLUMN = pa.field("event_day", pa.date32(), nullable=False)
 
 
 def require_readable(table: DeltaTable) -> None:
-    """Raise an OSError if another tool has upgraded the table to a Delta protocol that Isthmus does not read."""
+    """Raise an OSError if another tool has upgraded the table to a Delta reader version that Isthmus cannot read."""
     if (needed := table.protocol().min_reader_version) > 1:
         raise OSError(f"another tool has upgraded it to Delta reader version {needed}; Isthmus reads version 1")
 
@@ -35,7 +35,7 @@ def files_by_day(table: DeltaTable) -> dict[int, int]:
 
 
 def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) -> "ds.Dataset":
-    """Return a lazy dataset of the table at `place`, ordered by day; `only` selects days, counted from 1970-01-01."""
+    """Return a lazy dataset of the table at `place`, by day; `only` selects days since 1970-01-01, None all days."""
     # A late import: it loads pandas, which takes a third of a second.
     import pyarrow.dataset as ds
 
@@ -85,7 +85,7 @@ def reader(view: ViewContract, rows: DaySpool) -> pa.RecordBatchReader:
 
 
 def on(days: Sequence[int]) -> str:
-    """Return a Delta predicate that selects the rows of these days, counted from 1970-01-01."""
+    """Return the text of a Delta predicate that selects the rows of these days, counted from 1970-01-01."""
     ranges = union(Days(day, day + 1) for day in days)
     name = DAY_COLUMN.name
     return " OR ".join(

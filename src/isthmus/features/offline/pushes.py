@@ -66,7 +66,11 @@ class PushLog:
             return None if table is None else table.version()
 
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
-        """Read the log's rows of `days`, by default all, and convert them by `formed`; no rows without a log."""
+        """Return pushed rows with the view's columns and `_accepted`, the time of the push; no rows without a log.
+
+        `days` are counted from 1970-01-01, None for all; `version` is that of the log. Raise DataError if a type
+        differs.
+        """
         with self._stored.reading():
             table = self._stored.open(version)
             rows = None if table is None else self._read(table, days)
@@ -91,13 +95,13 @@ class PushLog:
             ) from error  # fmt: skip
 
     def last(self) -> int:
-        """Return the stream place (see `online.pushes.Entry`) of the log's last entry, or -1 for an empty log."""
+        """Return the place of the log's last row in its Redis stream (the id as one number), or -1 without rows."""
         with self._stored.reading():
             table = self._stored.open()
             return -1 if table is None else _last(table)
 
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
-        """Append rows in one commit, or create the log; return how many. Raise DataError on a concurrent write.
+        """Append rows in one commit, or create the log; return how many are new. Raise DataError on a concurrent write.
 
         `places`, shape (n,), has the rows' ascending places in the Redis stream. Rows up to the log's last place are
         skipped, because the log has them. If Redis was restored to an older state (`intact` is False), they are skipped

@@ -1,4 +1,4 @@
-"""Read the row groups of a table that may hold matching rows, block by block, in a fixed order, as often as needed."""
+"""`Scan` reads the row groups of a table that may hold matching rows, in blocks, as often as needed."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -52,7 +52,7 @@ class Scan:
             yield first, pa.Table.from_batches(waiting)
 
     def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
-        """Return columns of the rows with the ascending numbers `places` in the scan, reading only their row groups."""
+        """Return columns of the rows with the ascending numbers `places` in the scan; read only their row groups."""
         group = np.searchsorted(self._ends, places, side="right")
         needed, inverse = np.unique(group, return_inverse=True)
         lengths = np.diff(self._ends, prepend=0)[needed]

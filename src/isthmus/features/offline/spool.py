@@ -38,7 +38,7 @@ class DaySpool(AbstractContextManager["DaySpool"]):
             self._folder = None
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, all of the same schema and with `event_timestamp` not null. Beyond `limit` bytes, write a file."""
+        """Add rows of one schema, without nulls in `event_timestamp`. Beyond `limit` bytes, use a temporary file."""
         self.rows += len(rows)
         # The size of a slice may include the shared buffers of its table, which is close enough for a limit.
         share = max(1, -(-rows.nbytes // self.limit))
@@ -56,7 +56,7 @@ class DaySpool(AbstractContextManager["DaySpool"]):
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """Yield all rows in tables of complete days, by day; `within` selects days. May be called repeatedly."""
+        """Yield the rows in tables of complete days, by day; `within` limits the days. May be called repeatedly."""
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():

@@ -127,8 +127,9 @@ class OfflineStore:
         """Check rows that will become the history of a view, and merge its pushed rows. Pass the result to `write`.
 
         `rows` has one row per key and times. `within` is the range of days to replace, None for the complete history.
-        `done` are ranges that the same build has already computed and found unchanged. Rows later than `now`, in
-        microseconds, are counted as `ahead`. Use the result in a `with` block, whose end deletes temporary files.
+        `origin` describes the sources of the rows. `done` are ranges that the same build has already computed and found
+        unchanged. The result's `ahead` counts the rows later than `now`, in microseconds. The table does not change.
+        Use the result in a `with` block, whose end deletes temporary files.
 
         Raise ConfigurationError if a stored column does not have the declared type, ContractMismatch if the table of a
         range belongs to another contract, and DataError if rows repeat a key and times or the table is damaged.
@@ -176,14 +177,14 @@ class OfflineStore:
             )
 
     def under(self, view: ViewContract) -> Prepared:
-        """Prepare a commit for `write` that records the existing table under this contract, with the same rows."""
+        """Prepare a commit for `write` that records the existing table, with its rows, under the contract of `view`."""
         table = self._stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Return the last commit of a table in which some days may be replaced, or None without a table.
+        """Check that single days of the view's table may be replaced, and return its last commit; None without a table.
 
         Raise ContractMismatch if the table was built under another contract, or by an early version of Isthmus.
         """
@@ -222,11 +223,12 @@ class OfflineStore:
         stored.commit(table, reader(view, rows), commit.metadata(), writer_properties=properties, **options)
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
-        """Add pushed rows, as a transform returns them, to a view's table in one commit. Return how many were added.
+        """Add pushed rows, as a transform returns them, to a view's table in one commit. Return the growth in rows.
 
-        The caller must have appended the rows to the `PushLog` before, because builds read them there. Without a table
-        of this contract, this writes nothing and returns 0; the next build adds the rows. Raise DataError, with the
-        table unchanged, on a conflict or an error.
+        A pushed row with the key and times of a stored row replaces it if its content hash is greater, and else is
+        skipped. The caller must have appended the rows to the `PushLog` before, because builds read them there. Without
+        a table of this contract, this writes nothing and returns 0; the next build adds the rows. Raise DataError, with
+        the table unchanged, on a conflict or an error.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -265,7 +267,7 @@ class OfflineStore:
         return None if table is None else self._commit(view.table, table)
 
     def check(self, history: ViewHistory) -> None:
-        """Read all rows of a history and verify their content hashes; raise DataError if a row differs."""
+        """Read all rows of a history; raise DataError if the content hash of a row does not match its values."""
         view = history.view
         with self.reading(view.table):
             rows = history.table()
@@ -275,7 +277,10 @@ class OfflineStore:
                 raise OSError(f"{len(altered)} of {len(rows)} rows differ from what was written")
 
     def base(self, view: ViewContract) -> str:
-        """Return the fingerprint of a view's last build, without loading pandas; raise the same errors as `history`."""
+        """Return the fingerprint of a view's last build, without loading pandas.
+
+        Raise ContractMismatch if the table belongs to another contract, and DataError if it is missing or damaged.
+        """
         return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
@@ -302,7 +307,7 @@ class OfflineStore:
         return table, commit
 
     def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
-        """Return a problem for each column whose type in `table` (None: the newest) is not the declared type."""
+        """Return a problem for each column whose type in `table` (None: the newest) differs from the declared one."""
         table = table or self._stored(view.table).open()
         if table is None:
             return []
@@ -318,7 +323,7 @@ class OfflineStore:
         ]
 
     def reading(self, table: str) -> AbstractContextManager[None]:
-        """Return a context that converts read errors of `table` to DataError, or DependencyError if storage fails."""
+        """Context: turn errors of reading `table` into DataError, or DependencyError if storage does not answer."""
         return self._stored(table).reading()
 
     def _stored(self, table: str) -> StoredTable:

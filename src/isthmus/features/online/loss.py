@@ -62,7 +62,7 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Replace a view's entry in the file by its last materialization; keep other entries. Call it under a lock."""
+    """Replace a view's entry in the file with the run in `record`, and keep other entries. Call this under a lock."""
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
@@ -86,10 +86,10 @@ def check(
     written: LastMaterializations,
     nodes: Sequence[Mapping[str, Any]],
 ) -> Generator[list[Command], list[Any], Losses]:
-    """Yield lists of Redis commands, take their replies, and return the views that may have lost rows.
+    """A generator that checks whether Redis has lost rows: yields lists of commands, takes replies, returns the losses.
 
-    The caller sends each list to Redis and its replies to the generator. `written` comes from `read`. `nodes` are the
-    INFO of each server; without them, evictions are not checked.
+    The caller sends the replies to each list with `send`. `written` comes from `read`. `nodes` are the INFO of each
+    server; without them, evictions are not checked.
     """
     lost, commands = dict[str, str](), list[Command]()
     query = records.query(project, views)
@@ -128,7 +128,7 @@ def _differs(record: Published | None, last: LastMaterialization | None, nodes: 
 
 
 def may_evict(node: Mapping[str, Any]) -> bool:
-    """Return True if a server, given by its INFO, evicts rows when its memory is full."""
+    """Return True if a server, given by its INFO, has a memory limit and evicts rows when it is reached."""
     return bool(int(node["maxmemory"]) and _policy([node]))
 
 
@@ -146,7 +146,7 @@ def refusal(view: str, why: str) -> LostRowsError:
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
-    """Raise LostRowsError if a key has no row in a view that may have lost rows. `lost` is `Losses.views`."""
+    """Raise LostRowsError if a key has no row in a view that may have lost rows, one of `lost` (`Losses.views`)."""
     for view in views:
         answer = answers[view.name]
         absent = (answer.status == Status.NOT_FOUND) & (answer.known == 0)

@@ -65,7 +65,7 @@ class LookupPlan:
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-        """Return, by view name, the bit masks of (view, feature) pairs, with which `Columns.nulls` counts nulls."""
+        """Return, by view, a bit mask of the (view, feature) pairs; with it, `Columns.nulls` counts their nulls."""
         names: dict[str, list[str]] = {}
         for view, feature in features:
             names.setdefault(view, []).append(feature)
@@ -120,7 +120,8 @@ class LookupPlan:
     def read(self, client: Client, keys: Mapping[str, Sequence[KeyValue]], at: int) -> dict[str, ViewAnswer]:
         """Read the rows of these keys from Redis in two round trips, and return each view's answer by name.
 
-        Raise DataError for a damaged row, and ContractMismatch for a row of another contract.
+        `keys` has n values per join key; `at` is the time of the lookup in microseconds since 1970 UTC. Raise DataError
+        for a damaged row, ContractMismatch for a row of another contract, and redis.RedisError if Redis fails.
         """
         (reply,) = ask(client, [record.query(self.contract.project, self.views)])
         stamps = record.stamps(self.views, reply)
@@ -144,10 +145,11 @@ def _bounds(times: Ints) -> tuple[int, int]:
 def answer(
     view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None, ahead: bool
 ) -> ViewAnswer:
-    """Apply the time rules to stored rows: future rows are invisible unless `ahead`, and old rows expire.
+    """Return a view's answer at the time `at`, in microseconds since 1970 UTC, from its stored rows.
 
-    `at` is in microseconds since 1970 UTC. `stamp`, if given, first replaces the times of the rows that it covers. Rows
-    in the mask `damaged` get the status DAMAGED.
+    A row later than `at` counts as not found unless `ahead` is True. A row older than the view's ttl is expired.
+    `stamp`, if given, first replaces the times of the rows that it covers. Rows in the mask `damaged` get the status
+    DAMAGED.
     """
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)

@@ -113,7 +113,7 @@ def _collected(project: str, table: str) -> bytes:
 
 
 def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
-    """Return the arguments of the script `APPEND`, which queues all rows, or none if more than `limit` would wait."""
+    """Return the arguments of the script `APPEND`: it queues packed rows, or none if more than `limit` would wait."""
     pairs = [part for pair in zip(names, rows, strict=True) for part in pair]
     return [b"%d" % limit, b"%d" % accepted, *pairs]
 
@@ -128,7 +128,7 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
 
 
 def newest(client: Client, project: str, table: str) -> int:
-    """Return a stream's last place (see `Entry`), or -1 if it is empty. First renumber ids that are too large."""
+    """Return a stream's last place (an entry's id as one number), -1 if empty. First renumber too large ids."""
     entries = _entries(client, project, table, lambda name: client.xrevrange(name, count=1))
     return _place(entries[0][0]) if entries else -1
 
@@ -138,7 +138,8 @@ def waiting(
 ) -> list[Entry]:
     """Return up to `count` entries of a stream with `after < place <= until` (None: no limit), in order.
 
-    First renumber the stream if an id is too large for a place. Raise redis.RedisError if Redis does not answer.
+    A place is the stream id as a single number. First renumber the stream if an id is too large for a place. The empty
+    entry that `restore` adds is left out. Raise redis.RedisError if Redis does not answer.
     """
     first, last = "-" if after < 0 else f"({_id(after)}", "+" if until is None else _id(max(until, 0))
     entries = _entries(client, project, table, lambda name: client.xrange(name, first, last, count=count))
@@ -179,7 +180,7 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
 
 
 def put_back(client: Client, project: str, table: str) -> None:
-    """Move entries that were set aside back to the stream, except malformed ones, which stay."""
+    """Move entries from the stream of unreadable entries back to the end of the other; malformed ones stay."""
     for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]
@@ -189,7 +190,7 @@ def put_back(client: Client, project: str, table: str) -> None:
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Record `place` as collected in Redis, and remove all entries before it, but not its own; return how many."""
+    """Record `place` as collected, and remove all entries before it, but not its own. Return how many were removed."""
     client.set(_collected(project, table).decode(), _id(place))
     # The entry at `place` stays: while it exists, Redis has not lost any later entry.
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
@@ -208,7 +209,8 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
     """Restart a lost stream with an empty entry at `place`, so that later ids are greater; remove all earlier entries.
 
-    Do this only if the stream ends at `seen`, the last place that the caller read (-1: it is empty), before `place`.
+    This does nothing unless the stream still ends at `seen`, before `place`: the last place that the caller read, or -1
+    if it was empty.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.

@@ -27,7 +27,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     known: int
 
     def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
-        """Return the event and known times of n rows; rows known by `until` get the times of this stamp."""
+        """Return event and known times of n rows: this stamp's for rows known by `until`, their own for later rows."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
@@ -77,7 +77,7 @@ def records(project: str) -> bytes:
 
 
 def beside(project: str, view: str, what: str) -> bytes:
-    """Return the Redis key for a view's data called `what`. It never equals an entity key: join keys contain no bar."""
+    """Return the Redis key for the data `what` of a view (by online name) or table. Entity keys lack its bar."""
     return f"{project}:tables|{view}|{what}".encode()
 
 
@@ -100,6 +100,6 @@ def query(project: str, views: Collection[ViewContract]) -> tuple[bytes, ...]:
 
 
 def stamps(views: Collection[ViewContract], reply: Sequence[bytes | None]) -> dict[str, Stamp]:
-    """Return the stamp of each view that has one under its current contract, from the reply to `query`."""
+    """Return, by view name, the stamps in the reply to `query`; only of records with the view's current contract."""
     records = zip(views, map(decode, reply), strict=True)
     return {view.name: stamp for view, record in records if (stamp := stamp_of(view, record))}

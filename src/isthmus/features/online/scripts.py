@@ -1,6 +1,6 @@
 """Lua scripts with which Redis decides which rows replace stored rows, so that writers may run in any order.
 
-A pushed row is a row that does not come from the offline table.
+A pushed row is a row that does not come from the offline table. `push_steps` tells how to write such rows.
 """
 
 import struct
@@ -112,7 +112,7 @@ return {1}
 
 
 def suspects(project: str, view: str) -> bytes:
-    """Return the name of the Redis set with the keys of pushed rows, which the next materialization checks."""
+    """Return the name of the Redis set of pushed keys that the next materialization checks. `view`: online name."""
     return record.beside(project, view, "suspects")
 
 
@@ -121,7 +121,7 @@ def lock_key(project: str, view: str) -> bytes:
 
 
 def announced(names: Sequence[bytes], known: Ints) -> list[bytes]:
-    """Return the arguments of the script `ANNOUNCE`, which records pushed keys for the next materialization."""
+    """Return the arguments of the script `ANNOUNCE`, which records keys of pushed rows, with their known times."""
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 
 
@@ -131,10 +131,11 @@ class PushStep(Enum):
 
 
 def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
-    """Yield the steps that write pushed rows while a materialization may be running. Return the counts of `WRITE`.
+    """Yield the steps that write pushed rows while a materialization may be running; return the counts of `WRITE`.
 
-    The caller performs each step. For `READ`, it sends back the view's record. For `ANNOUNCE`, it runs the script
-    `ANNOUNCE`. For bytes, it runs the script `WRITE` with them as its rule, and sends back the counts.
+    The caller performs each step. For `READ`, it sends back the view's record, or None. For `ANNOUNCE`, it runs the
+    script `ANNOUNCE`. For bytes, it runs the script `WRITE` with the bytes as second argument, and sends back the
+    counts.
     """
     # Without a record, the next materialization compares every row.
     before = yield PushStep.READ

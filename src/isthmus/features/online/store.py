@@ -60,7 +60,7 @@ class OnlineStore:
         *,
         horizon: int | None = None,
     ) -> WriteCounts:
-        """Write n rows. A row replaces the stored row, unless that is newer by event time, known time and content.
+        """Write n rows. A row replaces the stored row, unless that is newer by event time, then known time and content.
 
         Times have shape (n,), int64 microseconds. Pass `horizon`, in microseconds, only for rows of the offline table:
         a row then also replaces a newer row that was known by the horizon, because the table no longer has that row.
@@ -85,7 +85,7 @@ class OnlineStore:
         return WriteCounts(len(event), changed, written)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
-        """Write packed rows under their entity keys, like `write` without `horizon`: they count as pushed."""
+        """Write packed rows by entity key; newer stored rows stay. The next materialization checks the rows."""
         return self._pushed(view, lambda: names, known_times(rows), lambda: [(names, rows)])
 
     def _write(self, view: ViewContract, rule: bytes, pieces: Iterable[Piece]) -> list[int]:
@@ -134,7 +134,6 @@ class OnlineStore:
         return pushes.backlog(ask(self.client, pushes.backlog_commands(self.contract.project, table)))
 
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
-        """Record the keys of pushed rows in Redis. The next materialization checks them."""
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
             arguments = scripts.announced(names[part], known[part])
@@ -162,19 +161,23 @@ class OnlineStore:
         return records.decode(self.record_text(view))
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
-        """Replace a view's record and return True; return False if it no longer equals `before` (None: no record)."""
+        """Replace a view's encoded record if it still equals `before` (None: no record).
+
+        Return True if Redis has `record` now, even if it had it before; return False if Redis has another record.
+        """
         arguments = [view.online_name.encode(), before or b"", record]
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        """Return the lock that a materialization must acquire. If not reacquired, it expires after `LEASE_SECONDS`."""
+        """Return the lock that a materialization must acquire; it expires `LEASE_SECONDS` after the last renewal."""
         name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """Return the recorded keys of pushed rows. Forget the keys known by `horizon`, and the mark of `distrust`.
+        """Return the recorded keys of pushed rows, one column per join key; None if the caller must compare every row.
 
-        None means that the caller must compare every row: there were too many keys, or `distrust` was called.
+        None means that there were too many keys, or that `distrust` was called. Redis then forgets that mark, and all
+        recorded keys known by `horizon`.
         """
         name = self._suspects(view).decode()
         with self.client.pipeline(transaction=True) as pipeline:
@@ -206,7 +209,10 @@ class OnlineStore:
         return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
     def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Scan Redis for keys that are not in `keys`, and remove their rows like `remove`; return how many."""
+        """Scan Redis, and remove the view's rows of all keys that are not in `keys`. Return how many were removed.
+
+        Rows of the current contract that became known after `horizon` stay, and the next materialization checks them.
+        """
         keep = set(entity_keys(self.contract.project, view.keys, keys))
         batches = ([name for name in names if name not in keep] for names in self._names(view))
         return self._remove(view, batches, horizon)
@@ -231,7 +237,7 @@ class OnlineStore:
         return replies
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
-        """Yield, in parts, the join keys and the decoded rows of all pushed rows that became known after `horizon`."""
+        """Yield, in parts, the join keys and decoded rows of all pushed rows that became known after `horizon`."""
         codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
@@ -246,14 +252,14 @@ class OnlineStore:
                 yield by_join_key(view.keys, keys), codec.decode(rows)
 
     def drop(self, view: ViewContract) -> None:
-        """Delete all data of a view from Redis: its rows, record and sample, and the recorded keys of pushed rows."""
+        """Delete a view's rows, record, sample and recorded pushed keys from Redis. The stream of pushed rows stays."""
         self.client.hdel(self._records, view.online_name)
         self._remove(view, self._names(view), EVERYTHING)
         for name in (self._suspects(view), loss.sample(self.contract.project, view)):
             self.client.delete(name.decode())
 
     def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
-        """Store these keys in Redis as the sample that `lacks_sample` and `losses` check."""
+        """Store these keys in Redis as the view's new sample, which `lacks_sample` and `losses` check."""
         names = entity_keys(self.contract.project, view.keys, keys)
         self.client.set(loss.sample(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 

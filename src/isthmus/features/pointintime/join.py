@@ -34,7 +34,7 @@ _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
 
 
 def point_in_time(spine: pa.Table, histories: Sequence[ViewHistory], threads: int = 2) -> pa.Table:
-    """Join the histories of views to a spine in memory, and return all spine rows in order; see `Join` for streams.
+    """Join the histories of views to a spine in memory, and return all spine rows in order. `Join` does so for streams.
 
     Adds the columns `<view>__<feature>` and a `<view>__status` of present, null, expired or not_found. A null key
     matches no row. Raises DataError for a spine that does not fit the histories, or whose `event_timestamp` has nulls.
@@ -88,9 +88,10 @@ class Join:
             first += len(rows)
 
     def questions(self, spine: pa.Table, first: int) -> pa.Table:
-        """Return the join keys and `event_timestamp` in the histories' types, for a join by another engine.
+        """Return the join keys and `event_timestamp` of a spine in the histories' types, for a join by another engine.
 
-        `first` is the number of the first row, for messages. Raises DataError for the same rows as `batches`.
+        `first` is the number of the first row, for messages. Raises DataError if a row has no time or a value that does
+        not fit its type.
         """
         columns: dict[str, pa.ChunkedArray | pa.Array] = {
             "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
@@ -101,7 +102,7 @@ class Join:
         return pa.table(columns)
 
     def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """Return a batch of spine rows with columns that another engine joined; `answers` has a row per spine row."""
+        """Return a batch of spine rows with the columns of `answers`, another engine's join, one row per spine row."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -211,8 +212,8 @@ def by_ttl(
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
     """Return a view's features and status, by column name; features of rows that are older than the ttl become null.
 
-    `moments` is the time of each query. `event` and `rows` are the event time and, by full name, the features of the
-    newest row. `present` is True where there is a row, and `event` is null elsewhere.
+    `moments` is the time of each query. `present` is True where a row was found for it. `event` has the event times of
+    these rows, else nulls, and `rows` their features by full name.
     """
     at = moments.cast(_TIME).cast(pa.int64())
     age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))
@@ -235,7 +236,10 @@ def by_ttl(
 
 
 def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]]) -> None:
-    """Raise DataError unless these views, each with the columns that it adds, can be joined to a spine."""
+    """Raise DataError unless a spine has `event_timestamp` and all keys of these views, in fitting types.
+
+    `parts` has each view with the columns that the join adds, which the spine must not have.
+    """
     if "event_timestamp" not in spine.names:
         raise DataError("spine", "has no column event_timestamp", remedy="give each row's time this name")
     if spine.names.count("event_timestamp") > 1:

@@ -158,7 +158,7 @@ class ServedPushes:
         return np.array(list(readable.values()), np.int64)
 
     def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
-        """Advance the replay by a materialization run that wrote the rows `state`, and return two masks of shape (m,).
+        """Advance the replay by a materialization run that wrote the rows `state`; return two masks over the m `keys`.
 
         The first marks the keys whose pushed row stays: it became known after `horizon`, in microseconds since 1970
         UTC, and is newer than the run's row. The second marks the keys whose pushed row the run replaces or removes.
@@ -178,8 +178,9 @@ class ServedPushes:
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
     """Return a view's rows that were readable online. Both times of a row are the time at which it became readable.
 
-    `EVENT` holds the row's own event time. `PRESENT` is null in a row that stands for the removal of a key. Raises
-    DataError if the view was never materialized under its contract, or if a materialized version no longer exists.
+    The column `EVENT` holds the row's own event time. If a key was removed, a row with null in `PRESENT` stands for
+    that. Raises DataError if the view was never materialized under its contract, or if a materialized version no longer
+    exists.
     """
     return _readable(offline, view, None, _push_log(offline, view).version())[0]
 

@@ -52,10 +52,10 @@ class SpineRows:
 
 
 def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:
-    """Open a spine in any of the `FORMS` that a user may pass. `SpineRows.batches` reads its rows later.
+    """Open a spine: an Arrow, pandas or Polars table, or a local path. `SpineRows.batches` reads its rows later.
 
-    `types` are the column types of a CSV file, where "007" may be text; other columns are text. Raises DataError if the
-    value has another form or cannot be read, and RequestError if it is a URL.
+    `FORMS` lists all forms. `types` are the column types of a CSV file, where "007" may be text; other columns are
+    text. Raises DataError if the spine has another form or cannot be read, and RequestError if it is a URL.
     """
     if isinstance(spine, str | Path):
         return _file(require_local("spine", spine), types)

@@ -1,4 +1,4 @@
-"""The values that a device sees: its snapshot was made some time before each row's own time."""
+"""`AgedJoin` joins the values that a device sees: its snapshot was made some time before each row's own time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -106,7 +106,7 @@ def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContr
 
 
 def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
-    """Decode a view's stream entries into a table in the form of the log of pushes; raise DataError if damaged."""
+    """Decode stream entries, all of the view's contract, to rows of the log of pushes; raise DataError if invalid."""
     codec, packed = RowCodec(view), [entry.row for entry in entries]
     block = codec.decode(packed)
     if not codec.intact(packed, block).all():

@@ -81,8 +81,9 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     """Update the rows of a view in Redis to the latest rows of its history, and return the counts.
 
     This writes rows that differ, removes rows of keys that the table lacks, updates the view's record in Redis, and
-    appends the run to the log of materializations unless it finds the rows of the last run unchanged. Only one run per
-    view writes at a time: this waits up to `WAIT_SECONDS` for another one, after calling `waiting`.
+    appends the run to the log of materializations unless it finds the rows of the last run unchanged. If Redis already
+    has the rows of a table that was built later, this only writes rows that are newer. Only one run per view writes at
+    a time: this waits up to `WAIT_SECONDS` for another one, after calling `waiting`.
 
     `now` returns the time in microseconds since 1970 UTC. With `full`, every row is compared with Redis, and even newer
     rows there are replaced or removed. `send` replaces writing in this process. Raises DependencyError if Redis fails
@@ -313,8 +314,8 @@ class RowsDiff:
 
         If all unchanged rows have the same new times, these become the new stamp, and only rows with changed content
         are sent. Otherwise rows with new times are sent, too. If the stamp would change the times of a sent row, return
-        None. `stamp` is the current stamp, and `horizon` the latest known time of the table's rows in Redis. Rows of
-        pushed keys, `suspect`, are always sent, and Redis decides.
+        None. `stamp` is the current stamp, and `horizon` the latest known time of the table's rows in Redis. `suspect`
+        has the keys of pushed rows: their rows are always sent, and Redis decides which row stays.
         """
         matched = matches(before.keys, after.keys)
         same = before.same(matched, after, times=False)
@@ -339,7 +340,7 @@ class RowsDiff:
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
-    """Raise DependencyError if a process of `before` is missing in `after`; both are from `OnlineStore.servers`."""
+    """Raise DependencyError if a Redis process of `before` is missing in `after`; both hold evicted keys by run id."""
     if not before.keys() <= after.keys():
         raise DependencyError(
             f"Redis at {without_credentials(url)}", "was restarted, or has changed its primaries, during the run",
@@ -348,7 +349,7 @@ def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> Non
 
 
 def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
-    """Write rows, in the form of the offline table, to Redis. `until` is the `horizon` of `OnlineStore.write`."""
+    """Write rows in the form of the offline table to Redis, also over newer rows that were known by `until`, if set."""
     values = {column.name: arrow.from_arrow(rows[column.name], column.dtype) for column in view.fields}
     event, known = arrow.micros(rows["event_timestamp"]), arrow.micros(rows["known_at"])
     return store.write(view, key_values(view, rows), event, known, values, horizon=until)

@@ -19,9 +19,9 @@ def is_published(store: OnlineStore, view: ViewContract) -> bool:
 
 
 def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> None:
-    """Compare every row of a published view in Redis with its table; raise DataError if rows are missing or differ.
+    """Compare each row of a view's table, as last published, with Redis; raise DataError if one is missing or differs.
 
-    Rows that were pushed after the view was published are accepted. Call this only if `is_published` returns True.
+    A newer pushed row is accepted, and other rows in Redis are not checked. Call this only if `is_published` is True.
     """
     record = store.published(view)
     assert record is not None  # noqa: S101 - `is_published`

@@ -82,10 +82,11 @@ def drift(
     new: FeatureStatistics,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Measure how far new rows have drifted from a reference of the same type. Fewer than `LEAST` rows are not judged.
+    """Measure how far new rows have drifted from a reference of the same type.
 
     `windows` are statistics of parts of the reference, each as long as the time that the new rows span. A measure that
-    is as large in one of the windows does not count as drift. Raises DependencyError without SciPy.
+    is as large in one of the windows does not count as drift. With fewer than `LEAST` new rows, no measure counts.
+    Raises DependencyError for numbers without SciPy.
     """
     limits = Thresholds()
     if not reference.rows or not new.rows:
@@ -161,7 +162,7 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """Return the population stability index of non-empty sides, and the value that chance exceeds 1 in 1,000 times."""
+    """Return the population stability index, and the index that chance exceeds once in 1,000. Each side needs rows."""
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]

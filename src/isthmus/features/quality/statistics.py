@@ -92,7 +92,7 @@ class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def read(
     data: ds.Dataset | pa.Table, columns: Sequence[str], after: int | None = None, until: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows whose event time, in microseconds, lies in (after, until], in batches. None leaves an end open."""
+    """Yield columns of the rows with event times in (after, until], in microseconds; None leaves an end open."""
     event = ds.field("event_timestamp")
     where = None
     if after is not None:
@@ -168,7 +168,7 @@ class Measurement:
 
 
 def category(value: bool | str | bytes) -> str:
-    """Return the name of a category: Bytes in hexadecimal with 0x; a long name is cut and ends with its digest."""
+    """Return the name of a value: bytes as 0x and hexadecimal; a long name is cut, and its digest added."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -55,10 +55,11 @@ def check(
     now: int,
     references: Sequence[ReferenceStatistics] = (),
 ) -> list[Finding]:
-    """Return a finding for each expectation of a view, in order, from its rows: keys, `event_timestamp` and features.
+    """Check the expectations `declared` of a view against the rows `data`; return the findings in order.
 
-    `now` is in microseconds. Pass the references of all training sets in use that read the view. An expectation about
-    drift has a finding for each reference with later rows. Without such a reference, its single finding has passed.
+    The rows have keys, `event_timestamp` and features. `now` is in microseconds. Pass the references of all training
+    sets in use that read the view. An expectation about drift has a finding for each reference with later rows, or
+    without such a reference, one that has passed. Each other expectation has one finding.
     """
     if not declared:
         return []

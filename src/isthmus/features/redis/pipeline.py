@@ -38,7 +38,7 @@ def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
 
 
 def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iterable[Piece]) -> list[int]:
-    """Run a script over all keys, and return the sums of its counts; an empty list if there are no keys.
+    """Run a script over the keys of all pieces. Return its counts, each summed over all calls; [] if there are no keys.
 
     A connection that is lost before the first reply is reopened once, so any call may run twice. A later loss raises
     redis.ConnectionError, because a restarted Redis may have lost writes that it had confirmed.
@@ -157,7 +157,6 @@ class _Exchange:
         self._connections[node] = (pool, pool.get_connection())
 
     def _release(self) -> None:
-        """Return the connections to their pools; close those with unread replies."""
         for pool, connection in self._connections.values():
             if self._flying:
                 connection.disconnect()

@@ -72,7 +72,7 @@ _NO_TLS = "begin the URL in {setting} with rediss:// if Redis uses TLS, and with
 
 
 def refusal(error: BaseException) -> Refusal | None:
-    """Explain an error of redis-py or one of its causes; return None if Redis did not answer, as after a timeout."""
+    """Explain an error of redis-py, or its first known cause; return None if Redis did not answer (a timeout)."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Refusal(f"shows a certificate that is not trusted ({cause.verify_message})", _UNTRUSTED)

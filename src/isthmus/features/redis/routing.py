@@ -55,7 +55,7 @@ class Script:
         return [self.with_text(call) if cluster or not n else call for n, call in enumerate(calls)]
 
     def after_refusal(self, arguments: Sequence[bytes], call: Command, refusal: Exception) -> list[Command]:
-        """Return the commands to send after a rejected call: with the script's text, or one per key of moving slots."""
+        """Return the commands that replace a rejected call: with the script's text, or one per key of moving slots."""
         if isinstance(refusal, NoScriptError):
             return [self.with_text(call)]
         # While a slot moves, its keys are on two nodes.
@@ -79,7 +79,7 @@ def by_node(
 
 
 def by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Split pieces into batches for a single server. Each batch is a single call with at most `CHUNK` keys."""
+    """Split pieces, keys with values, into calls for one server. Each batch is one call of at most `CHUNK` keys."""
     for piece in pieces:
         for part in _chunks(piece):
             yield [part]

@@ -80,7 +80,7 @@ class OneRow:
                         if self._slots[slot] is not False]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
-        """Compute one row from values by input name. Return None for several rows, or unexpected NumPy types."""
+        """Compute one row from values by input name. Return None for another number of rows or other NumPy types."""
         slots = self._slots.copy()
         for name, dtype, slot, mask in self._inputs:
             column = columns[name]
@@ -142,7 +142,7 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Compute n rows from values by input name. Fields that Spark cannot compute are null, and in `refused`."""
+        """Compute n rows from values by input name. Fields that Spark would refuse are null, and in `refused`."""
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -163,11 +163,11 @@ class RowGraph:
     def require(
         self, columns: Mapping[str, Values], graphs: "Callable[[str], RowGraph]", place: Callable[[str], str]
     ) -> Mapping[str, Values]:
-        """Compute n rows like `run`, but raise a RequestError if Spark would refuse to compute a row.
+        """Return the fields of n rows from values by input name; raise RequestError if Spark would refuse a row.
 
-        The message names the first such row, and the request field that breaks a rule, or else a field and the inputs
-        that it cannot be computed from. `graphs` returns the graph of a request source, whose rules are checked.
-        `place` returns the place of a request field in the request.
+        The message names the first row of a refused field, and the request field that breaks a rule, or else the
+        refused field and the inputs that it cannot be computed from. `graphs` returns the graph of a request source,
+        whose rules are checked. `place` returns the place of a request field in the request.
         """
         computed = self.run(columns)
         if (first := self.first_refused(columns, computed, graphs)) is None:
@@ -181,7 +181,7 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Explain the first row in which Spark would refuse a field, or return None. `computed` comes from `run`."""
+        """Explain the first row of one field that Spark would refuse, or return None. `computed` comes from `run`."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}

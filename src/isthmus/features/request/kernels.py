@@ -121,7 +121,7 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """Return an ONNX operator as a Python function with its second argument, or None if it is not supported here."""
+    """Return an ONNX operator as (function of two values, constant second value or None); None if not supported."""
     match name, element:
         case "Cast", _:
             return _cast(element, attributes["to"])

@@ -159,7 +159,6 @@ class ProgramBuilder:
         return self._open.isdisjoint(part.listed())
 
     def _value(self, part: SlotArray) -> Any:
-        """Return the values of a constant tensor, as lists."""
         if not self._fixed(part):
             raise UnreadableGraph("a shape or a table that depends on a row")
         return np.array([self._slots[slot] for slot in part.listed()]).reshape(part.slots.shape).tolist()
@@ -305,7 +304,7 @@ class ProgramBuilder:
         return SlotArray(element, np.array(out, np.intp).reshape(shape))
 
     def listed(self, goals: Sequence[int]) -> list[Listed]:
-        """Return the steps that fill the slots `goals`, in order, including both sides of every choice."""
+        """Return, in order, the steps that compute the slots `goals`, including both sides of every choice."""
         needed, steps = {*goals}, []
         for step in reversed(self._steps):
             if step.out in needed:
@@ -318,7 +317,7 @@ class ProgramBuilder:
         return self._slots[slot]
 
     def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
-        """Return the steps that fill the slots `goals`, the initial values, and the new number of each used slot."""
+        """Return the steps that compute the slots `goals`, the initial values, and the new number of each used slot."""
         paths: dict[int, _Path] = dict.fromkeys(goals, ())
         for step in reversed(self._steps):
             if (path := paths.get(step.out)) is not None:

@@ -59,7 +59,7 @@ def from_python(values: Sequence[Any], dtype: DataType) -> Values:
 
 
 def array_of(value: Any, element: DataType, where: str = "") -> Any:
-    """Convert a list or array to its form in `Values`; raise DataError for nulls or several dimensions."""
+    """Return `value` as a NumPy array, or as a list for String and Bytes; raise DataError for nulls or 2 dimensions."""
     where = where or f"an array of {element}"
     if isinstance(value, np.ndarray) and element.numpy is not None and value.dtype.kind in "biuf":
         array = value.astype(element.numpy, copy=False)

@@ -46,13 +46,13 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
-    """Return the values in a name from `entity_key`, in alphabetical order of join keys. It rejects no other names."""
+    """Return the values in an `entity_key`, in alphabetical order of join keys. Other names are not detected."""
     # To detect other names, encode the values again and compare.
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
 
 def by_join_key(columns: Iterable[Column], keys: Sequence[tuple[KeyValue, ...]]) -> dict[str, list[KeyValue]]:
-    """Convert results of `decode_key` to columns: the values of each join key, by its name."""
+    """Convert keys, each with its values in alphabetical order of join keys, to a list of values for each join key."""
     ordered = sorted(column.name for column in columns)
     return {name: [key[n] for key in keys] for n, name in enumerate(ordered)}
 
@@ -82,7 +82,7 @@ def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
 
 
 def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
-    """Return the encoded value of the join key `name` from a key without prefix; raise KeyError for an unknown name."""
+    """Return the encoded value of the join key `name` in a key without prefix; raise KeyError if it is not a column."""
     place = 0
     for column in sorted(columns, key=lambda column: column.name):
         end = place + _size(key, place)

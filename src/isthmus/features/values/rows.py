@@ -172,7 +172,7 @@ class RowCodec:
         return selections
 
     def bits(self, names: Sequence[str]) -> bytes:
-        """Return these features as a bit mask: the section `nulls` of a row in which exactly they are null."""
+        """Return a bit mask of these features, in the form of the section `nulls` of a row, for `Columns.nulls`."""
         bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
         return bits.to_bytes(len(self.every), "little")
 
@@ -214,9 +214,8 @@ class RowCodec:
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
         """Decode the rows of n keys, and treat damaged rows and rows of another contract as missing.
 
-        Return the rows, and a mask of the damaged rows and those of another contract; None if there are none. `check`
-        also compares the content of each row with its hash. Raise ContractMismatch if all rows were written under
-        another contract.
+        Return the rows and the mask of such rows, which is None if there are none. With `check`, a row whose content
+        does not match its hash is damaged, too. Raise ContractMismatch if all rows were written under another contract.
         """
         block = self._decode(rows)
         if block is not None and not check:

@@ -28,7 +28,7 @@ def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
 
 
 def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, Any]:
-    """Decode results of `pack`; pass None for nulls, which look like empty values. Raise ValueError if invalid."""
+    """Decode bytes from `pack`, with None in place of each null; raise ValueError if incomplete or not UTF-8."""
     element = dtype.element
     if dtype.name == "String":
         return objects([None if text is None else text.decode() for text in packed], len(packed))

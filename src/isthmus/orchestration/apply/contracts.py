@@ -58,7 +58,7 @@ class ContractDifference:
 
 
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
-    """Read the contract at the path `name`; "applied" and "definitions" name the contracts of `project`.
+    """Read the contract at the path `name`; "applied" and "definitions" are those of the project that `project` opens.
 
     A path is that of a contract.json, of a package folder, or of a project folder, which gives its applied contract.
     Raise RequestError if the file cannot be read, ContractMismatch if it is not a contract or nothing has been applied,

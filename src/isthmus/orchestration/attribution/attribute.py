@@ -49,7 +49,7 @@ LARGEST = 10
 
 
 def day_range(first: str | None, end: str | None) -> Days | None:
-    """Parse --from and --to (exclusive), or return None without both; raise RequestError if one is missing or wrong."""
+    """Parse the values of --from and --to (exclusive); None without both. Raise RequestError if one is missing."""
     if (first is None) != (end is None):
         raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
                            expected="both --from and --to, or neither")  # fmt: skip
@@ -57,7 +57,7 @@ def day_range(first: str | None, end: str | None) -> Days | None:
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Raise RequestError if any option is set (not None or []), because none can be combined with `beside`."""
+    """Raise RequestError if an option has a value (not None or []): it cannot be combined with the option `beside`."""
     if named := [name for name, value in options.items() if value not in (None, [])]:
         raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
 
@@ -193,8 +193,8 @@ def _features(
 def measures_of(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
     """Return measures by name, as functions of the scores of n rows. `labels` has shape (n,), NaN if unknown.
 
-    The mean score covers all rows. Label-based measures cover the rows with a known label; they are missing if no label
-    is known, and `auc` is missing if all labels are equal.
+    The mean score covers all rows. The other measures cover the rows with a known label: `log_loss` and `auc` for
+    binary labels, else `rmse` and `mae`. They are missing if no label is known, and `auc` if all labels are equal.
     """
     known = np.flatnonzero(np.isfinite(labels))
     labels = labels[known]

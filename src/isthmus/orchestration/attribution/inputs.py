@@ -55,7 +55,7 @@ def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
 
 
 def served_since(project: Project, declared: Distillation) -> tuple[int | None, str]:
-    """Return when the last of a student's views was first served, and the name of that view.
+    """Return the time from which all of a student's views were served, and the name of the last view to be served.
 
     The time is in microseconds since 1970 UTC. If a view was never materialized under the applied contract, return None
     and the name of that view. If the student reads no view, return the smallest int64 and an empty name.
@@ -97,8 +97,8 @@ def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[s
     """Read model inputs from a Parquet or Arrow file, and match them with `rows` by join keys and event time.
 
     Return the indices in `rows` of the m rows that the file has, shape (m,), and a table of their inputs, m rows. The
-    file may lack inputs and rows. Rows of the file with the same keys and time are ignored. Raise DataError if the file
-    cannot be read, lacks a key or all inputs, has a column that is not an input, or matches no row.
+    file may lack inputs and rows. File rows that share their keys and time with another are ignored. Raise DataError if
+    the file cannot be read, lacks a key or all inputs, has a column that is not an input, or matches no row.
     """
     table, source, key_columns = _read(file), f"inputs {file}", [*keys, TIME]
     allowed = dict.fromkeys([*key_columns, *inputs])
@@ -130,7 +130,6 @@ def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[s
 
 
 def _unique(names: pa.Table) -> Index:
-    """Return the indices of the rows whose keys are unique."""
     distinct = names.group_by(names.column_names).aggregate([])
     groups = matches(distinct, names)
     counts = np.bincount(groups[groups >= 0], minlength=len(distinct))
