@@ -73,7 +73,7 @@ class Grants(msgspec.Struct, frozen=True):
             raise self._lacks(own, f"{own}, snapshot:{service} or snapshot:*")
 
     def require_lookup(self, service: str | None, features: Sequence[str] | None) -> None:
-        """Raise a ForbiddenError unless the key has `read:*`, or `read:SERVICE` and there are no `features`."""
+        """Raise a ForbiddenError unless the key has `read:*`, or `read:SERVICE` for a `service` without `features`."""
         if features is None and service is not None:
             self.require("read", service)
         elif "read:*" not in self.scopes:

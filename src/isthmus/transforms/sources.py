@@ -168,8 +168,8 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
     """Return a fingerprint of a source without reading its rows: of file names, sizes and times, or a table's version.
 
     None means unknown: a PostgreSQL query without `version_sql`, or a URL that is neither `s3://` nor `s3a://`. A
-    table, a database or an S3 URL is opened, with the storage `options`. Raises a ConfigurationError if a local file or
-    the variable with an address is missing, DataError, or DependencyError (no answer).
+    table, a database or an S3 URL is opened, with the storage `options`. Raises ConfigurationError if a local file or
+    the variable with an address is missing, DataError for a damaged table, and DependencyError without an answer.
     """
     if source.sql:
         return _hash(sql.version(source, root))

@@ -45,7 +45,7 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests in progress. If several, each worker is a process.
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress. With several workers, each is a process.
 
     Replaces the handlers of both signals, and increases this process's soft limit on open files. Several workers share
     a temporary folder, which it puts into `ISTHMUS_METRICS`. Raises a ConfigurationError if it cannot listen.

@@ -37,7 +37,7 @@ async def answer(request: Request, services: Collection[str], folder: str | None
 
     The answer is 304 if the client has the newest version. A whole file is compressed with Zstandard if the client
     accepts it. `services` are the known names; `folder` holds all snapshots. Raises a ForbiddenError, NotFoundError
-    (unknown service, no snapshot, or no `folder`), NotReadyError (damaged files) or RequestError (wrong owner type).
+    (unknown service, no snapshot, or no `folder`), NotReadyError (damaged files) or RequestError (invalid owner).
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:

@@ -228,7 +228,7 @@ class Lookup:
     def computed(
         self, outputs: TransformOutputs
     ) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """Yield each computed field: index in `names`, transform, type, values (1, rows), null mask (None without)."""
+        """Yield each computed field: index in `names`, transform, type, values (1, rows), null mask (None: no null)."""
         for place, transform, field, dtype in self._computed:
             values = outputs[transform][field]
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
@@ -295,7 +295,7 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """Split Feast references `view:feature` into pairs; raise a RequestError for none, an invalid or an unknown one."""
+    """Split Feast references `view:feature` into pairs; raise a RequestError if none, or if one is wrong or unknown."""
     if not references:
         raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []

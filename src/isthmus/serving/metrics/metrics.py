@@ -80,7 +80,7 @@ class Metrics:
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request as ended, after `begin`. `path` is its route or a placeholder; status 0: the client left."""
+        """Count a request that `begin` counted. `path` is a route or placeholder; `status` is 0 if the client left."""
         self._in_flight.value -= 1
         self._outcomes[path, scope["method"], status].count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:

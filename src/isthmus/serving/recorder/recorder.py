@@ -119,7 +119,7 @@ class Recorder:
         self._thread.start()
 
     def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
-        """Return the `AnswerReader` of a plan, created once, or at random None: this answer is outside the sample."""
+        """Return the cached `AnswerReader` of a plan, or None if this answer is, by chance, outside the sample."""
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
             return None

@@ -186,7 +186,7 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True for the candidate's share of requests, chosen by a hash of the first row of the join keys `names`.
+        """Return True for the candidate's share of requests, chosen by a hash of the first row's join keys `names`.
 
         Without join keys, the hash is of `body`.
         """
@@ -259,7 +259,7 @@ class ProbationRun(Trial):
     def begin(self) -> bool:
         """Return True if the caller should now run both models for comparison, and then call `end`.
 
-        Returns False during a comparison and the pause after it. If `end` is not called, this lasts 10 seconds.
+        Returns False during a comparison and in the pause after it, or for 10 seconds if `end` is not called.
         """
         now = time.monotonic()
         if now < self._next:

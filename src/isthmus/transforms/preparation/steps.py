@@ -14,7 +14,7 @@ class Setting:
     """Base of the steps for numbers and the encodings for texts."""
 
     def misfit(self) -> str:
-        """If this setting has an invalid value, return which values are valid, for an error message; else return ""."""
+        """Return which values are valid, for an error message, if this setting has an invalid one; else return ""."""
         match self:
             case Clip(low=low, high=high) if not (_number(low) and _number(high) and 0 <= low <= high <= 1):
                 return "shares, 0 <= low <= high <= 1"

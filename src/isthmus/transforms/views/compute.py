@@ -67,8 +67,8 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
 
     The table has `columns` (keys, request fields, label), `event_timestamp` and `known_at`, and is sorted by
     `event_timestamp`, then by the other columns. Keys may be null, but not times. Raises ConfigurationError with all
-    missing columns and wrong types, DataError if the function or query fails, without rows, for an invalid row or if a
-    label was known before `event_timestamp`, and DependencyError if the engine lacks a file or module.
+    missing columns and wrong types, DataError if the function or query fails or returns no rows, if a row is invalid,
+    or if a label was known before `event_timestamp`, and DependencyError if the engine lacks a file or module.
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)

@@ -97,7 +97,7 @@ _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
 def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return the natural logarithm, with an error below 1 ulp, by fdlibm's steps. Other x than positive finite stay."""
+    """Return the natural logarithm by fdlibm's steps, error below 1 ulp. An x not positive and finite is returned."""
     inside = (x > 0.0) & (x < math.inf)
     power, m = _normal(x, inside)
     f = m - 1.0

@@ -58,7 +58,7 @@ def lookup(graph: Graph, node: ExpressionNode, of: MapValue, key: Value) -> Valu
 
 
 def lookup_or(graph: Graph, value: Value, default: Tensor) -> Tensor | None:
-    """Return `value`, the result of a map lookup, with `default` for nulls, as one node; None if that is not possible.
+    """Return `value`, the result of a map lookup, with `default` in place of null; None if that is not possible.
 
     It is possible if the values of the map are 32- or 64-bit integers and `default` is a scalar constant.
     """
