@@ -37,8 +37,8 @@ def status(project: Project, *, measure: bool = True, progress: Progress = silen
     """Return the state of a project. With `measure`, also read the tables to measure expectations and drift.
 
     Measures nothing if the definitions are not applied. A view that cannot be read has its error as `problem`. Training
-    sets, models and packages that are missing or cannot be read are left out, and without a running Redis also waiting
-    and lost rows. Raises a ConfigurationError if the definitions have errors.
+    sets, models and packages that are missing or cannot be read are left out. Waiting and lost rows are reported only
+    while Redis runs. Raises a ConfigurationError if the definitions have errors.
     """
     contract, before = project.definitions.contract, applied_contract(project)
     current = project.generations().current if before else None

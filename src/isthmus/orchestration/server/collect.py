@@ -75,8 +75,7 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Call `turn`, which returns a problem or "", every `seconds`: forever, or until `stopped` is set.
 
-    Catches all errors of `turn`. Passes each problem or error to `say`, unless the call before ended with the same
-    text.
+    Catches errors of `turn`. Passes each problem or error to `say`, unless the previous call ended with the same one.
     """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():

@@ -54,7 +54,7 @@ def address(project: Project, port: int | None = None) -> str:
 
 
 def reachable(host: str) -> str:
-    """Return the URL host of a server on this machine that listens on `host`: 127.0.0.1 for 0.0.0.0, [::1] for "::"."""
+    """Return the host for URLs of a local server that listens on `host`: 127.0.0.1 for 0.0.0.0, [::1] for "::"."""
     host = _LOOPBACK.get(host, host)
     return f"[{host}]" if ":" in host else host
 

@@ -180,7 +180,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """List features, by view and keys, that devices get with the next snapshot of service `name` but not the newest."""
+    """List features, by view and keys, that devices get with the next snapshot of service `name` but have not yet."""
     service, device = declared(project, name)
     before = shelf(project, service.name).before()
     known = () if before is None else before.discloses
@@ -193,7 +193,7 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def declared(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return the service `name` (None: the only one with a `device`) and its `device`; RequestError without one."""
+    """Return service `name` (None: the only one with a `device`) and its `device`; RequestError if it has none."""
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:

@@ -248,7 +248,7 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images (URLs by title) as Markdown. After 50,000 characters of URLs, a note replaces each image."""
+    """Format images (URLs by title) as Markdown. A note replaces each image after 50,000 characters of URLs."""
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

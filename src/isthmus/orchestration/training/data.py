@@ -62,7 +62,7 @@ class TrainingOrigin:
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
         """Return everything that determines the training set, for its record and its id.
 
-        `served` has the time up to which each view's log was replayed; None if the join is of known values.
+        `served` has the time up to which each view's log was replayed; None unless values are joined as served.
         """
         # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
@@ -200,8 +200,7 @@ def training_data(
     `features` is a service, or features as `view:feature`. `spine` is a table, frame or file, or a SELECT over the
     views. `status` adds a status column per view. `as_served` joins what was readable online at each time instead of
     what was known. `join` is "embedded" or "engine". Raises ContractMismatch if the definitions have not been applied,
-    RequestError for an unknown feature or options that cannot be combined, and DataError for an unusable table or
-    spine.
+    RequestError for an unknown feature or a wrong combination of options, and DataError for an unusable table or spine.
     """
     contract = project.applied()
     offline = project.offline_store()

@@ -45,7 +45,7 @@ class RequestColumns:
 
 
 def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:
-    """Prepare to compute `fields` (field names by request transform) in the project's engine. None if it is empty."""
+    """Prepare to compute `fields` (field names by request transform) in the project's engine; None without `fields`."""
     if not fields:
         return None
     transforms = []

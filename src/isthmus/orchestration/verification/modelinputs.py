@@ -119,7 +119,7 @@ def _compare_predictions(
 
 
 def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return each row's expected number and answer that differ most, (n,) each; NaN as answers if the shapes differ."""
+    """Pick the class that differs most in each row; return its expected numbers and answers, NaN if shapes differ."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]

@@ -72,7 +72,7 @@ class OnlineSide:
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Read the rows of keys in Redis: the mask that `ahead` returns, and known times and content hashes.
+        """Read each key's row in Redis; return a mask of rows to skip (see `ahead`), known times and content hashes.
 
         Times and hashes are null for a key without a valid row.
         """
@@ -101,7 +101,7 @@ def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Tab
 
 
 def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:
-    """Return the number of rows of `compared`, and the number of rows of `table`, at most 2,000, for a full verdict."""
+    """Count the rows of `compared`, and the rows of `table` for a full verdict: rows with all `keys`, at most 2,000."""
     return Sample(len(compared), min(len(_with_keys(table, keys)), CHECKED_ROWS))
 
 
