@@ -76,7 +76,7 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the tensors for a model file by name: inputs of the core if it is only the core, else the graph's."""
+        """Return the input tensors for a model file by name: those of the core if the file is only the numeric core."""
 
 
 class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def fork_and_wait() -> int | None:
-    """Fork before threads start. Return None in the child; in the parent, wait and return its exit code or -signal."""
+    """Fork, before threads start; return None in the child, and the child's exit code or -signal in the parent."""
     child = os.fork()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 

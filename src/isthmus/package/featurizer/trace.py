@@ -66,7 +66,7 @@ class _Form:
         self._count = 0
 
     def add(self, goals: Sequence[int]) -> None:
-        """Add the steps that compute `goals`, which are numbers of slots."""
+        """Add all steps that are needed to compute the slots (numbered values) in `goals`."""
         for operation, operands, out in self._steps.listed(goals):
             elements = _operands(operation)
             places = [self._read(slot, element) for slot, element in zip(operands, elements, strict=True)]

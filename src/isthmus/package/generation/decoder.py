@@ -109,8 +109,7 @@ class Decoder:
     def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> Read:
         """Run the model on tokens (at least one) in parts, append them to the cache, and return the last output.
 
-        Raises RequestError if they do not fit into the cache, PackageError for another model's cache, a NaN or an
-        infinity.
+        Raises RequestError if the cache is too small, and PackageError for another model's cache, a NaN or infinity.
         """
         for part in self.parts(tokens):
             output = self.take(run(self.feeds(part, cache)), cache)
@@ -124,8 +123,7 @@ class Decoder:
         """Yield the output for each new token after a prompt, always taking the most likely token.
 
         Ends after a token that ends the text, or after `most` tokens; the package's own limit always applies. Raises
-        RequestError if the prompt is empty or fills the context, and PackageError if the model returns a NaN or
-        infinity.
+        RequestError if the prompt is empty or fills the context, and PackageError for a NaN or infinity.
         """
         room = self.require_prompt(prompt)
         room = room if most is None else min(most, room)

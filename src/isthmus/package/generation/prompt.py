@@ -91,7 +91,7 @@ def unknown_features(template: str, contract: Contract, service: str) -> list[Pr
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
-    """Map each name that a template may use, `view__feature` or `transform__field`, to the pair of both names."""
+    """Map each feature name for templates, such as `view__feature`, to the pair (view or transform, feature)."""
     declared = contract.service(service)
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 

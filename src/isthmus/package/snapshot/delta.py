@@ -72,7 +72,7 @@ def _encoded(step: _Step) -> bytes:
 
 
 def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Apply a delta to the file `base`; return the new file. DataError if the delta is damaged or for another file."""
+    """Apply a delta to the file `base`; return the new file. Raise DataError if the delta is damaged or unfit."""
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
     magic, version, begin, end, size = _START.unpack_from(delta)

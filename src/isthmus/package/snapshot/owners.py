@@ -108,7 +108,7 @@ class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return owner_column(self.owner)
 
     def file(self, key: bytes, own: Sequence[Lines]) -> "OwnFile":
-        """Assemble an owner's unsigned snapshot from the shared rows and `own`, the owner's rows of other views."""
+        """Assemble an owner's unsigned snapshot from the owner's encoded `key`, the shared rows, and the `own` rows."""
         (value,) = decode_values(key)
         rest = iter(own)
         lines = [next(rest) if shared is None else shared for shared in self.shared]
