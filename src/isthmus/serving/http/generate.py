@@ -47,8 +47,7 @@ class TextGeneration:
     async def answer(self, request: Request) -> Response:
         """Generate the first token, and return a response that streams the text as events.
 
-        An error before the first token is raised, such as a BusyError for too many texts at a time. A later error is an
-        event.
+        Raises errors before the first token, such as a BusyError for too many texts at a time. Later errors are events.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()

@@ -1,4 +1,4 @@
-"""Check API keys and enforce the limits of the server."""
+"""Check API keys (`Guarded`), enforce the limits of the server (`Limited`), and reject pages of other web sites."""
 
 import ipaddress
 import os
