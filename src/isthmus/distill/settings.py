@@ -95,7 +95,7 @@ Settings = TrainingSettings
 
 
 def failed_checks(declared: object, where: str, checks: Iterable[tuple[str, bool, str]]) -> list[Problem]:
-    """Return a problem per failed check: (attribute of `declared`, True if its value is valid, valid values)."""
+    """Return a problem per failed check. A check is (attribute of `declared`, True if it is valid, valid values)."""
     return [
         Problem(f"{where}: {key}", repr(getattr(declared, key)), expected) for key, good, expected in checks if not good
     ]

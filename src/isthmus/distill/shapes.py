@@ -37,10 +37,10 @@ def booleans(tensor: Any, layout: str) -> Expected | None:
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Raise a ConfigurationError if `problems` are given, or if any of the `tensors` is empty or does not fit.
+    """Raise a ConfigurationError that lists `problems` and every tensor that is empty or does not fit, if any.
 
-    It lists all of them. Sizes with the same name in several layouts must be equal, and all tensors must be on the same
-    device. Arguments that are None are skipped.
+    Sizes with the same name in several layouts must be equal, and all tensors must be on the same device. Arguments
+    that are None are skipped.
     """
     failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}

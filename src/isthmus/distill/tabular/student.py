@@ -84,7 +84,7 @@ class CoreNetwork(nn.Module):
 def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
     """Describe the network's prepared inputs: `numbers`, float32 (N, width), and `places`, int32 (N, texts).
 
-    An input without columns is left out. `places` are the rows of the embeddings.
+    An input without columns is left out. `places` has the rows of the embedding tables to look up.
     """
     widths = student.prepare.preparation.width, len(student.embeddings)
     tensors = TensorInfo(NUMBERS, "float", ("N", widths[0])), TensorInfo(PLACES, "int32", ("N", widths[1]))

@@ -116,7 +116,7 @@ class TabularTask(Task):
         )
 
     def identities(self) -> Array:
-        """Return each row's number as its key in the teacher's cache, uint8 (n, 16), since it sees only this table."""
+        """Return row numbers as keys for the teacher's cache, uint8 (n, 16), since the teacher sees only this table."""
         names = np.zeros((self.material.table.num_rows, 2), np.int64)
         names[:, 1] = np.arange(len(names))
         return names.view(np.uint8)
@@ -129,7 +129,7 @@ class TabularTask(Task):
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        """Widths of the hidden layers: as declared, or, if a search sets width or depth, each half the one before."""
+        """Widths of the hidden layers: as declared, or, if a search sets width or depth, halved from layer to layer."""
         declared, (width, depth) = tuple(self.declared.hidden), (self.shape[name] for name in LAYERS)
         if width is None and depth is None:
             return declared
@@ -184,7 +184,7 @@ class TabularTask(Task):
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return `lift_kept`: the student's lift over chance as a share of the reference's; {} if that is 0 or less."""
+        """Return `lift_kept`: the student's lift over chance divided by the reference's, if the latter is positive."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}

@@ -118,7 +118,7 @@ def split_table(
 
 
 def group_numbers(table: pa.Table, within: str) -> Index:
-    """Number the values of the column `within` from 0; return each row's number. Raise a DataError for a null."""
+    """Number the values of the column `within` from 0; return each row's number. Raise a DataError for nulls."""
     values = required_column(table, within, "the groups of rows").combine_chunks()
     numbers: Index = pc.cast(values.dictionary_encode().indices, pa.int64()).to_numpy(zero_copy_only=False)
     return numbers
@@ -145,7 +145,7 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
 
 
 def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
-    """Return a column; raise a DataError if it has nulls or is missing. `expected` describes a missing column."""
+    """Return a column; raise a DataError if it has nulls, or if it is missing: then with the text `expected`."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]

@@ -268,7 +268,7 @@ class Task(ABC):
         """Return the batch to train on instead of `batch`, for example one that the student generated.
 
         By default returns `batch`. Not called for a control. Draw random numbers from torch's global generator, so that
-        a run that was killed resumes with the same ones.
+        a run that was killed resumes with the same numbers.
         """
         return batch
 
@@ -360,10 +360,7 @@ class Task(ABC):
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return further files for the package, content and purpose by name; none by default.
-
-        `teacher` has the teacher's outputs for all rows.
-        """
+        """Return further files for the package: content and purpose by name. `teacher` has outputs for all rows."""
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
@@ -393,10 +390,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def raw_case(self, student: nn.Module, raw: Mapping[str, Values]) -> Case:
-        """Return a case of rows outside the training set, from raw values of the graph's inputs by name.
-
-        Only `Tabular` implements this; other tasks raise NotImplementedError.
-        """
+        """Return a case from raw values of the graph's inputs. Only `Tabular` can; others raise NotImplementedError."""
         raise NotImplementedError
 
     def sliced(self, rows: Index) -> pa.Table:

@@ -96,7 +96,7 @@ class Teacher(ABC):
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield the weights, if it has any; raise a ConfigurationError if it is in training mode or was changed."""
+        """Yield the teacher's weights, if any; raise a ConfigurationError if it is in training mode or was changed."""
         self.hold()
         yield from self._weights()
 

@@ -45,7 +45,7 @@ class Policy:
     recovering: bool = False
 
     def then(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """Return the state at time `now`. `strained`: the p99 is above its objective; `deepest`: the last degree."""
+        """Return the policy for the time `now`. `strained`: the p99 is above its objective; `deepest`: last degree."""
         if strained:
             settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:

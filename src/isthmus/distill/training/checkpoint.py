@@ -65,7 +65,7 @@ class Checkpoints:
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """Return state and tensors of this run's newest intact checkpoint, or None. Reports each that it skips."""
+        """Return state and tensors of this run's newest intact checkpoint, None without one; report skipped ones."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:

@@ -112,7 +112,7 @@ class Training:
         return self.train().state.history
 
     def train(self) -> Outcome:
-        """Train the module in place, with the errors of `run`; return it, its final state and the seconds of pauses."""
+        """Train the module in place, with the errors of `run`; return module, final state and the seconds of pauses."""
         problems = self.settings.problems(self.where)
         if self.groups is not None:
             problems += cuts(self.groups, self.settings, self.accelerator.num_processes, self.where)

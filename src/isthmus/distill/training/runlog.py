@@ -45,7 +45,7 @@ class RunLog:
             self._report(step, {"loss": values["loss"]}, place)
 
     def paused(self, seconds: float) -> None:
-        """Leave a pause out of the rows per second and the remaining time."""
+        """Exclude a pause of `seconds` from the rows per second and the remaining time."""
         self._began += seconds
 
     def evaluation(self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], place: str) -> None:

@@ -77,7 +77,7 @@ class Kind(ABC):
 
     @abstractmethod
     def score(self, answers: Answers, rows: Index) -> float:
-        """Return the metric that `metric` names, without computing the other metrics of `quality`."""
+        """Return the one metric of `quality` that `self.metric` names, without computing all of them."""
 
     @abstractmethod
     def chance(self, rows: Index) -> float:
