@@ -176,7 +176,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(name: object, known: Iterable[object]) -> str:
-    """Return ` (did you mean X?)` with the known name closest to an unknown one, or an empty text."""
+    """Return ` (did you mean X?)` with the known name closest to an unknown one, or "" if none is close."""
     import difflib
 
     close = difflib.get_close_matches(str(name), map(str, known), 1)
@@ -211,7 +211,7 @@ _EXTRAS = {
 
 
 def missing_extra(error: BaseException) -> DependencyError | None:
-    """Return a DependencyError that names the extra whose library could not be imported, or None for other errors."""
+    """Return a DependencyError that names the extra to install, if `error` is a missing library of one; else None."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name not in _EXTRAS:
         return None

@@ -96,7 +96,10 @@ def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
 
 
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
-    """Describe what stops a service's models, [] if nothing does; raise RequestError if neither contract has it."""
+    """Describe each change that stops the models of a service, or adds or removes it; [] if they keep running.
+
+    Raises RequestError if neither contract has the service.
+    """
     before, after = old.services.get(service), new.services.get(service) or old.service(service)
     # The name of the project is part of the key of every online row.
     if before is not None and service in new.services and (before.hash, old.project) == (after.hash, new.project):
@@ -118,7 +121,7 @@ def view_differences(old: ViewContract, new: ViewContract) -> str:
 
 
 def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
-    """Return what the change from `old` to `new` does to the models of each service, in the order of names."""
+    """Return what the change from `old` to `new` does to the models of each service, sorted by service name."""
     result = []
     for name in sorted({*old.services, *new.services}):
         because = tuple(service_differences(old, new, name))
@@ -128,7 +131,7 @@ def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Raise ContractMismatch if a model's service differs between contracts, RequestError if neither has it."""
+    """Raise ContractMismatch if `new` stops models exported under `old`, RequestError if neither has the service."""
     if because := service_differences(old, new, service):
         raise ContractMismatch(
             where, f"its service has changed since the package was exported ({summary(because)})",

@@ -44,7 +44,10 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the contract file `current` and those beside it, if any; raise ContractMismatch if one is damaged."""
+        """Read the file `current` and those of the other generations; raise ContractMismatch if one is damaged.
+
+        A file that does not exist counts as empty.
+        """
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
         contract = _read(current, Contract.loads)
@@ -122,7 +125,7 @@ class Generations:
         raise AssertionError("the service has not changed")
 
     def places(self, view: str) -> list[ViewContract]:
-        """Return the definitions of a view in all contracts except forgotten ones, one per slot (see `placed`)."""
+        """Return the definitions of a view in all contracts except forgotten ones, one per slot in the online store."""
         return list({item.slot: item for c in self.every() if (item := c.views.get(view)) is not None}.values())
 
     def placed(self, contract: Contract) -> Contract:
@@ -144,7 +147,7 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy with `contract`, from `placed`, as the next contract, or without a next one if it is current.
+        """Return a copy whose next contract is `contract`, a result of `placed`; none is next if it is already current.
 
         A different contract that was next before is retired at the time `at`, in microseconds since 1970 UTC.
         """

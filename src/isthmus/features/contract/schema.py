@@ -49,7 +49,7 @@ class Column:
     size: int | None = None
 
     def listed(self, *more: Any) -> list[Any]:
-        """Return the canonical form: name, type, `more`, and the size if declared."""
+        """Return the column as a list for the contract: its name and type, then `more`, then its size if declared."""
         return [self.name, self.dtype.name, *more, *([] if self.size is None else [self.size])]
 
 
@@ -84,7 +84,7 @@ class ViewContract(_Canonical):
 
     @property
     def table(self) -> str:
-        """The name of the offline table. It cannot be the name of another view, because names contain no dot."""
+        """The name of the offline table: the view's name, then ".v2" for version 2. View names contain no dot."""
         return self.name if self.version == 1 else f"{self.name}.v{self.version}"
 
     @cached_property
@@ -308,11 +308,11 @@ class Contract:
         return list(dict.fromkeys((*self.service(service).features, *transformed)))
 
     def stored(self, pair: tuple[str, str]) -> Column:
-        """Return the column of a stored feature, (view, feature), with its full name."""
+        """Return the column of a stored feature, (view, feature), under its full name `view__feature`."""
         return _full(self.views[pair[0]], pair[1])
 
     def computed(self, pair: tuple[str, str]) -> Column:
-        """Return the column of a computed field, (transform, field), with its full name."""
+        """Return the column of a computed field, (transform, field), under its full name `transform__field`."""
         return _full(self.transforms[pair[0]], pair[1])
 
     def transform_inputs(self, transform: TransformContract) -> list[Column]:

@@ -55,7 +55,7 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
-    """Describe a class definition, and the user code it refers to, as plain data for a digest.
+    """Describe the definition `tree` of the class `kind`, and the user code it refers to, as plain data for a digest.
 
     An object in `seen` is described by its position there. Raises OSError if the state of a used object cannot be read.
     """
@@ -92,7 +92,7 @@ def is_user_code(value: types.FunctionType | type) -> bool:
 
 
 def pickle_state(value: Any) -> tuple[Any, ...]:
-    """Return an object's pickle state: constructor, arguments and parts. Raise OSError if it cannot be read."""
+    """Return an object's pickle state: constructor, arguments and parts, or only a name. Raise OSError without one."""
     try:
         registered = copyreg.dispatch_table.get(type(value))
         state = registered(value) if registered else value.__reduce_ex__(2)

@@ -39,7 +39,7 @@ problems."""
 def compile_contract(
     project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
 ) -> Contract:
-    """Check all declarations of a project and compile them to a contract. Its views have no slots in the online store.
+    """Check all declarations of a project and compile them to a contract, whose views have no slot in the online store.
 
     Raises a ConfigurationError with every problem, which names the file `where`. Raises a TypeError if a request
     transform or a checked request source is declared, but there is no `compiler`.

@@ -22,7 +22,7 @@ _BITS = {"Int32": 31, "Int64": 63}
 
 
 def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
-    """Yield the problems of a service's `device` setting; nothing if the service has none."""
+    """Yield the problems of a service's `device` setting, or nothing without that setting."""
     device = service.device
     if device is None:
         return

@@ -26,7 +26,7 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def declared(function: F, name: str = "") -> F:
-    """Wrap a function to raise a ConfigurationError for wrong arguments, which begins with `name` or its own name."""
+    """Wrap a function so that wrong arguments raise a ConfigurationError, with `name` or the function's own name."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def declared(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem per dataclass field whose value has a wrong type; skip fields in `but`. `where` is a prefix."""
+    """Return a problem per dataclass field with a value of a wrong type, except `but`. It names `where` + the field."""
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()

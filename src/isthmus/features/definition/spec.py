@@ -23,7 +23,7 @@ Request fields are available in both places; the contract calls them "request".
 
 
 def is_owner(owner: str) -> bool:
-    """Return whether Dagster accepts the text as the owner of an asset. Empty text means no owner."""
+    """Return True if Dagster accepts the text as the owner of an asset, or if it is empty: no owner."""
     return not owner or (isinstance(owner, str) and _OWNER.fullmatch(owner) is not None)
 
 

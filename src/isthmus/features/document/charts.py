@@ -73,7 +73,7 @@ class Axis:
 
 
 def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """Return an axis that shows all numbers (at least one; with `log`, all positive) with a margin at both ends."""
+    """Return an axis on pixels `start` to `end` that shows all numbers: at least one, and with `log` only positive."""
     values = list(numbers)
     low, high = min(values), max(values)
     if log:
@@ -107,7 +107,7 @@ class ChartRow:
 
 
 def rows_chart(rows: Sequence[ChartRow], label: str, caption: str = "", *, log: bool = False) -> Figure:
-    """Draw rows over a common axis. Long names and texts make the chart wider."""
+    """Draw rows over a common axis, logarithmic with `log`. Long names and texts make the chart wider."""
     names = [_cut(row.name, _NAME) for row in rows]
     left = max(72, _CHARACTER * max(map(len, names), default=0) + 12)
     right = max(_RIGHT, _CHARACTER * max((len(row.text) for row in rows), default=0) + 12)
@@ -170,7 +170,7 @@ def plot(  # noqa: PLR0913 - everything that a plot can show
     y_limits: Sequence[float] = (),
     diagonal: bool = False,
 ) -> Figure:
-    """Draw lines, and dots above them, over two axes. There must be at least one dot or line point.
+    """Draw lines, and dots above them, over two axes. There must be at least one dot or line point. `log` is for x.
 
     `x_names`, if any, replace the numbers of the horizontal axis: the first name is at x = 0, the next at x = 1.
     `x_limits` and `y_limits` are marked with dashed lines. With `diagonal`, both axes have the same ends, and a line of

@@ -72,7 +72,7 @@ _SPANS: dict[blocks.Style, str] = {
 
 
 def to_html(title: str, blocks: Iterable[Block]) -> str:
-    """Return a document as a complete HTML page. `title` is the title for the browser, not a heading on the page."""
+    """Return a complete HTML page; `title` is for the browser only. A page of four sections or more links to them."""
     all_blocks = list(blocks)
     headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
     links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)

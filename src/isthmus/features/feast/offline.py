@@ -211,7 +211,7 @@ class IsthmusOfflineStore(OfflineStore):
     def get_table_column_names_and_types_from_data_source(
         self, config: RepoConfig, data_source: DataSource
     ) -> Iterable[tuple[str, str]]:
-        """Return name and type of a source's columns; for a registered view, those to push, even before it is built."""
+        """Return name and type of a source's columns; for a registered view's table, only the columns to push."""
         if columns := data_source.tags.get(pushes.COLUMNS):
             return [(name, kind) for name, kind in json.loads(columns)]
         return data_source.get_table_column_names_and_types(config)
@@ -246,7 +246,7 @@ class IsthmusOfflineStore(OfflineStore):
         logging_config: LoggingConfig,
         registry: BaseRegistry,  # noqa: ARG004
     ) -> None:
-        """Add logged features to their log's folder; raise RequestError if it is not a FileLoggingDestination."""
+        """Add logged features to the log's folder; raise RequestError for a destination that is not for files."""
         destination = logging_config.destination
         if not isinstance(destination, FileLoggingDestination):
             raise RequestError("logging_config", f"logs to a {type(destination).__name__}",

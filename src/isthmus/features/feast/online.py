@@ -101,6 +101,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         Raises:
             DataError: a value has another type than its feature, or a row has no event timestamp.
             RequestError: an entity key has other join keys than the view.
+            ConfigurationError: `key_ttl_seconds` is set, and would also delete rows of `isthmus materialize`.
         """
         if data:
             entity_keys, rows, events, created = zip(*data, strict=True)
@@ -136,6 +137,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
         Raises:
             DataError: a column has another type than its feature, or a row lacks its time or a key.
+            ConfigurationError: `key_ttl_seconds` is set, and would also delete rows of `isthmus materialize`.
         """
         inferred = [(name, feast_values.inferred_key_type(rows[name].type, f"{table.name}.{name}")) for name in untyped]
         layout = layout_of(config, table, inferred=inferred)
@@ -239,7 +241,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         self._remove(config, tables)
 
     async def initialize(self, config: RepoConfig) -> None:
-        """Check the connection to Redis; Feast's server calls this before its first request."""
+        """Raise DependencyError if Redis does not answer; Feast's server calls this before its first request."""
         with answering(config.online_store.url, SETTING):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 

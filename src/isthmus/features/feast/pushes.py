@@ -44,8 +44,8 @@ def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
     With `RemoteOnlineStoreConfig`, send them to the server in one request. With `IsthmusOnlineStoreConfig`, write them
     to Redis in atomic pieces of `PIECE` rows; if a piece fails, earlier pieces stay pushed. Raise ConfigurationError
     for another online store, RequestError if a column is missing or the server rejects the rows, DataError if a value
-    does not fit, is null, or is a time in the future, and DependencyError if Redis or the server does not answer or has
-    no room.
+    does not fit its type, a key or time is null, or an event or known time is in the future, and DependencyError if
+    Redis or the server does not answer or has no room.
     """
     view = tagged_contract(table.name, table.tags)
     columns = _columns(view, rows)

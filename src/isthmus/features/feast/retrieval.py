@@ -53,10 +53,10 @@ class IsthmusRetrievalJob(RetrievalJob):
         return self._to_arrow_internal(timeout).to_pandas()
 
     def persist(self, storage: SavedDatasetStorage, allow_overwrite: bool = False, timeout: int | None = None) -> None:
-        """Write the table to `storage`, atomically.
+        """Compute the table, and write it to `storage`, atomically.
 
         Raise SavedDatasetLocationAlreadyExists if the location exists and `allow_overwrite` is False, and RequestError
-        if it is a remote folder with other files than one that this method has written.
+        if it is a remote folder with files other than `0.parquet`, which this method writes.
         """
         target = feast_files.file_source(storage.to_data_source(), "the saved dataset")
         path = feast_files.path_of(target, self.repository)
@@ -128,7 +128,7 @@ class ViewJoin:
 
 
 def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -> pa.Table:
-    """Return the entity dataframe, or the result of a DuckDB query, as a table; raise DataError if that fails."""
+    """Return the entity dataframe, or the result of a DuckDB query, as a table; raise DataError if this fails."""
     where = "entity_df"
     if isinstance(entity_df, str):
         with connection(os.cpu_count() or 1) as db:
@@ -152,7 +152,7 @@ def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -
 
 
 def time_column(spine: pa.Table) -> str:
-    """Return `event_timestamp` or the only timestamp column, or else raise EntityTimestampInferenceException."""
+    """Return "event_timestamp" or the only timestamp column's name; else raise EntityTimestampInferenceException."""
     if TIMESTAMP in spine.column_names:
         return TIMESTAMP
     times = [field.name for field in spine.schema if pa.types.is_timestamp(field.type)]
@@ -182,7 +182,7 @@ def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
 
 
 def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
-    """Return the join keys of the view with the most keys; raise RequestError if another view has a further key."""
+    """Return the join keys of the view with the most keys; raise RequestError if it lacks a key of another view."""
     names = max((view.keys for view in views), key=len, default=())
     extra = {key for view in views for key in view.keys} - {*names}
     if extra:
@@ -196,7 +196,7 @@ def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kin
     """Return entity rows from the views themselves: each key with each of its times, sorted, without duplicates.
 
     With "moments", the times from `start` to `end` at which a row of the key became visible. With "snapshot", only
-    `end`, for each key that has a value then. Only views with the most keys are read.
+    `end`, for each key that has a value then. Only views that have all keys (`spine_keys`) are read.
     """
     names = spine_keys(views)
     first, last = micros(start), micros(end)

@@ -79,7 +79,10 @@ class FeastSource:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
-        """Return a view's source; raise ConfigurationError if it is not a file. `untyped` keys lack a declared type."""
+        """Return a view's source. `untyped` are further join keys, without a declared type (see `untyped_keys`).
+
+        Raises ConfigurationError if the source is not a file, or if a key has a type that is not for keys.
+        """
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
         key_fields = [field for field in view.entity_columns if field.name != DUMMY_ENTITY_ID]
@@ -130,7 +133,7 @@ class FeastSource:
 
     @cached_property
     def data(self) -> ds.Dataset:
-        """The source as of the first access; raises ContractMismatch if the table belongs to another contract."""
+        """The source as a dataset, as of the first access; raises ContractMismatch for a table of another contract."""
         if self.contract is not None:
             root, options = self.path.rstrip("/").rpartition("/")[0], feast_files.storage_options(self.files)
             history = OfflineStore(root, options).history(self.contract)
@@ -290,7 +293,7 @@ class SourceRows:
     table: pa.Table
 
     def answer(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
-        """Return, for each time and key, the position of the valid row in `table`; null if it is missing or expired."""
+        """Return, for each time and key, the position of the valid row in `self.table`; null if missing or expired."""
         columns = list(keys) or [pa.array(np.zeros(len(at), np.int64))]
         names = [column.name for column in self.history.view.keys]
         spine = pa.table([at, *columns], ["event_timestamp", *names])

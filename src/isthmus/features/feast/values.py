@@ -1,4 +1,4 @@
-"""Convert values, entity keys and times between Feast's protos and tables and our columns."""
+"""Convert values, entity keys and times from Feast's protos and tables to our columns, and values back to protos."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ FORMS: Mapping[str, ValueForm] = {
 
 
 def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
-    """Return how rows store a Feast type, or None if Feast has no values of it. `written` stores numbers as protos."""
+    """Return how rows store a Feast type, None if Feast has no such values; with `written`, store numbers as protos."""
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]
         return ValueForm(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
@@ -197,7 +197,7 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Cast times to microseconds in UTC, rounding down; raise DataError for other types. Zoneless times are UTC."""
+    """Cast timestamps or dates to microseconds in UTC, rounded down; else raise DataError. Zoneless times are UTC."""
     kind = column.type
     if _without_nan(column).null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), TIME)])
@@ -214,7 +214,7 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """Cast a column to `dtype`, floats to the nearest; None keeps its type. Raise DataError if a value does not fit.
+    """Cast a column to `dtype`, if not None, floats to the nearest. Raise DataError if a value does not fit.
 
     NaN becomes null if `dtype` is not a float.
     """
