@@ -25,7 +25,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(shares: Shares, players: Sequence[str], known: Sequence[str]) -> dict[str, Part]:
-    """Return the effect and its range of each name in `known`; `players` names the entries of `shares`, in order."""
+    """Return a `Part` (effect and range) for each name in `known`; `players` names the entries of `shares` in order."""
     return {name: Part(*(float(share[players.index(name)]) for share in shares)) for name in known}
 
 

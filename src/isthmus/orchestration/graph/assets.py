@@ -25,7 +25,7 @@ _VERSION = "dagster/data_version"
 
 
 class AssetGraph:
-    """Nodes of a project after their dependencies, and their asset specs. Equal keys and cycles raise an error."""
+    """Nodes of a project, each after its dependencies, and their asset specs. Equal keys and cycles raise an error."""
 
     def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
         self.outline = outline

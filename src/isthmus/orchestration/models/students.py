@@ -256,7 +256,7 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
 
 @contextmanager
 def packaged(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
-    """Yield the student from which a package was exported, and its task, even if its contract is outdated.
+    """Yield the student from which a package was exported, with its task. The package's contract may be outdated.
 
     Modules of the project can be imported during the block. Raise DataError if the student or its training set is
     missing, and ContractMismatch if definitions are not applied or the declaration has changed since the training.

@@ -151,7 +151,7 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers that meet all conditions (None: any), sorted by process and sequence, before `end`."""
+        """Return the answers that meet all set conditions, sorted by process and sequence. `end` itself is excluded."""
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route
@@ -164,7 +164,7 @@ class ServedAnswers:
         return self.table.read(condition, columns)
 
     def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
-        """Load the contract, model, histories and rows behind a table from `groups`.
+        """Load the contract, model, histories and rows behind a table of answers that `groups` yielded.
 
         `other` replaces the model that answered. It must have the same service, and may read fewer views, but no
         further ones. Raises UnreadableAnswersError if the contract, the package or a history is gone or has changed, or
