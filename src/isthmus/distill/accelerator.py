@@ -60,8 +60,7 @@ def resolve(profile: TrainingProfile) -> torch.device:
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
     """Turn an out-of-memory error in the `with` block into a DependencyError; other errors are raised unchanged.
 
-    `where` names the place, `rows` is the number of rows computed at once. The message suggests to raise `accumulation`
-    or lower `batch` of `settings`.
+    The message starts with `where`, and suggests other `settings` to compute less than `rows` rows at once.
     """
     try:
         yield

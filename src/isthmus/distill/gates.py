@@ -100,7 +100,7 @@ def check_gate(gate: Gate, value: float | None) -> GateResult:
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Return a result for each gate, held or not; raise a ConfigurationError at `where` if no figure has its metric."""
+    """Return a result for each gate, held or not; raise a ConfigurationError at `where` if a metric is unknown."""
     figures = gate_figures(report)
     problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
     if problems:

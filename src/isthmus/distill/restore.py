@@ -151,7 +151,7 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return the id of a student, 12 hexadecimal digits: a digest of all that its weights and its report depend on."""
+    """Return a student's id, in 12 hexadecimal digits: a digest of all that its weights and its report depend on."""
     return _identity(task, settings, outputs, whole(origins(task)))
 
 
@@ -181,8 +181,7 @@ def origins(task: Task) -> dict[str, str]:
 def origins_of(kind: type, material: Any) -> dict[str, str]:
     """Return the identity of the training set, and digests of the task class `kind`, without creating the task.
 
-    Reads only declaration, label, student_inputs and training_set of `material`. `origins` does this for a created
-    task.
+    Reads only declaration, label, student_inputs and training_set of `material`. With a created task, call `origins`.
     """
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
@@ -213,7 +212,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
 
 
 def whole(made_of: dict[str, str]) -> dict[str, str]:
-    """Keep only `training_set` and `kind` of a result of `origins`, the entries in reports of earlier versions."""
+    """Return only `training_set` and `kind` of a result of `origins`, the entries in reports of earlier versions."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 

@@ -32,7 +32,7 @@ def language(source: str, where: str) -> Language:
     """Load a causal model in float32 and its tokenizer: from the folder `source`, or by calling "module:function".
 
     Raises a ConfigurationError at `where` if the source cannot be loaded, if its model is not a causal model of
-    transformers with the attention "sdpa", or if its tokenizer does not match. Raises a DependencyError without
+    transformers with the attention "sdpa", or if its tokenizer is another model's; a DependencyError without
     transformers.
     """
     if FUNCTION.fullmatch(source):

@@ -164,7 +164,10 @@ class CausalTask(Task):
         return {"tokenizer": hashlib.sha256(self.vocabulary.tokenizer).hexdigest()}
 
     def student(self) -> nn.Module:
-        """Return a copy of the base or an untrained model; raise a ConfigurationError if it cannot be packaged."""
+        """Return a new student; raise a ConfigurationError if models of its kind cannot be packaged.
+
+        The student is a copy of the base, with LoRA layers if declared; without a base, it is an untrained model.
+        """
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
             new = models.trimmed(self._language.model, self.vocabulary)
@@ -205,8 +208,7 @@ class CausalTask(Task):
         """Return the batch or, at random, a batch of texts that a model wrote after the first tokens of each block.
 
         With the probability `on_policy`, the student writes and the teacher scores the texts during the call. With the
-        probability `sequences`, the texts are the teacher's stored continuations. Otherwise returns the batch
-        unchanged.
+        probability `sequences`, the texts are the teacher's stored continuations. Otherwise the batch is unchanged.
         """
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
@@ -261,7 +263,7 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return `agreement`, the share of targets where both models' likeliest tokens are equal; {} with a base."""
+        """Return `agreement`, the share of targets with the same likeliest token in both; {} if the task has a base."""
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -303,7 +305,7 @@ class CausalTask(Task):
         return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Return graph inputs to measure latency for one block in `rows`: its middle token and a cache of zeros."""
+        """Return graph inputs to measure latency: the middle token of the block in `rows`, and a cache of zeros."""
         (row,), half = rows.tolist(), self.declared.context // 2
         tokens = self.tokens[row, half : half + 1].numpy()
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
@@ -315,7 +317,10 @@ class CausalTask(Task):
             return cache_shape(_model(self.student()).config)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return a test case for one block in `rows`: a token in its first text, the cache before it, and outputs."""
+        """Return a test case for one block, the only number in `rows`: graph inputs and the student's outputs.
+
+        The inputs are the middle token of the block's first text, and the cache after the tokens before it.
+        """
         (row,) = rows.tolist()
         length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
         half, run = length // 2, self.writer(student).reference.run
@@ -353,8 +358,7 @@ class CausalTask(Task):
     ) -> Mapping[str, float]:
         """Estimate the test metrics of a model file that `run` runs, from only a few blocks.
 
-        Returns the student's metrics on all blocks, each moved by the difference between file and student on the few
-        blocks.
+        Returns the student's metrics on all blocks, moved by the difference between file and student on the few.
         """
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)

@@ -126,9 +126,8 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
     """Pack the token ids of texts into blocks of `context` tokens, in order, and put the token `end` after each text.
 
     The model learns to predict `end`. Texts in the same block do not see or predict each other. If `cut`, a text may
-    continue in the next block, where the model does not see its beginning. Otherwise the rest of a block is padded if
-    the next text does not fit, and a text longer than a block raises a DataError. `rows` are the texts' training set
-    rows.
+    continue in the next block, where the model does not see its beginning. Otherwise a block is padded if the next text
+    does not fit, and a text longer than a block raises a DataError. `rows` are the texts' rows in the training set.
     """
     blocks = [_Block([], [], [], -1)]
     for row, text in zip(rows.tolist(), texts, strict=True):
@@ -165,7 +164,7 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
 
 
 def replayed(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Return general blocks, as many as make up the share `replay` of all; raise a DataError if there are too few."""
+    """Return so many general blocks that they are the share `replay` of all; raise a DataError if there are too few."""
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:
         raise DataError(

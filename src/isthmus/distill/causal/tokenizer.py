@@ -88,7 +88,7 @@ class Vocabulary:
 
 
 def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Return a model's full vocabulary; raise a ConfigurationError if tokenizer and the model's `config` differ."""
+    """Return a model's full vocabulary; raise a ConfigurationError if its tokenizer and `config` do not match."""
     with extra("text"):
         from tokenizers import Tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

@@ -182,7 +182,7 @@ class Probes:
 
 
 def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.ModelProto:
-    """Return an ONNX model that multiplies `x0` by random weights in turn; `matrices` has their widths in and out."""
+    """Return an ONNX model that multiplies `x0` by random matrices in turn; `matrices` has (input, output) widths."""
     generator, nodes, constants = np.random.default_rng(0), [], []
     for place, (takes, gives) in enumerate(matrices):
         weights = _weights(f"w{place}", takes, gives, precision, generator)

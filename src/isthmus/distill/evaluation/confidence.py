@@ -41,7 +41,7 @@ def share(count: int, rows: int) -> Interval:
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """Return for each row the share of rows with the other label that its score ranks correctly against the row.
+    """Return for each row the share of rows with the other label, 0 or 1, that the scores order correctly with it.
 
     A row labeled 1 should have a higher score than a row labeled 0; ties count half. Both labels must occur.
     """

@@ -299,5 +299,4 @@ def _quietest(rounds: list[Array]) -> dict[str, float]:
 
 
 def sigmoid(logits: Array) -> Array:
-    """Return the probabilities of logits, in float64."""
     return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))

@@ -114,8 +114,7 @@ def fastest_within_budget(
     """Time the prediction of `row` in each ORT model, alternately, and return the cost of the fastest by median.
 
     `models` and `sizes` are by precision; a size is the bytes of a package with only that precision. Starts a fresh
-    process to measure memory and load time. Raises a GateFailed that lists all budgets of the profile that the fastest
-    exceeds.
+    process to measure memory and load time. Raises a GateFailed that lists all budgets that the fastest exceeds.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
@@ -140,7 +139,7 @@ def fastest_within_budget(
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Time `row` in fp32 and INT8; return why INT8 should not be served here, or "" if it should or one is missing."""
+    """Time `row` in fp32 and INT8; return why INT8 is not worth serving, or "" if it is or a model is missing."""
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

@@ -126,8 +126,8 @@ class StudentReference:
         """Run a model file on the golden cases and the sample, and compare it with the student.
 
         Returns the file's outputs of the golden cases, and the largest deviation of each output in each case. If
-        `core`, the file takes the tensors of the numeric core. Raises a ConfigurationError if the task's `expected`
-        lacks an output.
+        `core`, the file takes the numeric core's tensors. Raises a ConfigurationError if the task's `expected` lacks an
+        output.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

@@ -142,8 +142,8 @@ class Parity:
         """Continue the golden prompts with each ONNX Runtime file, compare the tokens, and return a verdict per file.
 
         In fp32 the tokens must equal the student's in torch, in lower precisions the tokens recorded in the package.
-        Other prompts or a file that fails give a failed verdict. The keys are "<file> behind prompts"; {} without a
-        language model.
+        Other prompts or a failing file give a failed verdict. Keys are "<file> behind prompts"; {} without a language
+        model.
         """
         writer = self._task.writer(self._student)
         if writer is None:

@@ -21,7 +21,7 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
     """Return the cross entropy with the labels: the mean of -log softmax(student)[label]; 0 if no label counts.
 
     The logits are (..., classes), the labels (...) integers below the number of classes. The label `ignored` does not
-    count.
+    count. Raises a ConfigurationError if types, shapes or labels do not fit.
     """
     where = "hard targets"
     agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
@@ -34,7 +34,7 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
     """Return the binary cross entropy: the mean of -y log p - (1 - y) log(1 - p), with p = sigmoid(s).
 
     The logits s of the second class and the labels y, floats from 0 to 1, are (...). `mask`, bool (...), is True for
-    the elements that count; None means all.
+    the elements that count; None means all. Raises a ConfigurationError if types or shapes do not fit.
     """
     where = "binary hard targets"
     agree(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
@@ -48,7 +48,7 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
     With the logits s of the student and t of the teacher, (..., classes) and finite, and the temperature T, the loss is
     the mean of T² KL(softmax(t / T) ‖ softmax(s / T)). `mask`, bool (...), is True for the rows of logits that count;
     None means all. The factor T² keeps the gradient's size when T changes. The paper uses the cross entropy, which has
-    the same gradient, but is not 0 where both agree.
+    the same gradient, but is not 0 where both agree. Raises a ConfigurationError if types or shapes do not fit.
     """
     problem = positive("temperature", temperature)
     agree_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
@@ -57,9 +57,10 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 
 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Return `soft_targets` for two classes, from the logit of the second class: sigmoid(s) is the softmax of (0, s).
+    """Return the divergence from the teacher's softened probabilities of two classes, times T² for the temperature T.
 
-    The logits are (...) and finite. `mask`, bool (...), is True for the elements that count; None means all.
+    A probability is sigmoid(logit / T), with the (...), finite logits of the second class. `mask`, bool (...), is True
+    for the elements that count; None means all. Raises a ConfigurationError if types or shapes do not fit.
     """
     agree_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]

@@ -41,7 +41,10 @@ class Perceptual(nn.Module):
         self._network = (network,)  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the distance of images, (batch, channels, height, width); the teacher's images get no gradient."""
+        """Return the distance of the student's images, (batch, channels, height, width), from the teacher's.
+
+        The teacher's images get no gradient. Raises a ConfigurationError if shapes differ or a layer returns no tensor.
+        """
         agree_pair("perceptual loss", "batch channels height width", student, teacher)
         (network,) = self._network
         with tapped(network, self.layers) as seen:

@@ -33,10 +33,10 @@ def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, pr
 
 
 def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperature: float) -> Tensor:
-    """Return the loss `lists` for rows of several queries, times T², which keeps the gradient's size when T changes.
+    """Return the mean over several queries of T² KL(softmax(t / T) ‖ softmax(s / T)) over the rows of a query.
 
-    The scores are (rows,) and finite. `groups`, integers (rows,), has the number of each row's query. A query with a
-    single row has no order and adds 0 to the mean.
+    The scores s of the student and t of the teacher are (rows,) and finite. `groups`, integers (rows,), has the number
+    of each row's query. T² keeps the gradient's size when T changes. A query with a single row adds 0 to the mean.
     """
     problem = positive("temperature", temperature)
     agree_pair("grouped lists", "rows", student, teacher, problem, groups=integers(groups, "rows"))

@@ -34,7 +34,7 @@ class GraphWork(msgspec.Struct, frozen=True):
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
     """Return the cost of an ONNX graph for one row; `shapes` has a shape for each input that has symbolic sizes.
 
-    The symbol of the first output's first axis stands for the rows, in all inputs; without a symbol there, axis 0 is
+    The symbol of the first output's first axis means rows in all inputs; without such a symbol, every axis 0 means
     rows.
     """
     loaded = onnx.load_model_from_string(model)

@@ -46,8 +46,7 @@ def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
 
     Runtimes scale such integers by the ratio of their steps and round differently. With powers of two, each product and
     each sum of two is exact in float32. The result covers each input and output of an addition or multiplication in the
-    optimized graph whose step is not a power of two: the next larger power, float32 (), and a zero point for it, uint8
-    ().
+    optimized graph whose step is not a power of two: the next larger power, float32, and a zero point for it, uint8.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}

@@ -142,12 +142,12 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return the outputs of the rows `indexes` as float32 by key, even integers; compute and store missing ones."""
+        """Return the outputs of the rows `indexes` as float32, by key; compute missing ones and may write a shard."""
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
     def missing(self) -> int:
-        """Number of rows whose output is neither in memory nor was on disk at the last `refresh`; asks no disk."""
+        """Number of rows whose output is not in memory and was not on disk at the last `refresh`."""
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
@@ -231,8 +231,7 @@ class TeacherOutputs:
 
         Writes the outputs in memory to disk first. Another process keeps the shards that it has open, but may have to
         compute again what it reads next. `others=True` also deletes the other subfolders of `root` with teacher
-        outputs, for example of other teachers. Returns the number of deleted rows, without the rows of other
-        subfolders.
+        outputs, for example of other teachers. Returns the number of deleted rows, except those in other subfolders.
         """
         self.refresh()
         self.flush()

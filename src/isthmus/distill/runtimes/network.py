@@ -58,7 +58,7 @@ class Portable:
     head: Callable[[], bytes] | None = None
 
     def require(self, file: str, name: str) -> nn.Module:
-        """Return the network as a module to convert; raise a GateFailed if there is none or an input has texts."""
+        """Return the network as a module to convert; raise a GateFailed if the task has none or an input has texts."""
         texts = [tensor.name for tensor in self.tensors if tensor.element == "string"]
         if self.network is None or texts:
             raise GateFailed(
@@ -74,8 +74,7 @@ class Portable:
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
         """Return the maximum of each named size of the inputs, which is 1 for the rows.
 
-        Raises a GateFailed, for `file` and the runtime `name`, if a size has no maximum or a tensor's first axis is not
-        rows.
+        Raises a GateFailed, for `file` and the runtime `name`, if a size has no maximum or if a first axis is not rows.
         """
         max_sizes: dict[str, int] = {}
         for tensor in self.tensors:
