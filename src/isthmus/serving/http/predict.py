@@ -1,4 +1,4 @@
-"""Answer `/predict` and `/v2` with the deployed model or a model on trial."""
+"""`PredictionService`: answers `/predict` and `/v2` with the deployed model or a model on trial."""
 
 import asyncio
 import time
@@ -79,10 +79,7 @@ class Predicted:
 def recorded_by(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
-    """Return the `AnswerReader` with which to record an answer to `route`, such as "predict"; None to record nothing.
-
-    None without a `recorder`, or if this answer is not in the random sample. `plan` defaults to the predictor's plan.
-    """
+    """Return the `AnswerReader` to record an answer with; None without a recorder, or outside the random sample."""
     if recorder is None:
         return None
     deployment = predictor.model.deployment

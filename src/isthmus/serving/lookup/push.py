@@ -1,4 +1,4 @@
-"""Check pushed rows against the contract, reporting all problems at once, and pack them."""
+"""Check pushed rows against the definitions of their view, reporting all problems at once, and pack them for Redis."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

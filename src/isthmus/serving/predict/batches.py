@@ -1,4 +1,4 @@
-"""Predictions of a model. A fast model runs on the event loop: a thread would take longer than the model.
+"""`Batches`: the prediction queue of a model. A fast model runs on the event loop: a thread would take longer.
 
 A slow model runs in a thread, and the requests that arrive meanwhile form its next batch. There is no timer: a request
 never waits for others to join its batch.

@@ -1,4 +1,4 @@
-"""Predict from join keys and request fields."""
+"""`Predictor`: predicts from join keys, with the stored features, and from request fields."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

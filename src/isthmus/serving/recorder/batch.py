@@ -1,12 +1,12 @@
-"""A batch of recorded answers: columns of bytes behind a length and a checksum, little-endian.
+"""`AnswerBatch`, a batch of recorded answers, and its file format: columns of bytes behind a length and a checksum.
 
 A segment is a file of batches, back to back. Its last batch may be incomplete: the process may have been killed.
 
     magic     4 bytes   ISRB
     version   1 byte
-    length    4 bytes   of the payload
-    checksum  4 bytes   CRC-32 of the payload
-    payload             MessagePack of `AnswerBatch`
+    length    4 bytes   of the payload, little-endian
+    checksum  4 bytes   CRC-32 of the payload, little-endian
+    payload             MessagePack of `AnswerBatch`, whose columns are little-endian, too
 """
 
 import re

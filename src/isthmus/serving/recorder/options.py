@@ -1,4 +1,4 @@
-"""Options of recording: the answers to record, and the space they may take."""
+"""`Recording`: which answers to record, and the space they may take."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

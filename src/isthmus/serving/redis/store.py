@@ -1,4 +1,4 @@
-"""The connection to the online store: one pipelined round trip per request, with a timeout."""
+"""`Store`: a server's client of Redis, with one pipelined round trip per request, and a timeout."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence

@@ -186,10 +186,7 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True for the candidate's share of requests, chosen by a hash of the first row's join keys `names`.
-
-        Without join keys, the hash is of `body`.
-        """
+        """Return True for the candidate's share of requests, by a hash of the first row's keys (else of the body)."""
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
         place = int.from_bytes(hashlib.blake2b(self._salt + named, digest_size=8).digest()) / 2**64

@@ -1,4 +1,4 @@
-"""The PySpark expressions of the steps before a network, on a column and learned parameters."""
+"""The PySpark expressions of the steps before a network, from a column and learned parameters."""
 
 import math
 from collections.abc import Mapping, Sequence

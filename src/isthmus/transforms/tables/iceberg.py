@@ -46,10 +46,7 @@ class _IcebergTable:
 
 @contextmanager
 def open_table(source: Source) -> Iterator[SourceTable]:
-    """Open the current snapshot of an Iceberg table. Raises DataError if it is missing or damaged.
-
-    Raises DependencyError if the catalog or the storage does not answer.
-    """
+    """Open the current snapshot of an Iceberg table; raise DataError if missing, DependencyError if unreachable."""
     with extra("iceberg"):
         from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
