@@ -1,4 +1,4 @@
-"""Progress of a long step: a callback that gets a message and the completed share, 0 to 1."""
+"""Progress of a long step: a callback that gets a message and the completed share, 0 to 1. `silent` ignores both."""
 
 from collections.abc import Callable
 

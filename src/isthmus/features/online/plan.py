@@ -147,9 +147,8 @@ def answer(
 ) -> ViewAnswer:
     """Return a view's answer at the time `at`, in microseconds since 1970 UTC, from its stored rows.
 
-    A row later than `at` counts as not found unless `ahead` is True. A row older than the view's ttl is expired.
-    `stamp`, if given, first replaces the times of the rows that it covers. Rows in the mask `damaged` get the status
-    DAMAGED.
+    A row later than `at` counts as not found unless `ahead`. A row older than the view's ttl is expired. `stamp`, if
+    given, first replaces the times of the rows that it covers. Rows in the mask `damaged` have the status DAMAGED.
     """
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)

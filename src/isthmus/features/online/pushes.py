@@ -209,8 +209,7 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
     """Restart a lost stream with an empty entry at `place`, so that later ids are greater; remove all earlier entries.
 
-    This does nothing unless the stream still ends at `seen`, before `place`: the last place that the caller read, or -1
-    if it was empty.
+    This does nothing unless the stream still ends at `seen`, before `place`: the last place read, or -1 if it is empty.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.

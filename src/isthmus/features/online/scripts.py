@@ -134,8 +134,7 @@ def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
     """Yield the steps that write pushed rows while a materialization may be running; return the counts of `WRITE`.
 
     The caller performs each step. For `READ`, it sends back the view's record, or None. For `ANNOUNCE`, it runs the
-    script `ANNOUNCE`. For bytes, it runs the script `WRITE` with the bytes as second argument, and sends back the
-    counts.
+    script `ANNOUNCE`. For bytes, it runs `WRITE` with them as second argument, and sends back the counts.
     """
     # Without a record, the next materialization compares every row.
     before = yield PushStep.READ

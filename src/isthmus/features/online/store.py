@@ -237,7 +237,7 @@ class OnlineStore:
         return replies
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
-        """Yield, in parts, the join keys and decoded rows of all pushed rows that became known after `horizon`."""
+        """Yield, in parts, join keys and decoded rows of all pushed rows of this contract known after `horizon`."""
         codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
@@ -306,7 +306,10 @@ class OnlineStore:
         return {str(node["run_id"]): int(node["evicted_keys"]) for node in self._info()}
 
     def still_holds(self, servers: Mapping[str, int]) -> bool:
-        """Return True if Redis still has every row that it had when the method `servers` returned this argument."""
+        """Return True if Redis still has every row that it had when the method `servers` returned this argument.
+
+        A restarted single server passes. It has the rows of a view only if it has the view's record: check that first.
+        """
         # A restarted single server that has the record of a view also has its rows, which were written first.
         # A restarted cluster node may have lost them.
         for node in self._info():

@@ -1,4 +1,4 @@
-"""Publishes a view from the offline table to Redis, one run at a time."""
+"""Publishes a view from the offline table to Redis, one run at a time. `RowsDiff` has the rows to write and remove."""
 
 import threading
 import time

@@ -82,7 +82,7 @@ def drift(
     new: FeatureStatistics,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Measure how far new rows have drifted from a reference of the same type.
+    """Measure how far new rows have drifted from a reference of the same type. A side without rows gives no drift.
 
     `windows` are statistics of parts of the reference, each as long as the time that the new rows span. A measure that
     is as large in one of the windows does not count as drift. With fewer than `LEAST` new rows, no measure counts.

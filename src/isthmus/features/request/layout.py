@@ -1,4 +1,4 @@
-"""The tensors of a request transform's graph: the tensor and row of each column."""
+"""The tensors of a request transform's graph (`Layout`), its results (`Computed`) and refused rows (`InputRefusal`)."""
 
 import json
 from collections.abc import Mapping, Sequence

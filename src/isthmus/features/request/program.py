@@ -1,4 +1,4 @@
-"""A graph as steps between single values, for fast computation of a single row."""
+"""A graph as steps between single values (`Operation`, `SlotArray`), for fast computation of a single row."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

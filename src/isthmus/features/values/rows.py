@@ -182,7 +182,7 @@ class RowCodec:
         return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
 
     def encode(self, event: Ints, known: Ints, columns: Mapping[str, Values]) -> list[bytes]:
-        """Pack rows of n keys from their times and values; raise DataError for values that cannot be packed."""
+        """Pack rows of n keys from times and values; raise DataError for invalid text or an array of another size."""
         packed, tails = self._pack(columns, len(event))
         packed["version"] = VERSION
         packed["prefix"] = self._prefix
