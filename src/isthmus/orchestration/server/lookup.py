@@ -23,8 +23,8 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
 
     `name` is a feature service, or features as `view:feature`, separated by commas. `arguments` are join keys and
     request fields as `key=value`; a repeated key gives one row per value. Starts Redis if it is embedded. Raises a
-    RequestError for unknown names or wrong values, and a DependencyError if Redis fails. With the setting `missing =
-    "refuse"`, raises LostRowsError, a DependencyError, if Redis has lost rows of the answer.
+    RequestError for unknown names or wrong values, and a DependencyError if no contract has been applied, if Redis
+    fails, or if `missing = "refuse"` is set and Redis has lost rows of the answer.
     """
     state = State(project.generations())
     features = ":" in name

@@ -42,8 +42,8 @@ def push(
 
     Raises:
         RequestError: `to` or the view is unknown, or rows do not match contract and limits. All problems are listed.
-        DependencyError: Redis is not reachable, or too many rows wait to be collected. Some rows may have been stored;
-            pushing them again with the same `known_at` does not duplicate them.
+        DependencyError: no contract has been applied, Redis is not reachable, or too many rows wait to be collected.
+            Some rows may have been stored; pushing them again with the same `known_at` does not duplicate them.
     """
     from isthmus.features.errors import RequestError, one_of
     from isthmus.features.online.store import OnlineStore

@@ -53,10 +53,10 @@ def aged(
 ) -> pa.Table:
     """Return `rows` of the training set `examples` with the student's inputs replaced by values from older snapshots.
 
-    `ages` is called with the rows' times and the first row's number, and returns the age of each row's snapshot, all in
-    microseconds. Inputs that only the teacher reads are left out. With `computed`, the project's engine adds inputs
-    from request transforms, which takes seconds even for a few rows. Raises a DataError if a table version that the
-    training set was joined from is gone.
+    The student must have a `device`. `ages` gets the rows' times and the first row's number, and returns the age of
+    each row's snapshot, all in microseconds. Inputs that only the teacher reads are left out. With `computed`, the
+    project's engine adds inputs from request transforms, which takes seconds even for a few rows. Raises a DataError if
+    a table version that the training set was joined from is gone.
     """
     contract, service, offline = (
         project.applied(),
