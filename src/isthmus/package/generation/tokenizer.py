@@ -28,7 +28,7 @@ LONG = 1 << 12
 
 
 def opened(data: bytes) -> "Own":
-    """Open a tokenizer from JSON. It never truncates or pads, and reads control tokens in a text as plain text."""
+    """Open a tokenizer from JSON; it never truncates or pads, and reads control tokens in a text as plain text."""
     with extra("generate"):
         from tokenizers import Tokenizer as Own
     tokenizer = Own.from_buffer(data)
