@@ -71,7 +71,7 @@ def union(ranges: Iterable[Days]) -> list[Days]:
 
 
 def day_name(day: int) -> str:
-    """Return a day, given as days since 1970-01-01, in ISO 8601. Days outside the years 1 to 9999 become `day N`."""
+    """Return a number of days since 1970-01-01 as an ISO 8601 date, or as `day N` outside the years 1 to 9999."""
     try:
         return (_EPOCH + timedelta(days=day)).isoformat()
     except OverflowError:

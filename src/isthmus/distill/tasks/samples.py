@@ -1,4 +1,4 @@
-"""Golden rows, which let a device check the outputs of a model."""
+"""Golden rows, which let a device check a model's outputs: rows with extreme values, and rows as JSON values."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -360,7 +360,7 @@ class Task(ABC):
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return further files for the package: content and purpose by name. `teacher` has outputs for all rows."""
+        """Return further files for the package: content and purpose by name; {} by default. `teacher`: all outputs."""
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
@@ -383,7 +383,7 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """Return a copy of this task with only `rows`, renumbered from 0, and graph inputs from `table`, in this order.
+        """Return a copy of this task with only `rows`, renumbered from 0; `table` has their graph inputs, row by row.
 
         Only `Tabular` implements this; other tasks raise NotImplementedError.
         """

@@ -1,4 +1,4 @@
-"""Batches of whole groups of rows."""
+"""Batches of whole groups of rows, and the settings that would split a group (`cuts`)."""
 
 from collections.abc import Sequence
 

@@ -44,7 +44,7 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the file `current` and those of the other generations; raise ContractMismatch if one is damaged.
+        """Read the contract file `current` and the contract files beside it; raise ContractMismatch if one is damaged.
 
         A file that does not exist counts as empty.
         """
@@ -60,9 +60,9 @@ class Generations:
         return cls(contract, upcoming, retired, tuple(item.contract for item in forgotten))
 
     def write(self, current: Path) -> None:
-        """Write the contract file `current` and, next to it, those of the other generations.
+        """Write the contract file `current`, and beside it the files of the next, retired and forgotten contracts.
 
-        Deletes the files of the next and the forgotten contracts if there are none. If the process is killed in
+        Deletes the file of the next or the forgotten contracts if it would be empty. If the process is killed in
         between, no contract that has rows is lost.
         """
         # In this order, each contract is in its new file before it leaves its old one.
@@ -108,8 +108,8 @@ class Generations:
     def require_model(self, where: str, exported: Contract, service: str) -> Contract:
         """Return the latest served contract with the same `service` as `exported`, the contract of a model.
 
-        Raise ContractMismatch if there is none, and RequestError if neither `exported` nor the current contract has the
-        service.
+        Raise ContractMismatch if no served contract has it, and RequestError if neither `exported` nor the current
+        contract has a service of this name.
         """
         contract = self.of_model(exported, service)
         if contract is not None:

@@ -63,7 +63,7 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Add a declaration and those it refers to. If a value has a wrong type, add it to `problems`; return False."""
+        """Add a declaration and all it refers to. If a value has a wrong type, return False and append a problem."""
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"

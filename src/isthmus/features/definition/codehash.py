@@ -92,7 +92,7 @@ def is_user_code(value: types.FunctionType | type) -> bool:
 
 
 def pickle_state(value: Any) -> tuple[Any, ...]:
-    """Return an object's pickle state: constructor, arguments and parts, or only a name. Raise OSError without one."""
+    """Return an object's pickle state: constructor, arguments and parts, or only a name. Raise OSError if it fails."""
     try:
         registered = copyreg.dispatch_table.get(type(value))
         state = registered(value) if registered else value.__reduce_ex__(2)

@@ -109,7 +109,7 @@ Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Fi
 
 
 def drawn(cells: Sequence[Text]) -> bool:
-    """Return True if a column has cells and all are figures. Markdown and terminals leave out such a column."""
+    """Return True if a column has cells and all are figures: Markdown and terminals then leave out the column."""
     return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
 
 
