@@ -346,8 +346,8 @@ class Project:
     def freshness_objectives(self) -> dict[str, float]:
         """Return the freshness objectives of the settings: the maximum age of the newest row in seconds, by view.
 
-        Raise ConfigurationError if a name is not a view of the current or the next contract. The names are not checked
-        if no contract can be read.
+        Raise ConfigurationError if a name is not a view of the current or the next contract. Without an applied
+        contract, the names are not checked.
         """
         with suppress(ContractMismatch):
             generations = self.generations()
@@ -370,8 +370,8 @@ class Project:
     def recording(self) -> Recording | None:
         """Return the settings for recording answers, or None if servers do not record.
 
-        Raise ConfigurationError if a private view is not in the current or the next contract. The names are not checked
-        if no contract can be read.
+        Raise ConfigurationError if a private view is not in the current or the next contract. Without an applied
+        contract, the names are not checked.
         """
         record = self.settings.server.record
         with suppress(ContractMismatch):

@@ -87,8 +87,8 @@ class PackagePredictions(NamedTuple):
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
     """Return a distillation's recorded predictions of the package and precision that answered last.
 
-    With `days`, only predictions in these days count. Rows of its other packages and precisions, and of packages that
-    are gone, are counted in `left_out`. Raise RequestError if no prediction is left.
+    With `days`, only predictions in these days count. Rows of other packages of the distillation, of other precisions,
+    and of packages that are gone are counted in `left_out`. Raise RequestError if no prediction is left.
     """
     first, end = (None, None) if days is None else (clock.moment(day * DAY) for day in (days.first, days.end))
     answers = served.read(route=PREDICT, first=first, end=end)

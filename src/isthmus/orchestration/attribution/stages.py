@@ -48,7 +48,7 @@ class Cell(NamedTuple):
 
 
 def cell(coalition: int) -> Cell:
-    """Return the features and the model that compute the value of a coalition.
+    """Return the form of the features and the model that compute the value of a coalition.
 
     Bits 0 to 4 mean that staleness, skew, distillation, precision and runtime are actual.
     """

@@ -46,8 +46,7 @@ def dagster_home(project: Project) -> Path:
     """Prepare the project's Dagster instance and return its folder.
 
     Writes the instance's settings and pool limits, marks runs whose process is gone as failed, and records the version
-    of each source. Raise ConfigurationError if the project path has a question mark, IsthmusError for invalid
-    definitions.
+    of each source. Raise ConfigurationError for a question mark in the path, IsthmusError for invalid definitions.
     """
     home = project.state / "dagster"
     if "?" in str(home):

@@ -36,8 +36,8 @@ def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> Non
     """Write the report page, model card and boundary card of a student to its folder `model`, replacing older ones.
 
     The documents include the serving cost that was measured for `package`, if one is passed. Raise DataError if the
-    report or a measurement is missing or damaged, and ConfigurationError if a gate names a metric that is not in the
-    report.
+    report or a measurement is missing or damaged, and ConfigurationError if a gate names a metric that the report
+    lacks.
     """
     from isthmus.distill.reports.boundarycard import boundary_card
     from isthmus.distill.reports.modelcard import model_card

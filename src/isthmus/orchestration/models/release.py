@@ -50,9 +50,8 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     `server`; a server that does not switch raises no error.
 
     Raise GateFailed if the package has no passing verdict or no measured cost, if a gate fails, or if `share` is set
-    and no package is deployed; PackageError if the package is damaged, unsigned although a key is required, or cannot
-    be loaded; ContractMismatch if features that it reads have changed; and DependencyError if another deployment is in
-    progress.
+    and no package is deployed; PackageError if the package is damaged, lacks a required signature, or cannot be loaded;
+    ContractMismatch if features that it reads changed; and DependencyError if another deployment is in progress.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared

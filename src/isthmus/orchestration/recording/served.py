@@ -151,7 +151,7 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers that meet all set conditions, sorted by process and sequence. `end` itself is excluded."""
+        """Return the answers that meet all given conditions, sorted by process and sequence; `end` is excluded."""
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route

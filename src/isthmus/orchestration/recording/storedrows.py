@@ -61,8 +61,7 @@ def from_history(
     """Look up in the history the row of each key as of its time in `at`, like a point-in-time join.
 
     `at` has one time per key, in microseconds since 1970 UTC. The features of a missing or expired row are null, and
-    the status says why. `times` names the columns to return as event and known times; it does not affect which row is
-    found.
+    the status says why. `times` are the columns to return as event and known times; they do not affect the look-up.
     """
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
