@@ -77,7 +77,7 @@ class PushLog:
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
 
     def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
-        """Convert the log's rows to the view's columns and the time of the push; raise DataError if a type differs.
+        """Convert the log's rows to the view's columns and `_accepted`, their time; raise DataError if a type differs.
 
         Missing columns become null. Rows without one of the view's keys, from an earlier definition, are dropped.
         """

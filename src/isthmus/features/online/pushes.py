@@ -180,7 +180,7 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
 
 
 def put_back(client: Client, project: str, table: str) -> None:
-    """Move entries from the stream of unreadable entries back to the end of the other; malformed ones stay."""
+    """Move unreadable entries back to the end of the stream of pushed rows, except malformed ones, which stay."""
     for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]

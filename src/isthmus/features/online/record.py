@@ -77,7 +77,7 @@ def records(project: str) -> bytes:
 
 
 def beside(project: str, view: str, what: str) -> bytes:
-    """Return the Redis key for the data `what` of a view (by online name) or table. Entity keys lack its bar."""
+    """Return the Redis key for the data `what` of a view (online name) or table; no entity key contains a bar."""
     return f"{project}:tables|{view}|{what}".encode()
 
 

@@ -112,7 +112,7 @@ return {1}
 
 
 def suspects(project: str, view: str) -> bytes:
-    """Return the name of the Redis set of pushed keys that the next materialization checks. `view`: online name."""
+    """Return the name of the Redis set of pushed keys to check in the next run; `view` is the view's online name."""
     return record.beside(project, view, "suspects")
 
 

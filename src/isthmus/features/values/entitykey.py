@@ -46,7 +46,7 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
-    """Return the values in an `entity_key`, in alphabetical order of join keys. Other names are not detected."""
+    """Return the values in an entity key's name, in alphabetical order of join keys. Other names are not detected."""
     # To detect other names, encode the values again and compare.
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
