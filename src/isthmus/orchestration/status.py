@@ -1,4 +1,4 @@
-"""`isthmus status`: the state of a project, read from files, tables and a running Redis. Starts no server."""
+"""`isthmus status`: the state of a project, read from files, tables and a running Redis. `note` saves it."""
 
 from collections.abc import Iterable
 from contextlib import suppress

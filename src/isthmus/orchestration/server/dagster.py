@@ -1,4 +1,4 @@
-"""Dagster's webserver, with a guard against requests from other web sites, which could start runs.
+"""Dagster's webserver, with a guard (`OwnPages`) against requests from other web sites, which could start runs.
 
 Use these commands instead of Dagster's:
 

@@ -98,7 +98,7 @@ def _same_rows(
 
 
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
-    """Return the names of outdated views among `views` (default: all). ContractMismatch if nothing is applied.
+    """Return the names of outdated views among `views` (default: all). The definitions must be applied.
 
     A view is outdated if it was never built completely, or if its sources, its definition or the engine changed since.
     Views of remote files, and of queries without `version_sql`, are always outdated: their sources' content is unknown.

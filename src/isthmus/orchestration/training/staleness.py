@@ -1,4 +1,4 @@
-"""A training set as a device sees it: the student's inputs come from a snapshot that is some time old."""
+"""A training set as a device sees it (`seen`): the student's inputs come from a snapshot that is some time old."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""A verdict as an HTML page, on the terminal, and as images."""
+"""A verdict as an HTML page (`page`), as blocks for the terminal (`screen`), and as images."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
