@@ -1,4 +1,4 @@
-"""The manifest of a package, and functions that open a package."""
+"""The manifest of a package: inputs, model files (`Variant`), device data. Functions to open a package."""
 
 import hashlib
 import math

@@ -188,7 +188,7 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
 
 
 def require_core(package: Package, golden: Golden) -> int:
-    """Raise PackageError unless `head.json` turns golden rows into the recorded core inputs; return their number."""
+    """Raise PackageError unless `head.json` turns golden rows into the recorded core inputs; return the row count."""
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"
     head = Head.loads(package.files.read(HEAD), where)

@@ -1,4 +1,4 @@
-"""Create `head.json` from the nodes of an ONNX graph."""
+"""Create `head.json` from the nodes of an ONNX graph (`traced`), whose input tensors are `GraphInput`s."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A delta from one snapshot to a newer one: bytes to copy and bytes to insert.
+"""A delta from one snapshot to a newer one (`difference` makes it): bytes to copy and bytes to insert.
 
     magic       8 bytes   "isthdiff"
     version     1 byte

@@ -1,4 +1,4 @@
-"""Select what a device keeps of a service: its views, with only the features that the service reads."""
+"""Select what a device keeps of a service: its views with the features that the service reads, for some keys."""
 
 from collections.abc import Sequence
 from dataclasses import replace
