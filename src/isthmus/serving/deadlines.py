@@ -1,4 +1,4 @@
-"""Deadlines of requests, and time spent waiting for the online store."""
+"""Deadlines of requests, and the time that a request spends waiting for the online store (`StoreWait`)."""
 
 import asyncio
 import time

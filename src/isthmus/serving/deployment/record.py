@@ -1,4 +1,4 @@
-"""The deployment file: the package that answers requests, and the verdict it is based on."""
+"""The deployment file: the deployed package, its verdict (`Approval`), candidate, probation, and an undone one."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

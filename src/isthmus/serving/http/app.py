@@ -1,4 +1,4 @@
-"""The ASGI application: lookups, predictions and the state of the server."""
+"""The ASGI application (`create`) and its `Handlers`: lookups, pushes, predictions and the state of the server."""
 
 import asyncio
 import gc
