@@ -47,7 +47,7 @@ class Limits:
         return f"{self.head_bytes:,} bytes and {self.head_fields:,} fields at most"
 
     def require_values(self, where: str, rows: int, features: int) -> None:
-        """Raise a TooLargeError if `rows` times `features` exceeds `values`. Its message begins with `where`."""
+        """Raise a TooLargeError about `where` if `rows` times `features` exceeds the limit `values`."""
         if rows * features > self.values:
             size = f"{rows:,} rows of {features:,} features are {rows * features:,} values"
             raise TooLargeError(

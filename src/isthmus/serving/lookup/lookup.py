@@ -191,7 +191,7 @@ class Lookup:
     def encode_values(
         self, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], computed: TransformOutputs
     ) -> bytes:
-        """Encode the compact JSON answer: values per column (join keys, then features), and statuses per view."""
+        """Encode the compact JSON answer: values by column, join keys first, and the statuses of the rows by view."""
         columns: list[Any] = [None] * len(self.names)
         for _, places, dtype, data, null in self.parts(answers):
             for place, column in zip(places, json_columns(dtype, data, null), strict=True):

@@ -148,7 +148,7 @@ class TensorPredictor:
         """Accept every output, including NaN: its meaning is up to the author of the graph."""
 
     def encode(self, outputs: TensorOutputs, request: InferRequest) -> tuple[bytes, int | None]:
-        """Encode the answer; return its bytes, and the length of its JSON if binary tensors follow, else None."""
+        """Encode the answer; return its bytes, and the length of its JSON, or None if no binary tensors follow it."""
         binary = {item.name: item.parameters.binary_data for item in request.outputs}
         described, parts = [], list[bytes | memoryview]()
         for name, array in outputs.items():

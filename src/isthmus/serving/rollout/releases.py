@@ -136,9 +136,9 @@ def promote(
 ) -> Rollout:
     """Put the candidate in force, after loading it again from the cache. Writes the deployment file and the history.
 
-    For `probation_seconds`, a server may restore the previous deployment; by default, there is no probation. Raises a
-    GateFailed without a candidate or if a server has given it up, a PackageError if it is damaged or unsigned, a
-    ContractMismatch if `generations` have other features, and a DependencyError during another deployment.
+    For `probation_seconds`, a server may restore the previous deployment; by default, there is no probation. Raises
+    GateFailed (no candidate, or a server has given it up), PackageError (damaged or unsigned), ContractMismatch (its
+    features are not in `generations`), DependencyError (another deployment is in progress) or DataError (history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -169,8 +169,8 @@ def rollback(
 
     `to` is a digest prefix of the package to restore; the default is the previous one, but after a server has undone a
     deployment, `to` is required. With `to`, a candidate is dropped, too. Writes the deployment file and the history.
-    Raises a GateFailed if not exactly one earlier deployment fits, and a PackageError, ContractMismatch or
-    DependencyError like `promote`.
+    Raises GateFailed if not exactly one earlier deployment fits, and PackageError, ContractMismatch, DependencyError or
+    DataError in the same cases as `promote`.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
@@ -202,7 +202,7 @@ def undo(
 
     Returns False if `deployment` is not in force or not on probation, for example because another worker was faster.
     `why` is written with the restored deployment and to the history. Without `generations`, the package is not verified
-    again: a server has its model loaded already. Raises a DependencyError during another deployment.
+    again: a server has its model loaded already. Raises the errors of `promote` other than GateFailed.
     """
     with _changing(file) as (history, _):
         current = _read(file)

@@ -68,8 +68,8 @@ class Graphs:
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
     """Call a request transform's function, and compile its result to a serialized ONNX graph. `columns` are its inputs.
 
-    Returns the graph and a list of problems, instead of raising; one is an error of the user's function. If there are
-    problems, ignore the graph.
+    Returns the graph and a list of problems, for example an error of the user's function, which is not raised. If there
+    are problems, ignore the graph.
     """
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced

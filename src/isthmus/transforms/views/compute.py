@@ -36,7 +36,7 @@ def stream_view(
 
     The columns are keys, `event_timestamp`, `known_at` and features. `within` selects event times in [first, end), in
     microseconds since 1970 UTC; without it, a result without rows is an error. Batches may come before an error:
-    discard them then.
+    discard these batches then.
 
     Raises ConfigurationError with all missing columns and wrong types, DataError if the function or its query fails or
     a row is invalid (a null key or time, a null in an array, an array of wrong size), and DependencyError if the engine

@@ -144,7 +144,7 @@ class Graph:
     def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
         """Return the result of `function` for one argument. The function, which adds many nodes, is called in `model`.
 
-        There, independent calls of it become one: with their arguments stacked, and a list of their `number`s.
+        There, independent calls of it become one call: with their arguments stacked, and a list of each one's `number`.
         `signless` promises that the result is never -0.0.
         """
         if function not in self._together:
