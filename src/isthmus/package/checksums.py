@@ -60,7 +60,7 @@ def summed(path: Path) -> PackageFiles:
     """Check every file of a package folder against its checksum; return all checksums and sizes.
 
     Raises a PackageError if a file is missing, changed, unlisted, too large, or not a plain file with one name: links,
-    hard links and pipes are never opened. The signature is not checked; `signature.require_signature` does that.
+    hard links and pipes are not opened. The signature is not checked; `signature.require_signature` does that.
     """
     sizes = _sizes(path)
     if SUMS not in sizes:

@@ -1,4 +1,4 @@
-"""Execute `head.json` in Python (`Head`), row by row, with the same kernels as the one-row path of request transforms."""
+"""Execute `head.json` in Python (`Head`), row by row, with the kernels of the one-row path of request transforms."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
