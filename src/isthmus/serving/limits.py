@@ -43,7 +43,6 @@ class Limits:
     generation_seconds: Annotated[float, Gt(0), Le(3600)] = 120.0
 
     def head_words(self) -> str:
-        """Describe the limits of a request head in words, for an error."""
         return f"{self.head_bytes:,} bytes and {self.head_fields:,} fields at most"
 
     def require_values(self, where: str, rows: int, features: int) -> None:

@@ -153,7 +153,8 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 
     Raises PackageError if the package is unusable, not signed with `public_key` if given, or lacks the precision of
     `profile`; ContractMismatch or RequestError if its service has changed or is unknown; and GateFailed if the verdict
-    is missing, failed, is for another package or contract, lacks a feature of the model, or is older than `tables`.
+    is missing, failed, is for another package or contract, lacks a feature, or read other tables than `tables` (by
+    view).
     """
     package = open_package(folder)
     if public_key is not None:

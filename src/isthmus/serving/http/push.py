@@ -40,7 +40,6 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
 
 
 def view_of(request: PushRequest | WriteRequest) -> tuple[str, PushFormat]:
-    """Return the name of the view that rows are pushed to, and the format of the request."""
     if isinstance(request, PushRequest):
         return request.push_source_name, PUSH
     return request.feature_view_name, FEAST

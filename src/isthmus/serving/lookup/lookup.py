@@ -315,10 +315,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """Return a service's pairs of view (or request transform) and feature, for `Lookup`.
-
-    Raises a NotFoundError if there is no such service, a RequestError if it has no features.
-    """
+    """Return a service's (view, feature) pairs; raise a NotFoundError if unknown, a RequestError if it has none."""
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))

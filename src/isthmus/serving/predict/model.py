@@ -81,7 +81,6 @@ class DeployedModel:
 
     @property
     def threads(self) -> int:
-        """CPU threads per prediction, as configured in the session."""
         threads: int = self._session.get_session_options().intra_op_num_threads
         return threads
 

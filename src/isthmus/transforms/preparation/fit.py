@@ -83,10 +83,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Learn, by engine queries, the steps' parameters of number columns and the words of text columns.
-
-    Pass only the rows of `training_part`, so that nothing is learned from later rows.
-    """
+    """Learn parameters of steps and words of texts, by column, with engine queries. Pass only the `training_part`."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions

@@ -33,10 +33,7 @@ class _DeltaTable:
 
 @contextmanager
 def open_table(source: Source, place: str, options: Mapping[str, str]) -> Iterator[SourceTable]:
-    """Open the newest version of the Delta table at `place`, a path or URL, with storage `options` for a URL.
-
-    Raises DataError if it is missing or damaged, DependencyError if the storage does not answer.
-    """
+    """Open the newest version of a Delta table; raise DataError if it is missing, DependencyError if unreachable."""
     with extra("offline"):
         from deltalake.exceptions import DeltaError, TableNotFoundError
     try:
