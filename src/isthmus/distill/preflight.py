@@ -40,8 +40,8 @@ def rehearse(
     run the student, and for other facts to know. Restores torch's random state.
 
     Raises a ConfigurationError if gates, sizes, settings, groups of rows, student, teacher and objective do not fit
-    each other, a DataError if an input leaks the label, a GateFailed if the loss is not finite, and a DependencyError
-    if memory is full.
+    each other or if the student is random in eval mode, a DataError if an input leaks the label, a GateFailed if the
+    loss is not finite, and a DependencyError if memory is full.
     """
     declared = task.material.declaration
     where = declared.where

@@ -21,7 +21,7 @@ _CLEAR = 2.0
 
 
 def mean(values: Array) -> Interval:
-    """Return the mean of (n,) values with Student's t interval (1908); low and high are None for a single value."""
+    """Return the mean of (n,) values with Student's t interval (1908); `low` and `high` are None for a single value."""
     return student_interval(values.astype(np.float64))
 
 

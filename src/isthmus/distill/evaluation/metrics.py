@@ -299,4 +299,5 @@ def _quietest(rounds: list[Array]) -> dict[str, float]:
 
 
 def sigmoid(logits: Array) -> Array:
+    """Return the probabilities 1 / (1 + exp(-logit)) of logits, in float64."""
     return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))

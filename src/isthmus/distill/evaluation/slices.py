@@ -69,7 +69,7 @@ def worst_slices(
 
 
 def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Yield value (None: missing) and row numbers of each slice that has `least` rows or more, but not all rows."""
+    """Yield value (None: missing) and row numbers of each slice of a column with at least `least` rows, but not all."""
     values, codes = coded(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")

@@ -37,11 +37,12 @@ def accept(
     run: Run,
     max_sizes: Mapping[str, int] | None = None,
 ) -> Accepted:
-    """Compare a model file with the student, check the student's gates on the file, and return its manifest entry.
+    """Compare a model file with the student, check its gates on the file, and return the file with its manifest entry.
 
     `file` is a name such as "model.int8.ort", `run` runs the file, and `max_sizes` has the maximum of each dynamic
-    size. Raises a ParityFailed if the file differs too much from the student, a GateFailed if it misses a gate, and a
-    ConfigurationError if the task's `expected` lacks an output of the graph.
+    size. The result also has the file's golden outputs. Raises a ParityFailed if the file differs too much from the
+    student, a GateFailed if it misses a gate, and a ConfigurationError if the task's `expected` lacks an output of the
+    graph.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE

@@ -69,7 +69,7 @@ class Ladder:
 def climb(
     material: Material, package: Package, model_folder: Path, runtimes: Mapping[str, Callable[[], Runtime]]
 ) -> Ladder:
-    """Run the golden cases in each form of a student (graph and files), and compare the outputs with it in torch.
+    """Run the golden cases in each form of a student (graph and files), and compare the outputs with torch's.
 
     A form that differs too much is a rung of the result: call `Ladder.require` to raise an error for it. `runtimes` has
     functions that create each runtime just before its use; a runtime that is not installed gives a rung whose `holds`

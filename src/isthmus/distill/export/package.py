@@ -62,7 +62,7 @@ def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
 
 
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write files, by name, to `packages/<name>-<digest>`, check the package by reading it, and return the folder."""
+    """Write the files from `contents` to `packages/<name>-<digest>`, check them by reading, and return the folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
 
     def write(folder: Path) -> None:

@@ -31,7 +31,7 @@ class Known:
 
 
 def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
-    """Return a point of the search space that is not in `known`, or None if all points have been tried.
+    """Return a point of the search space, an index per name, that is not in `known`; None if all have been tried.
 
     `sizes` has the number of values of each name in the space. The first 8 points are random. Then optuna's
     tree-structured Parzen estimator samples near points that were good in quality, latency or bytes (Ozaki et al.,
