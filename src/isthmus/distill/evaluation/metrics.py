@@ -266,7 +266,7 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = 5, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
-    """Call the models alternately, and return `p50_us` and `p99_us`, in microseconds per call, for each model.
+    """Call the models in turn, in `rounds`, and return `p50_us` and `p99_us`, in microseconds per call, by model name.
 
     Each model is warmed up, then called `calls` times in each of `rounds`, so the machine's load affects all models
     equally. Each model's result comes from its round with the lowest p99, since load can only add to it. In each round,

@@ -11,9 +11,8 @@ from isthmus.distill.shapes import agree, floats, precise
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     """Return the hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
 
-    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake), with the discriminator's scores of the teacher's outputs
-    in `real` and of the student's outputs in `fake`, of any shape. Detach the student's outputs first, or the student
-    gets a gradient, too.
+    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake), with the discriminator's scores, of any shape, of the
+    teacher's (`real`) and the student's outputs (`fake`). Detach the latter first, or the student gets a gradient, too.
     """
     agree("hinge discriminator", real=floats(real, "..."))
     agree("hinge discriminator", fake=floats(fake, "..."))

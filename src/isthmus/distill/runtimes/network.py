@@ -155,7 +155,8 @@ def running(
 ) -> Iterator[Run]:
     """Start a child process that runs a program, and yield a function that computes outputs in it.
 
-    The process ends with the `with` block. Raises a GateFailed if the runtime rejects the program or its inputs.
+    The process ends with the `with` block. Raises a GateFailed if the runtime rejects the program or its inputs, and a
+    DependencyError if the runtime is not installed.
     """
     try:
         with kind(program.model, tensors, outputs, program.max_sizes) as opened:
