@@ -114,7 +114,7 @@ class Trials(Journal[SearchTrial]):
 def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | None:
     """Return the trained student with the best score: the highest if `more`, else the lowest; None if none is trained.
 
-    Of equal scores, the fastest student wins. A student over the budget is never trained.
+    Of equal scores, the fastest student wins. Students that failed or are over the budget do not count.
     """
     sign, fit = -1 if more else 1, [trial for trial in trials if trial.status == "trained"]
     return min(fit, key=lambda trial: (sign * (trial.score or 0.0), trial.p50_us or 0.0), default=None)

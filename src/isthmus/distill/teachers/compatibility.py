@@ -38,7 +38,7 @@ def compatible(
     student: nn.Module | None = None,
     tokenizers: tuple[Any, Any] | None = None,
 ) -> Teacher:
-    """Check that a teacher fits the student; return it with its classes in the order of `labels`, if it names them.
+    """Check that a teacher fits the student; return it, with classes in the order of `labels` if it names its classes.
 
     Args:
         teacher: teacher to check; it is called twice, and must return the same outputs.

@@ -12,8 +12,8 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
     """Return the row numbers of each batch of an epoch, such that no batch splits a group.
 
     `groups`, int64 (rows,), has the group number of each row. Groups come in random order; rows within a group keep
-    their order. There are as many batches as without groups, and none is empty: a batch has the groups whose last row
-    is among its `batch` rows. No group may have more than `batch` rows.
+    their order. There are as many batches as without groups; each group goes where its last row would be. So a batch
+    is never empty, and has less than twice `batch` rows. No group may have more than `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)

@@ -86,7 +86,7 @@ class FeastLookup:
         return pipeline
 
     def answers(self, replies: Sequence[Any]) -> list[ViewAnswer]:
-        """Decode Redis's replies to an answer per view, as of now; raise ContractMismatch if a row's schema differs."""
+        """Decode Redis's replies to an answer per view, as of now; raise ContractMismatch if a schema differs."""
         at, start = clock.now(), 0
         by_view: dict[int, ViewAnswer] = {}
         try:

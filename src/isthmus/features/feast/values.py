@@ -70,7 +70,7 @@ FORMS: Mapping[str, ValueForm] = {
 
 
 def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
-    """Return how rows store a Feast type, None if Feast has no such values; with `written`, store numbers as protos."""
+    """Return how rows store a Feast type, None if Feast has no such values. `written`: numbers are stored as protos."""
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]
         return ValueForm(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
