@@ -27,7 +27,7 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """Parse two UTC days or their first moments, `end` exclusive; raise RequestError if invalid, or for no day."""
+        """Parse two days like 2024-01-31, `end` exclusive; raise RequestError if one is invalid or no day is left."""
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
             raise RequestError(
