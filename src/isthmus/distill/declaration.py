@@ -410,7 +410,7 @@ class Distillation:
     def _timed(
         self, settings: TrainingSettings, profile: "TrainingProfile | None" = None, rows: int = 1
     ) -> TrainingSettings:
-        settings = self.task.paced(settings) if isinstance(self.task, Causal) else settings
+        settings = self.task.with_base_rate(settings) if isinstance(self.task, Causal) else settings
         if settings.epochs or settings.steps:
             return settings
         if profile is None or profile.epochs or not isinstance(self.task, Tabular):

@@ -11,7 +11,7 @@ from isthmus.distill.types import Index
 from isthmus.features.errors import DataError
 
 
-def seen(positions: Tensor) -> Tensor:
+def attention_mask(positions: Tensor) -> Tensor:
     """Return a mask, bool (n, 1, P, P): a token sees itself and the text before it, back to the last position 0."""
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
@@ -32,7 +32,7 @@ class Packed(nn.Module):
         self.register_buffer("kept", None if kept is None else torch.from_numpy(kept), persistent=False)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        logits, _ = self.cached(tokens, positions, seen(positions))
+        logits, _ = self.cached(tokens, positions, attention_mask(positions))
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
@@ -87,7 +87,7 @@ class CausalTeacher(nn.Module):
         if "logits" in self.keys:
             outputs["logits"] = logits
         if "sequence" in self.keys:
-            outputs["sequence"] = written(self.packed, tokens, positions, self.prompt, self.end, greedy=True)
+            outputs["sequence"] = generate(self.packed, tokens, positions, self.prompt, self.end, greedy=True)
         return outputs
 
 
@@ -96,7 +96,7 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(logits.float().transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
 
 
-def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
+def generate(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
     """Return the blocks, int64 (n, P), with everything after the first `prompt` tokens replaced by the model.
 
     Each new token is the likeliest one if `greedy`; otherwise torch's global generator draws the tokens. They continue
@@ -107,8 +107,8 @@ def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end:
 
     length, cache = tokens.shape[1], DynamicCache()
     begun, places = tokens[:, :prompt], positions[:, :prompt]
-    logits, cache = packed.cached(begun, places, seen(places), cache)
-    mask, place, pieces = seen(places)[:, :, -1:], places[:, -1:], [begun]
+    logits, cache = packed.cached(begun, places, attention_mask(places), cache)
+    mask, place, pieces = attention_mask(places)[:, :, -1:], places[:, -1:], [begun]
     ended = begun[:, -1:] == end
     for step in range(prompt, length):
         last = logits[:, -1]
@@ -126,8 +126,8 @@ def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end:
     return torch.nn.functional.pad(whole, (0, length - whole.shape[1]), value=end)
 
 
-def continued(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return positions and targets for blocks from `written`: only new tokens up to the first end token are targets."""
+def continuation_targets(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return positions and targets for blocks of `generate`: only new tokens up to the first end token are targets."""
     length = tokens.shape[1]
     places = positions[:, prompt - 1 : prompt] + torch.arange(1, length - prompt + 1, device=tokens.device)
     following = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORED)], 1)

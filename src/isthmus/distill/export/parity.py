@@ -166,7 +166,9 @@ class Parity:
                 continue
             if variant.precision == "fp32":
                 # Each side ends before its own first close decision.
-                expected = [sure[: len(tokens)] for sure, tokens in zip(reference.sure, expected, strict=True)]
+                expected = [
+                    sure[: len(tokens)] for sure, tokens in zip(reference.certain_tokens, expected, strict=True)
+                ]
                 actual = [tokens[: len(sure)] for tokens, sure in zip(actual, expected, strict=True)]
             compared[name] = _compare_tokens([prompt.text for prompt in recorded], expected, actual)
         return compared
