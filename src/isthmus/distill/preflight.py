@@ -18,9 +18,9 @@ from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task, answers
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.training.groups import cuts
+from isthmus.distill.training.groups import group_problems
 from isthmus.distill.training.studentrun import TeacherBatches
-from isthmus.distill.training.teacheroutputs import TeacherCost, announced, most_parameters
+from isthmus.distill.training.teacheroutputs import TeacherCost, most_parameters, remaining_calls
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 from isthmus.package.featurizer.form import HEAD
 
@@ -45,10 +45,10 @@ def rehearse(
     """
     declared = task.material.declaration
     where = declared.where
-    if problems := declared.misnamed(task.measured):
+    if problems := declared.gate_problems(task.measured):
         raise ConfigurationError(where, problems)
     groups = task.groups(task.material.parts.train)
-    if groups is not None and (problems := cuts(torch.from_numpy(groups), settings, 1, where)):
+    if groups is not None and (problems := group_problems(torch.from_numpy(groups), settings, 1, where)):
         raise ConfigurationError(where, problems)
     with torch.random.fork_rng(devices=[]):
         student, objective = task.student(), task.objective()
@@ -65,7 +65,7 @@ def rehearse(
             expected="inputs that are known before the label and do not reveal it on their own",
             remedy="remove inputs that are known only after the label; if they are known before, you need no model",
         )
-    if calls := announced(teacher, outputs, task.material.parts.train[: _first_rows(task, settings)]):
+    if calls := remaining_calls(teacher, outputs, task.material.parts.train[: _first_rows(task, settings)]):
         note(f"teacher {teacher.name} runs in {calls}")
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)

@@ -82,7 +82,7 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
         raise ConfigurationError(where, problems)
 
 
-def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
+def restore(material: Material, folder: Path, weights: str = "student") -> Restored:
     """Load a student with its fitted preparation; contract and profile may differ from its training.
 
     `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if the
@@ -103,7 +103,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
         preparation = read_record(folder).preparation
         material = replace(material, learn=lambda _plan, _before: preparation)
     task = create_task(material)
-    if not trained_alike(before, task):
+    if not same_training(before, task):
         raise ContractMismatch(
             where,
             "its declaration has changed since it was trained",
@@ -114,7 +114,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
 
 
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
-    """Read all files that `restored` needs for these weights and return the report; raise a DataError if this fails."""
+    """Read all files that `restore` needs for these weights and return the report; raise a DataError if this fails."""
     try:
         report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -152,7 +152,7 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
     """Return the id of a student, 12 hexadecimal digits: a digest of all that its weights and its report depend on."""
-    return _identity(task, settings, outputs, whole(origins(task)))
+    return _identity(task, settings, outputs, legacy_origins(origins(task)))
 
 
 def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dict[str, Any]) -> str:
@@ -193,7 +193,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         digest = None if new is None else fingerprint(function_of(new))
         kinds = {"kind": {"causal": declared.task.identity(), "student": digest}}
     else:
-        kinds |= {"training": code(kind, JUDGING), "report": code(kind, EXPORTING)}
+        kinds |= {"training": code_description(kind, JUDGING), "report": code_description(kind, EXPORTING)}
     device = declared.student.device
     about = {
         # Leave this out without a device, so that those students keep their identity.
@@ -208,12 +208,12 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
     return {"training_set": material.training_set, **same, **digests}
 
 
-def whole(made_of: dict[str, str]) -> dict[str, str]:
+def legacy_origins(made_of: dict[str, str]) -> dict[str, str]:
     """Reduce a result of `origins` to the entries that reports of earlier versions have: `training_set` and `kind`."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 
-def trained_alike(before: dict[str, Any], task: Task, part: str = "training") -> bool:
+def same_training(before: dict[str, Any], task: Task, part: str = "training") -> bool:
     """Return whether training the task today would give the student whose report has `before` as its `made_of`.
 
     With `part="report"`, return whether its report would be equal, too. An equal `kind`, the digest of the whole task,
@@ -226,7 +226,7 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 
 
 @lru_cache
-def code(kind: type, without: frozenset[str]) -> Any:
+def code_description(kind: type, without: frozenset[str]) -> Any:
     """Return plain data that describes the code of a task class and its bases, without the members in `without`.
 
     Starts at the other members that Isthmus calls and follows the names in their code; a member in `without` that this

@@ -10,7 +10,7 @@ import torch
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.labels import Isotonic, Temperature
 from isthmus.distill.onnx.runtime import ask, described, session
-from isthmus.distill.restore import create_task, restored
+from isthmus.distill.restore import create_task, restore
 from isthmus.distill.runtimes.network import portable
 from isthmus.distill.tabular.calibration import IsotonicCalibrator, TemperatureCalibrator
 from isthmus.distill.tabular.student import Student
@@ -21,7 +21,7 @@ from tests.distill.support import difference, material
 
 def test_a_core_answers_like_its_graph(table: pa.Table, trained: DistillationReport) -> None:
     rows = material(table)
-    task, student = create_task(rows), restored(rows, trained.path).student
+    task, student = create_task(rows), restore(rows, trained.path).student
     texts, outputs = [TensorInfo("categories", "string", ("N", 2))], [TensorInfo("probability", "float", ("N",))]
     of = portable(task, student, rows.parts.train[:1], texts, outputs)
     tensors = TensorInfo("numbers", "float", ("N", 7)), TensorInfo("places", "int32", ("N", 2))

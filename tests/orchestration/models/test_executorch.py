@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
-from isthmus.distill.restore import create_task, restored
+from isthmus.distill.restore import create_task, restore
 from isthmus.distill.runtimes.executorch.export import converted
 from isthmus.distill.runtimes.executorch.process import LIBRARIES, ExecuTorchProgram
 from isthmus.distill.runtimes.network import portable, running
@@ -265,7 +265,7 @@ class Foreign(kinds.Classes):
 @pytest.mark.accept
 def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> None:
     table = training_set(ROWS)
-    task, student = create_task(material(table, **OWN)), restored(material(table, **OWN), trained.path).student
+    task, student = create_task(material(table, **OWN)), restore(material(table, **OWN), trained.path).student
     row = np.arange(1)
     outputs = [Described("logits", "float", ("N", 5))]
     with pytest.raises(GateFailed, match=r"dynamic size P has no limit; .*max_sizes"):

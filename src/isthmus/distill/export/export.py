@@ -27,7 +27,7 @@ from isthmus.distill.export.causal import ModelOrigin, TextFiles
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
 from isthmus.distill.onnx.runtime import Run, described, ort_format
-from isthmus.distill.restore import REPORT, Restored, restored, trained_alike
+from isthmus.distill.restore import REPORT, Restored, restore, same_training
 from isthmus.distill.runtimes.conversions import INTERPRETED, conversions_for, require_runtimes
 from isthmus.distill.runtimes.network import Portable, portable, running
 from isthmus.distill.tasks.graph import student_graph
@@ -190,7 +190,7 @@ def _figures(trained: Restored, cache: Path, run: Run) -> Mapping[str, float]:
 
 
 def _restored(material: Material, model_folder: Path) -> Restored:
-    trained = restored(material, model_folder)
+    trained = restore(material, model_folder)
     if trained.contract != material.contract:
         raise ContractMismatch(
             str(model_folder),
@@ -198,7 +198,7 @@ def _restored(material: Material, model_folder: Path) -> Restored:
             expected=material.contract[:12],
             remedy="run training-set and distill again",
         )
-    if not trained_alike(json.loads((model_folder / REPORT).read_bytes())["made_of"], trained.task, "report"):
+    if not same_training(json.loads((model_folder / REPORT).read_bytes())["made_of"], trained.task, "report"):
         raise ContractMismatch(
             str(model_folder),
             "its metrics were measured with an earlier version of the task's code",

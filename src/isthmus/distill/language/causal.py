@@ -171,7 +171,7 @@ class Causal:
         problems = unknown_features(self.decoding.template, contract, service)
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in problems]
 
-    def unfit(self, where: str, spine: Spine) -> list[Problem]:
+    def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Return a problem if the spine's label is not an Int64: 1 for domain texts, 0 for general texts."""
         name, dtype = spine.label.name, spine.label.dtype
         if dtype == Int64:

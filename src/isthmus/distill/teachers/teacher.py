@@ -213,7 +213,7 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
         raise ConfigurationError(where, [Problem(f"output {key}", f"a {kind}: {error}", "an array")]) from None
 
 
-def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
+def by_key(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
     """Return outputs by key: a mapping unchanged; the items of a tuple, or a single output, by the keys in order.
 
     Raises a ConfigurationError if the number of outputs differs from the number of keys.

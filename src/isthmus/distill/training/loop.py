@@ -22,7 +22,7 @@ from isthmus.distill.accelerator import enough_memory, peak
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
 from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, final, pack, restore
-from isthmus.distill.training.groups import cuts, whole_groups
+from isthmus.distill.training.groups import group_problems, whole_groups
 from isthmus.distill.training.runlog import RunLog
 from isthmus.distill.training.signals import interruption
 from isthmus.features.contract.schema import sha256
@@ -115,7 +115,7 @@ class Training:
         """Train like `run`, with the same errors; return the module, its final state and the seconds of pauses."""
         problems = self.settings.problems(self.where)
         if self.groups is not None:
-            problems += cuts(self.groups, self.settings, self.accelerator.num_processes, self.where)
+            problems += group_problems(self.groups, self.settings, self.accelerator.num_processes, self.where)
         if problems:
             raise ConfigurationError(self.where, problems)
         device = self.accelerator.device

@@ -261,7 +261,7 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
     missing, and ContractMismatch if definitions are not applied or the declaration has changed since the training.
     """
     with extra("distill"):
-        from isthmus.distill.restore import restored
+        from isthmus.distill.restore import restore
     artifacts = Artifacts(project, declared)
     student = artifacts.models / package.manifest.model
     if not student.exists():
@@ -269,7 +269,7 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
                         remedy="run `isthmus distill` and `isthmus model export`")  # fmt: skip
     material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
     with project.importing():
-        yield restored(material, student)
+        yield restore(material, student)
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
