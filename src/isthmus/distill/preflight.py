@@ -8,10 +8,10 @@ from torch import nn
 
 from isthmus.distill.accelerator import enough_memory, is_full
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.onnx.runtime import described, predict, session
+from isthmus.distill.onnx.runtime import predict, session, tensor_info
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.runtimes.conversions import conversions_for
-from isthmus.distill.runtimes.network import portable, running
+from isthmus.distill.runtimes.network import portable_part, run_program
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.graph import student_graph
@@ -77,8 +77,8 @@ def rehearse(
     model = student_graph(task, student)
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
     if runtimes := conversions_for(declared):
-        tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
-        of = portable(task, student, rows, tensors, results)
+        tensors, results = ([*map(tensor_info, values)] for values in (model.graph.input, model.graph.output))
+        of = portable_part(task, student, rows, tensors, results)
         if of.head is not None:
             try:
                 of.head()
@@ -87,7 +87,7 @@ def rehearse(
         for runtime in runtimes:
             convert, *_ = runtime.files(of, task.material.parts.train).values()
             try:
-                with running(runtime.program, convert(), of.tensors, of.outputs) as run:
+                with run_program(runtime.program, convert(), of.tensors, of.outputs) as run:
                     run(of.feeds(rows))
             except GateFailed as error:
                 note(f"the package will have no model for {runtime.program.libraries.runtime}: {error}")

@@ -92,7 +92,7 @@ class ParityLimits:
             return scaled if self.scales else f"{name} of {type(self.task).__name__}"
         return f"the tolerance of this kind of task in {precision}"
 
-    def line(self, precision: str, difference: float) -> str:
+    def tolerance_line(self, precision: str, difference: float) -> str:
         """Return the code that makes a task tolerate a `difference`; "" for built-in tasks and infinite differences."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""

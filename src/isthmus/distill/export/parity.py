@@ -173,7 +173,7 @@ class Parity:
             compared[name] = _compare_tokens([prompt.text for prompt in recorded], expected, actual)
         return compared
 
-    def refused(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
+    def unanswered_verdict(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
         """Return a verdict in which every row differs, for a file that does not answer; `problem` says why."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 

@@ -111,7 +111,7 @@ class Portable:
         }
 
 
-def portable(
+def portable_part(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
     """Return the part of a student that runtimes like ExecuTorch compute: its numeric core, or else the whole graph.
@@ -149,7 +149,7 @@ class _Ordered(nn.Module):
 
 
 @contextmanager
-def running(
+def run_program(
     kind: type[Program], program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Iterator[Run]:
     """Start a child process that runs a program, and yield a function that computes outputs in it.

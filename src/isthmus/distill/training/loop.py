@@ -260,7 +260,7 @@ class _Run:
             return
         due = time.monotonic() - self.saved >= (settings.checkpoint_seconds or math.inf)
         stops, due = self._read(bool(signals), due)
-        pauses = self.throttle is not None and self.throttle.look()
+        pauses = self.throttle is not None and self.throttle.update()
         saves = saves or due or stops or pauses
         if (evaluates or saves) and not all(weights.isfinite().all() for weights in self.trainable.values()):
             # A non-finite gradient has ruined the weights before a loss could show it.

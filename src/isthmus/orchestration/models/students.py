@@ -160,7 +160,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     def completed() -> pa.Table:
         (rows,) = at_ages(test, [device.age // MICROSECOND])
         request = material.request_inputs
-        complete, _ = request.complete(columns(rows, request.fed(material.student_inputs)))
+        complete, _ = request.complete(columns(rows, request.graph_inputs(material.student_inputs)))
         for item in material.student_inputs:
             if item.name not in rows.column_names:
                 rows = rows.append_column(item.name, to_arrow(complete[item.name], item.dtype))
