@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from isthmus.distill.export.export import export
 from isthmus.distill.export.package import contents, write_package
-from isthmus.distill.onnx.runtime import ask, described, ort_format, session
+from isthmus.distill.onnx.runtime import ask, ort_format, session, tensor_info
 from isthmus.features.contract.schema import Column, Contract, ServiceContract
 from isthmus.features.profiles import ServingProfile
 from isthmus.package.checksums import SUMS
@@ -72,7 +72,7 @@ def of_tensors(folder: Path) -> Path:
     )
     manifest = Manifest(
         FORMAT_VERSION, "kinds", made.hash, "features", "none", "none", "tests:Kinds", "none", (),
-        tuple(map(described, model.graph.input)), tuple(map(described, model.graph.output)), variants, {},
+        tuple(map(tensor_info, model.graph.input)), tuple(map(tensor_info, model.graph.output)), variants, {},
     )  # fmt: skip
     whole = contents(manifest, json.loads(made.dumps()), Golden((), (case,)), files)
     return write_package(folder, manifest.name, whole)

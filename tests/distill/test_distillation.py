@@ -12,7 +12,7 @@ import torch
 from isthmus.distill.distillation import UNCHANGED, DistillationReport
 from isthmus.distill.evaluation.metrics import auc, sigmoid
 from isthmus.distill.gates import Gate
-from isthmus.distill.restore import restored
+from isthmus.distill.restore import restore
 from isthmus.distill.tabular.student import Student, read_record
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import tensors
@@ -47,7 +47,7 @@ def test_the_folder_holds_the_student(trained: DistillationReport, table: pa.Tab
     labels = binary_labels(table, record.label, parts)
     for one in trained.data["runs"]:
         if one["seed"] == trained.data["shipped"]:
-            student = restored(material(table), trained.path, one["model"]).student
+            student = restore(material(table), trained.path, one["model"]).student
             assert isinstance(student, Student)
             logits = student.logits(tensors(table, STUDENT)[parts.test])
             assert auc(labels[parts.test], sigmoid(logits)) == one["quality"]["auc"]
@@ -171,10 +171,10 @@ def test_a_damaged_student_is_named(trained: DistillationReport, table: pa.Table
     weights = (trained.path / "student.safetensors").read_bytes()
     (tmp_path / "student.safetensors").write_bytes(weights[:-10])
     with pytest.raises(DataError, match=r"student.safetensors: cannot be read.*Run distill again"):
-        restored(material(table), tmp_path)
+        restore(material(table), tmp_path)
     (tmp_path / "student.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match=r"student.json: cannot be read"):
-        restored(material(table), tmp_path)
+        restore(material(table), tmp_path)
     (tmp_path / "report.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match=r"report.json: cannot be read"):
-        restored(material(table), tmp_path)
+        restore(material(table), tmp_path)

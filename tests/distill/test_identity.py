@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from isthmus.distill.declaration import EXPORTING, JUDGING
 from isthmus.distill.distillation import JUDGED_ANEW, DistillationReport
 from isthmus.distill.export.export import export
-from isthmus.distill.restore import code
+from isthmus.distill.restore import code_description
 from isthmus.features.errors import ContractMismatch
 from tests.distill.conftest import SERVING
 from tests.distill.support import PROFILE, material, run
@@ -110,7 +110,7 @@ ALONE = ("from tests.distill.sampletasks import Shaped", "from isthmus.distill.t
 def test_code_counts_where_it_is_used(written: Any) -> None:
     def digests(*changes: tuple[str, str]) -> tuple[Any, Any]:
         kind = importlib.import_module(written(ALONE, *changes)).Judged
-        return code(kind, JUDGING), code(kind, EXPORTING)
+        return code_description(kind, JUDGING), code_description(kind, EXPORTING)
 
     before = digests()
     for old, new, counts in CHANGES:
@@ -127,7 +127,7 @@ def test_what_training_reaches_by_any_way_is_part_of_it(written: Any) -> None:
         kinds = [
             importlib.import_module(written(ALONE, *changes)).Judged for changes in ([reached], [reached, changed])
         ]
-        assert code(kinds[0], JUDGING) != code(kinds[1], JUDGING)
+        assert code_description(kinds[0], JUDGING) != code_description(kinds[1], JUDGING)
 
 
 REACHED = """
@@ -185,7 +185,7 @@ def test_what_a_class_or_its_base_reaches_is_part_of_training(
         (tmp_path / f"{name}.py").write_text(source)
         importlib.invalidate_caches()
         kinds.append(importlib.import_module(name).Judged)
-    assert code(kinds[0], JUDGING) != code(kinds[1], JUDGING)
+    assert code_description(kinds[0], JUDGING) != code_description(kinds[1], JUDGING)
 
 
 def test_the_class_of_a_factory_or_of_a_second_statement_is_the_one_that_counts(
@@ -202,7 +202,7 @@ def test_the_class_of_a_factory_or_of_a_second_statement_is_the_one_that_counts(
         for n in (1, 2):
             (tmp_path / f"{name}_{n}.py").write_text(start + text.format(n))
         importlib.invalidate_caches()
-        one, other = (code(importlib.import_module(f"{name}_{n}").Judged, JUDGING) for n in (1, 2))
+        one, other = (code_description(importlib.import_module(f"{name}_{n}").Judged, JUDGING) for n in (1, 2))
         assert one != other, name
 
 

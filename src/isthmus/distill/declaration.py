@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from isthmus.distill.gates import OVERALL, Gate, bound_problems, limited
+from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
 from isthmus.distill.labels import Binary, Calibration, Label, Monitor
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.settings import TrainingSettings, failed_checks
@@ -98,7 +98,7 @@ class Tabular:
                 numbers[item.name] = tuple(declared) if isinstance(declared, Sequence) else DEFAULT
         return Plan(numbers, texts)
 
-    def misfits(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
+    def preparation_problems(self, where: str, inputs: Sequence[_Input]) -> list[Problem]:
         """Return a problem for each `preparation` that is invalid, matches no input, or does not suit its type."""
         problems = []
         for pattern, how in self.preparation.items():
@@ -142,7 +142,7 @@ class Tabular:
         )
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 
-    def unfit(self, where: str, spine: Spine) -> list[Problem]:
+    def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Return a problem if the spine's label has the wrong type, or the spine lacks a `Rank`'s column `within`."""
         if not isinstance(self.label, Label):
             return []
@@ -313,9 +313,9 @@ class Distillation:
         helped = Gate("taught", at_least=0.0)
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
-    def misfits(self, inputs: Sequence[_Input]) -> list[Problem]:
+    def preparation_problems(self, inputs: Sequence[_Input]) -> list[Problem]:
         """Return a problem for each preparation that does not fit the student's inputs; only a `Tabular` has any."""
-        return self.task.misfits(self.where, inputs) if isinstance(self.task, Tabular) else []
+        return self.task.preparation_problems(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
         # `checks` below covers the type of the task.
@@ -350,12 +350,12 @@ class Distillation:
             ),
             (
                 "stale",
-                isinstance(self.stale, str | None) or (_is_in_json(self.stale) and label.stands_for(self.stale)),
-                f"{label.gives}, or a distillation" if label.stands_for(0) else "a distillation",
+                isinstance(self.stale, str | None) or (_is_in_json(self.stale) and label.is_possible(self.stale)),
+                f"{label.gives}, or a distillation" if label.is_possible(0) else "a distillation",
             ),
             ("shape", not (self.shape and fixed) and _plain([*self.shape.values()]), fixed or _PLAIN_VALUES),
-            ("gates", limited(self.required), "at_least or at_most in each, finite numbers"),
-            ("bounds", limited(self.bounds), "at_least or at_most in each, finite numbers"),
+            ("gates", have_limits(self.required), "at_least or at_most in each, finite numbers"),
+            ("bounds", have_limits(self.bounds), "at_least or at_most in each, finite numbers"),
             ("owner", is_owner(self.owner), OWNER),
             (
                 "runtimes",
@@ -371,17 +371,17 @@ class Distillation:
         problems = [*failed_checks(self, self.where, checks), *bound_problems(self.where, self.label, self.bounds)]
         problems += self.monitor.problems(f"{self.where}: monitor", self.spine)
         if isinstance(self.task, Tabular):
-            problems += [*self.task.problems(self.where), *self.misnamed(MEASURED)]
-            problems += self.task.unfit(self.where, self.spine)
+            problems += [*self.task.problems(self.where), *self.gate_problems(MEASURED)]
+            problems += self.task.spine_problems(self.where, self.spine)
         if isinstance(self.task, Causal):
             problems += self.task.problems(self.where, tuple(gate.metric for gate in self.gates or ()))
-            problems += [*self.misnamed(self.task.measured), *self.task.unfit(self.where, self.spine)]
+            problems += [*self.gate_problems(self.task.measured), *self.task.spine_problems(self.where, self.spine)]
         if self.search is not None:
             place = f"{self.where}: search"
             problems += [*self.search.problems(place, self.task), *self._misset(self.search.settings, place)]
         return problems + self._misset(self.settings, self.where)
 
-    def misnamed(self, measured: Sequence[str]) -> list[Problem]:
+    def gate_problems(self, measured: Sequence[str]) -> list[Problem]:
         """Return a problem for each required gate on an unknown metric; a metric with a dot is not checked.
 
         Known are the task's own metrics, in `measured`, and the metrics of all tasks, "taught" and "gap_closed".
@@ -413,7 +413,7 @@ class Distillation:
     def _timed(
         self, settings: TrainingSettings, profile: "TrainingProfile | None" = None, rows: int = 1
     ) -> TrainingSettings:
-        settings = self.task.paced(settings) if isinstance(self.task, Causal) else settings
+        settings = self.task.with_base_rate(settings) if isinstance(self.task, Causal) else settings
         if settings.epochs or settings.steps:
             return settings
         if profile is None or profile.epochs or not isinstance(self.task, Tabular):

@@ -137,7 +137,7 @@ def bounds_on(bounds: Iterable[Gate], *prefixes: str) -> list[Gate]:
     return [bound for bound in bounds if bound.metric.partition(".")[0] in prefixes]
 
 
-def limited(gates: Iterable[Gate]) -> bool:
+def have_limits(gates: Iterable[Gate]) -> bool:
     """Return True if each gate sets `at_least` or `at_most`, and all these limits are finite numbers."""
     limits = [[limit for limit in (gate.at_least, gate.at_most) if limit is not None] for gate in gates]
     return all(own and all(map(_is_finite, own)) for own in limits)

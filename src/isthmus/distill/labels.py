@@ -35,7 +35,7 @@ class Label(ABC):
         return None
 
     @abstractmethod
-    def stands_for(self, value: float) -> bool:
+    def is_possible(self, value: float) -> bool:
         """Return True if `value` could be a prediction, so that a device may return it when its features are stale."""
 
     def problems(self, where: str) -> list[Problem]:  # noqa: ARG002 - for subclasses
@@ -48,7 +48,7 @@ class Binary(Label):
 
     gives = "a probability"
 
-    def stands_for(self, value: float) -> bool:
+    def is_possible(self, value: float) -> bool:
         return 0 <= value <= 1
 
 
@@ -62,7 +62,7 @@ class Classes(Label):
     types = (*_WHOLE, String)
     gives = "the probabilities of classes"
 
-    def stands_for(self, value: float) -> bool:  # noqa: ARG002 - no number fits
+    def is_possible(self, value: float) -> bool:  # noqa: ARG002 - no number fits
         return False
 
 
@@ -78,7 +78,7 @@ class Number(Label):
     gives = "a number"
     loss: Loss = "squared"
 
-    def stands_for(self, value: float) -> bool:
+    def is_possible(self, value: float) -> bool:
         return math.isfinite(value)
 
     def problems(self, where: str) -> list[Problem]:
@@ -107,7 +107,7 @@ class Rank(Label):
     def grouped_by(self) -> str:
         return self.within
 
-    def stands_for(self, value: float) -> bool:
+    def is_possible(self, value: float) -> bool:
         return math.isfinite(value)
 
     def problems(self, where: str) -> list[Problem]:

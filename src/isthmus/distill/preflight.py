@@ -8,19 +8,19 @@ from torch import nn
 
 from isthmus.distill.accelerator import enough_memory, is_full
 from isthmus.distill.losses.objective import Objective
-from isthmus.distill.onnx.runtime import described, predict, session
+from isthmus.distill.onnx.runtime import predict, session, tensor_info
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.runtimes.conversions import conversions_for
-from isthmus.distill.runtimes.network import portable, running
+from isthmus.distill.runtimes.network import portable_part, run_program
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.tasks.answers import require_steady, student_answers
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task, answers
 from isthmus.distill.teachers.compatibility import compatible, differing_tokens
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.training.groups import cuts
+from isthmus.distill.training.groups import group_problems
 from isthmus.distill.training.studentrun import TeacherBatches
-from isthmus.distill.training.teacheroutputs import TeacherCost, announced, most_parameters
+from isthmus.distill.training.teacheroutputs import TeacherCost, most_parameters, remaining_calls
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed, Problem, one_of
 from isthmus.package.featurizer.form import HEAD
 
@@ -45,10 +45,10 @@ def rehearse(
     """
     declared = task.material.declaration
     where = declared.where
-    if problems := declared.misnamed(task.measured):
+    if problems := declared.gate_problems(task.measured):
         raise ConfigurationError(where, problems)
     groups = task.groups(task.material.parts.train)
-    if groups is not None and (problems := cuts(torch.from_numpy(groups), settings, 1, where)):
+    if groups is not None and (problems := group_problems(torch.from_numpy(groups), settings, 1, where)):
         raise ConfigurationError(where, problems)
     with torch.random.fork_rng(devices=[]):
         student, objective = task.student(), task.objective()
@@ -65,7 +65,7 @@ def rehearse(
             expected="inputs that are known before the label and do not reveal it on their own",
             remedy="remove inputs that are known only after the label; if they are known before, you need no model",
         )
-    if calls := announced(teacher, outputs, task.material.parts.train[: _first_rows(task, settings)]):
+    if calls := remaining_calls(teacher, outputs, task.material.parts.train[: _first_rows(task, settings)]):
         note(f"teacher {teacher.name} runs in {calls}")
     _first_step(task, student, objective, outputs, settings)
     _require_compatible(task, teacher, student, outputs)
@@ -77,8 +77,8 @@ def rehearse(
     model = student_graph(task, student)
     predict(session(model.SerializeToString(), 1), task.feeds(rows))
     if runtimes := conversions_for(declared):
-        tensors, results = ([*map(described, values)] for values in (model.graph.input, model.graph.output))
-        of = portable(task, student, rows, tensors, results)
+        tensors, results = ([*map(tensor_info, values)] for values in (model.graph.input, model.graph.output))
+        of = portable_part(task, student, rows, tensors, results)
         if of.head is not None:
             try:
                 of.head()
@@ -87,7 +87,7 @@ def rehearse(
         for runtime in runtimes:
             convert, *_ = runtime.files(of, task.material.parts.train).values()
             try:
-                with running(runtime.program, convert(), of.tensors, of.outputs) as run:
+                with run_program(runtime.program, convert(), of.tensors, of.outputs) as run:
                     run(of.feeds(rows))
             except GateFailed as error:
                 note(f"the package will have no model for {runtime.program.libraries.runtime}: {error}")

@@ -82,7 +82,7 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
         raise ConfigurationError(where, problems)
 
 
-def restored(material: Material, folder: Path, weights: str = "student") -> Restored:
+def restore(material: Material, folder: Path, weights: str = "student") -> Restored:
     """Load a student with its fitted preparation from `folder`; contract and profile may have changed since training.
 
     `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if the
@@ -103,7 +103,7 @@ def restored(material: Material, folder: Path, weights: str = "student") -> Rest
         preparation = read_record(folder).preparation
         material = replace(material, learn=lambda _plan, _before: preparation)
     task = create_task(material)
-    if not trained_alike(before, task):
+    if not same_training(before, task):
         raise ContractMismatch(
             where,
             "its declaration has changed since it was trained",
@@ -152,7 +152,7 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
     """Return a student's id, in 12 hexadecimal digits: a digest of all that its weights and its report depend on."""
-    return _identity(task, settings, outputs, whole(origins(task)))
+    return _identity(task, settings, outputs, legacy_origins(origins(task)))
 
 
 def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dict[str, Any]) -> str:
@@ -196,7 +196,7 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
         digest = None if new is None else fingerprint(function_of(new))
         kinds = {"kind": {"causal": declared.task.identity(), "student": digest}}
     else:
-        kinds |= {"training": code(kind, JUDGING), "report": code(kind, EXPORTING)}
+        kinds |= {"training": code_description(kind, JUDGING), "report": code_description(kind, EXPORTING)}
     device = declared.student.device
     about = {
         # Leave this out without a device, so that those students keep their identity.
@@ -211,12 +211,12 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
     return {"training_set": material.training_set, **same, **digests}
 
 
-def whole(made_of: dict[str, str]) -> dict[str, str]:
+def legacy_origins(made_of: dict[str, str]) -> dict[str, str]:
     """Return only `training_set` and `kind` of a result of `origins`, the entries in reports of earlier versions."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 
-def trained_alike(before: dict[str, Any], task: Task, part: str = "training") -> bool:
+def same_training(before: dict[str, Any], task: Task, part: str = "training") -> bool:
     """Return True if training the task today would give the student whose report has `before` as its `made_of`.
 
     With `part="report"`, True if its report would be equal, too. An equal `kind`, the digest of the whole task,
@@ -229,7 +229,7 @@ def trained_alike(before: dict[str, Any], task: Task, part: str = "training") ->
 
 
 @lru_cache
-def code(kind: type, without: frozenset[str]) -> Any:
+def code_description(kind: type, without: frozenset[str]) -> Any:
     """Return plain data that describes the code of a task class and its bases, without the members in `without`.
 
     Includes the other members that Isthmus calls, and everything that their code names, even if it is in `without`.

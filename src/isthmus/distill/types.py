@@ -16,7 +16,7 @@ def spread(count: int, wanted: int) -> Index:
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 
-def usual(numbers: Array) -> Array:
+def inlier_mask(numbers: Array) -> Array:
     """Return a mask, True for absolute values up to 3,000 times the larger of 1 and the 2 % quantile of them."""
     sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
     return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)

@@ -254,7 +254,7 @@ class Project:
             contract = compile_contract(self.name, _unique(declarations), where, compiled)
             for distillation in distillations:
                 problems += input_problems(distillation, distillations, contract)
-                problems += distillation.misfits(contract.inputs(distillation.student.name))
+                problems += distillation.preparation_problems(contract.inputs(distillation.student.name))
         except ConfigurationError as error:
             problems += error.problems
         if problems or contract is None:

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from isthmus.distill.accelerator import threads
 from isthmus.distill.causal.network import Packed, losses
-from isthmus.distill.causal.texts import packed
+from isthmus.distill.causal.texts import pack
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.settings import Settings
@@ -91,7 +91,7 @@ def _learned(both: bool, width: int, steps: int) -> LlamaForCausalLM:
         model = llama(tokenizer().get_vocab_size(), width).train()
         texts = [*general(300, 2), *(domain(300, 2) if both else [])]
         tokens = [encoding.ids for encoding in tokenizer().encode_batch(texts)]
-        blocks = packed(tokens, np.arange(len(texts)), 64, model.config.eos_token_id, cut=True, where="")
+        blocks = pack(tokens, np.arange(len(texts)), 64, model.config.eos_token_id, cut=True, where="")
         columns = [torch.from_numpy(column) for column in (blocks.tokens, blocks.positions, blocks.targets)]
         optimizer, network = torch.optim.AdamW(model.parameters(), lr=1e-2), Packed(model)
         for _ in range(steps):

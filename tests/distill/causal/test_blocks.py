@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.causal.texts import Blocks, packed, replayed
+from isthmus.distill.causal.texts import Blocks, pack, select_replay
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.features.errors import DataError
 
@@ -14,7 +14,7 @@ TEXTS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=
 
 
 def blocks(texts: Sequence[Sequence[int]], context: int, *, cut: bool = True) -> Blocks:
-    return packed(texts, np.arange(len(texts)), context, END, cut=cut, where="writer")
+    return pack(texts, np.arange(len(texts)), context, END, cut=cut, where="writer")
 
 
 @given(TEXTS, st.integers(2, 9))
@@ -57,7 +57,7 @@ def test_a_text_longer_than_the_context_is_refused_if_it_cannot_be_cut() -> None
 @pytest.mark.parametrize(("replay", "count"), [(0.5, 6), (0.25, 2), (0.1, 1), (0, 0)])
 def test_general_blocks_have_their_share(replay: float, count: int) -> None:
     domain, general = blocks([[1] * 5] * 6, 6), blocks([[2] * 5] * 7, 6)
-    found = replayed(domain, general, replay, "writer")
+    found = select_replay(domain, general, replay, "writer")
     assert len(found) == count
     assert (found.tokens[:, 0] == 2).all()
 
@@ -65,4 +65,4 @@ def test_general_blocks_have_their_share(replay: float, count: int) -> None:
 def test_too_few_general_texts_are_refused() -> None:
     domain, general = blocks([[1] * 5] * 6, 6), blocks([[2] * 5] * 2, 6)
     with pytest.raises(DataError, match="2 blocks of general texts beside 6 of the domain; expected at least 6"):
-        replayed(domain, general, 0.5, "writer")
+        select_replay(domain, general, 0.5, "writer")

@@ -32,7 +32,7 @@ from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.distill.onnx.runtime import ask, session
-from isthmus.distill.restore import create_task, restored
+from isthmus.distill.restore import create_task, restore
 from isthmus.distill.search.search import search
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Material, TeacherBatch
@@ -143,7 +143,7 @@ def test_low_rank_changes_are_added_to_the_weights_of_the_base(tmp_path: Path) -
     made = whole(tmp_path, **options)
     assert made.data["measures"]["gain"] > 0.3
     before = task(**{**options, "lora": None}).student().state_dict()
-    after = restored(material(**options), made.path).student.state_dict()
+    after = restore(material(**options), made.path).student.state_dict()
     assert before.keys() == after.keys()
     changed = {name: after[name] - weights for name, weights in before.items() if not torch.equal(after[name], weights)}
     assert {name.rpartition(".weight")[0].rpartition(".")[2] for name in changed} == {"q_proj", "down_proj"}
@@ -156,7 +156,7 @@ def test_the_folder_holds_the_model_and_its_tokenizer(further: DistillationRepor
     assert {file.name for file in further.path.iterdir()} == {
         "config.json", "control.safetensors", "report.json", "student.safetensors", "tokenizer.json",
     }  # fmt: skip
-    again = restored(material(**FURTHER), further.path)
+    again = restore(material(**FURTHER), further.path)
     student = again.student
     assert isinstance(student, CausalStudent)
     config = LlamaConfig(**json.loads((further.path / "config.json").read_bytes()))
@@ -200,7 +200,7 @@ def test_the_package_of_a_student_says_what_it_says(exported: ExportReport, furt
     assert (manifest.task, manifest.metric, manifest.model) == ("causal", "agreement", further.id)
     assert manifest.generation is not None
     assert (manifest.generation.context, manifest.generation.most) == (64, 32)
-    again = restored(material(**FURTHER), further.path)
+    again = restore(material(**FURTHER), further.path)
     student = again.student
     assert isinstance(student, CausalStudent)
     texts = [text for text in training_set()["text"].to_pylist() if text.startswith("def")]

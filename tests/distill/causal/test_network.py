@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from isthmus.distill.causal.models import student, trimmed
-from isthmus.distill.causal.network import CausalStudent, Packed, continued, losses, written
-from isthmus.distill.causal.texts import packed
+from isthmus.distill.causal.models import prune_embeddings, student
+from isthmus.distill.causal.network import CausalStudent, Packed, continuation_targets, generate, losses
+from isthmus.distill.causal.texts import pack
 from isthmus.distill.causal.tokenizer import Vocabulary
 from isthmus.distill.losses.logits import IGNORED
 from isthmus.features.errors import ConfigurationError, DataError
@@ -18,7 +18,7 @@ VOCABULARY = Vocabulary(b"", 0, 300)
 
 def block(texts: list[str], context: int = 64) -> tuple[Tensor, Tensor, Tensor]:
     tokens = [encoding.ids for encoding in tokenizer().encode_batch(texts)]
-    found = packed(tokens, np.arange(len(texts)), context, end(), cut=True, where="")
+    found = pack(tokens, np.arange(len(texts)), context, end(), cut=True, where="")
     return tuple(map(torch.from_numpy, (found.tokens, found.positions, found.targets)))  # type: ignore[return-value]
 
 
@@ -47,7 +47,7 @@ def test_what_a_model_writes_is_what_transformers_generates_and_what_no_cache_gi
     network, (tokens, positions, _) = Packed(model), block([general(1, 9)[0], domain(1, 9)[0]])
     tokens = torch.cat([tokens[:1], torch.roll(tokens[:1], 3, 1)])
     positions = torch.arange(64).repeat(2, 1)
-    found = written(network, tokens, positions, 6, end(), greedy=True)
+    found = generate(network, tokens, positions, 6, end(), greedy=True)
     by_hand = tokens[:, :6]
     for _ in range(58):
         last = network(by_hand, torch.arange(by_hand.shape[1]).repeat(2, 1))[:, -1].argmax(-1)
@@ -65,10 +65,10 @@ def test_a_prompt_with_two_texts_is_continued_in_the_second() -> None:
     prompt = [*first[:5], end(), *second[:6]]
     tokens = torch.tensor([prompt + [0] * 20])
     positions = torch.tensor([[*range(6), *range(26)]])
-    found = written(network, tokens, positions, 12, end(), greedy=True)
-    alone = written(network, tokens[:, 6:], positions[:, 6:], 6, end(), greedy=True)
+    found = generate(network, tokens, positions, 12, end(), greedy=True)
+    alone = generate(network, tokens[:, 6:], positions[:, 6:], 6, end(), greedy=True)
     assert torch.equal(found[:, 6:], alone)
-    places, targets = continued(found, positions, 12, end())
+    places, targets = continuation_targets(found, positions, 12, end())
     assert places[0].tolist() == [*range(6), *range(26)]
     assert (targets[0, :11] == IGNORED).all()
     stop = (found[0, 12:] == end()).nonzero()
@@ -83,7 +83,7 @@ def test_what_is_drawn_follows_from_the_seed_and_stops_at_the_end() -> None:
     drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        drawn.append(written(network, tokens, positions, 4, end(), greedy=False))
+        drawn.append(generate(network, tokens, positions, 4, end(), greedy=False))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
     assert torch.equal(drawn[0][:, :4], tokens[:, :4])
@@ -97,19 +97,19 @@ def test_nothing_is_drawn_from_logits_that_are_no_numbers() -> None:
     sick.get_output_embeddings().weight.fill_(torch.nan)
     tokens, positions, _ = block(general(6, 9), 32)
     with pytest.raises(DataError, match="after 4 tokens are not finite"):
-        written(Packed(sick), tokens, positions, 4, end(), greedy=False)
+        generate(Packed(sick), tokens, positions, 4, end(), greedy=False)
 
 
 @torch.no_grad()
 def test_a_trimmed_model_says_the_same_of_the_tokens_that_are_kept() -> None:
     model, _ = base()
     kept = np.array([0, 3, 4, 70, 71, 200], np.int64)
-    less = trimmed(model, Vocabulary(b"", 0, len(kept), kept))
+    less = prune_embeddings(model, Vocabulary(b"", 0, len(kept), kept))
     tokens, positions = torch.tensor([[1, 2, 5, 3]]), torch.arange(4)[None]
     torch.testing.assert_close(Packed(less)(tokens, positions), Packed(model, kept)(tokens, positions))
     assert less.config.vocab_size == 6
     assert less.get_input_embeddings().weight is less.get_output_embeddings().weight
-    assert trimmed(model, VOCABULARY) is not model
+    assert prune_embeddings(model, VOCABULARY) is not model
 
 
 def test_a_student_gives_its_logits_in_training_and_its_losses_outside() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, processors
 
 from isthmus.distill.causal.models import language
-from isthmus.distill.causal.tokenizer import Vocabulary, of
-from isthmus.distill.decoder.tokenizer import around
+from isthmus.distill.causal.tokenizer import Vocabulary, full_vocabulary
+from isthmus.distill.decoder.tokenizer import surrounding_tokens
 from isthmus.features.errors import ConfigurationError, DataError
 from tests.distill.causal.support import END, HERE, base, domain, general, tokenizer, words_alone
 
@@ -17,7 +17,7 @@ TEXTS = [*general(20, 7), *domain(20, 7)]
 
 def whole() -> Vocabulary:
     model, words = base()
-    return of(words, model.config, "writer")
+    return full_vocabulary(words, model.config, "writer")
 
 
 @given(st.sets(st.sampled_from(TEXTS), min_size=1), st.text(max_size=20))
@@ -55,7 +55,7 @@ def test_what_a_post_processor_adds_is_renumbered() -> None:
     words.post_processor = processors.Sequence([
         processors.ByteLevel(), processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, end)]),
     ])  # fmt: skip
-    vocabulary = of(words, model.config, "writer")
+    vocabulary = full_vocabulary(words, model.config, "writer")
     pruned = vocabulary.pruned(vocabulary.tokens(["the hill"]), [], "writer")
     assert Tokenizer.from_buffer(pruned.tokenizer).encode("the hill").ids[-1] == pruned.end
 
@@ -66,14 +66,14 @@ def test_a_token_that_begins_texts_is_before_those_that_are_learned_from_and_sta
     words = Tokenizer.from_str(words.to_str())
     end, first = model.config.eos_token_id, words.token_to_id("Ġhill")
     words.post_processor = processors.TemplateProcessing(single="Ġhill $A", special_tokens=[("Ġhill", first)])
-    vocabulary = of(words, model.config, "writer")
+    vocabulary = full_vocabulary(words, model.config, "writer")
     (text,) = vocabulary.tokens(["the fox"])
     assert text == [first, *whole().tokens(["the fox"])[0]]
     assert vocabulary.tokens([""]) == [[first]]
     pruned = vocabulary.pruned([text], [], "writer")
     assert pruned.kept is not None
     assert pruned.kept[pruned.tokens(["the fox"])[0]].tolist() == text
-    assert around(pruned.tokenizer) == ([*pruned.begin], [])
+    assert surrounding_tokens(pruned.tokenizer) == ([*pruned.begin], [])
     assert pruned.kept[[*pruned.begin, pruned.end]].tolist() == [first, end]
 
 
@@ -106,7 +106,7 @@ def test_a_folder_has_the_model_and_its_tokenizer(tmp_path: Any) -> None:
 
 def test_a_token_that_is_needed_and_was_not_learned_is_named() -> None:
     model, words = words_alone()
-    vocabulary = of(words, model.config, "writer")
+    vocabulary = full_vocabulary(words, model.config, "writer")
     learned, needed = vocabulary.tokens(["the fox"]), vocabulary.tokens(["the hill"])
     assert vocabulary.pruned(learned, learned, "writer").size < vocabulary.size
     with pytest.raises(DataError, match="vocabulary: the training texts lack 'hill', which texts of other parts need"):
@@ -134,4 +134,4 @@ def test_the_tokenizer_of_transformers_will_do() -> None:
 
     model, _ = base()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), eos_token=END)
-    assert of(fast, model.config, "writer").tokens(TEXTS) == whole().tokens(TEXTS)
+    assert full_vocabulary(fast, model.config, "writer").tokens(TEXTS) == whole().tokens(TEXTS)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.distill.evaluation.confidence import lost, placements
+from isthmus.distill.evaluation.confidence import paired_loss, placements
 from isthmus.distill.evaluation.metrics import auc, brier, log_loss, mae, rmse
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError
@@ -45,10 +45,10 @@ def test_placements_are_those_of_all_pairs(drawn: tuple[Array, Array, Array]) ->
 @given(drawn=rows())
 def test_what_is_lost_is_the_difference_of_both(metric: str, drawn: tuple[Array, Array, Array]) -> None:
     labels, scores, former = drawn
-    found = lost(metric, *drawn)
+    found = paired_loss(metric, *drawn)
     assert found.value == pytest.approx(OF_ONE[metric](labels, scores) - OF_ONE[metric](labels, former), abs=1e-12)
-    assert lost(metric, labels, former, scores).value == pytest.approx(-found.value, abs=1e-12)
-    assert lost(metric, labels, scores, scores) == (0, 0)
+    assert paired_loss(metric, labels, former, scores).value == pytest.approx(-found.value, abs=1e-12)
+    assert paired_loss(metric, labels, scores, scores) == (0, 0)
     assert found.error >= 0
 
 
@@ -62,7 +62,7 @@ def test_its_error_is_how_far_it_is_off_over_other_rows(metric: str) -> None:
         scores, former = (1 / (1 + np.exp(-common - generator.normal(0, noise, 400))) for noise in (0.8, 0.3))
         return labels, scores, former
 
-    found = [lost(metric, *draw()) for _ in range(600)]
+    found = [paired_loss(metric, *draw()) for _ in range(600)]
     spread = np.std([part.value for part in found])
     assert np.mean([part.error for part in found]) == pytest.approx(spread, rel=0.12)
     truth = np.mean([part.value for part in found])
@@ -71,7 +71,7 @@ def test_its_error_is_how_far_it_is_off_over_other_rows(metric: str) -> None:
 
 
 def test_the_least_is_what_chance_leaves() -> None:
-    found = lost("mae", np.array([0.0, 0, 0, 0]), np.array([3.0, 1, 3, 1]), np.zeros(4))
+    found = paired_loss("mae", np.array([0.0, 0, 0, 0]), np.array([3.0, 1, 3, 1]), np.zeros(4))
     assert found.value == 2
     assert found.error == pytest.approx(math.sqrt(4 / 3) / 2)
     assert found.least(1e-4) == pytest.approx(2 - 3.719 * found.error, abs=1e-3)
@@ -80,4 +80,4 @@ def test_the_least_is_what_chance_leaves() -> None:
 @pytest.mark.parametrize("labels", [[], [1.0], [1.0, 1, 1], [1.0, 0, 0]])
 def test_too_few_rows_say_nothing(labels: list[float]) -> None:
     with pytest.raises(DataError, match="at least two rows"):
-        lost("auc", np.array(labels), np.zeros(len(labels)), np.zeros(len(labels)))
+        paired_loss("auc", np.array(labels), np.zeros(len(labels)), np.zeros(len(labels)))

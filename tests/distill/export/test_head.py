@@ -12,7 +12,7 @@ import pytest
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.export.package import contents, package_bytes, readme, write_package
-from isthmus.distill.restore import restored
+from isthmus.distill.restore import restore
 from isthmus.features.errors import PackageError
 from isthmus.package.checksums import README
 from isthmus.package.clients import CLIENTS, READERS, sources
@@ -32,7 +32,7 @@ def package(
 ) -> Path:
     """That of a student, with a head and a file for its core, which no test opens."""
     whole = open_package(exported.path)
-    restored_student = restored(material(table), trained.path)
+    restored_student = restore(material(table), trained.path)
     task, student = restored_student.task, restored_student.student
     core = task.core(student)
     assert core is not None

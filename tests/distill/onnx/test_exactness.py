@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from isthmus.distill.export.export import ExportReport
 from isthmus.distill.onnx.quantize import quantize
-from isthmus.distill.onnx.runtime import ask, described, ort_format, session
+from isthmus.distill.onnx.runtime import ask, ort_format, session, tensor_info
 from isthmus.distill.restore import create_task
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.orchestration.runtimes.web import WebRuntime
@@ -298,7 +298,7 @@ def test_a_browser_answers_images_in_int8_to_the_bit(exported: ExportReport, tmp
     # A step that is none is rounded otherwise once in some millions of sums, so not in every run of this test.
     assert [math.frexp(constants[node.input[place]])[0] for node in sums for place in (1, 4, 6)] == [0.5] * 6
     variant = read_package(exported.path).variant("int8")
-    tensors = [tuple(map(described, of)) for of in (model.graph.input, model.graph.output)]
+    tensors = [tuple(map(tensor_info, of)) for of in (model.graph.input, model.graph.output)]
     manifest = msgspec.structs.replace(read_package(exported.path), tensors=tensors[0], outputs=tensors[1])
     cases = [GoldenCase({"x": TensorBytes.of(fed["x"])}, {})]
     served = ort_format(quantized)

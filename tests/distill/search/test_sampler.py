@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from isthmus.distill.declaration import Search
 from isthmus.distill.reports.searchpage import search_page
-from isthmus.distill.restore import restored
+from isthmus.distill.restore import restore
 from isthmus.distill.search.sampler import RANDOM, Known, propose
 from isthmus.distill.search.trials import front
 from isthmus.distill.settings import Settings
@@ -203,10 +203,10 @@ def test_what_was_found_is_declared_and_trained(few: pa.Table, tmp_path: Path) -
     changes: dict[str, Any] = {"task": "tests.distill.sampletasks:Shaped", "seeds": 1, "epochs": 1}
     report = run(tmp_path, few, shape={"units": 5}, **changes)
     assert report.data["models"]["student"]["parameters"] == sum(one.numel() for one in Line(5).parameters())
-    again = restored(material(few, shape={"units": 5}, **changes), report.path)
+    again = restore(material(few, shape={"units": 5}, **changes), report.path)
     assert again.task.shape == {"units": 5, "layers": (1,)}
     with pytest.raises(ContractMismatch, match="its declaration has changed"):
-        restored(material(few, **changes), report.path)
+        restore(material(few, **changes), report.path)
 
 
 def test_a_precision_that_a_task_lacks_is_said(few: pa.Table, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_an_answer_is_the_same_in_torch_in_numpy_and_as_a_graph(answer: StudentO
     found = predict(session(graph(answer).SerializeToString(), 1), {"last": last})
     with torch.inference_mode():
         scores = answer.scores(torch.from_numpy(last))
-        in_torch, final = answer(scores).numpy(), answer.final(scores).numpy()
+        in_torch, final = answer(scores).numpy(), answer.calibrate(scores).numpy()
     scale = max(1.0, float(np.abs(found).max()))
     for other in (in_torch, answer.from_scores(final)):
         np.testing.assert_allclose(found, other, atol=1e-6 * scale)

@@ -9,9 +9,9 @@ import torch
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.labels import Isotonic, Temperature
-from isthmus.distill.onnx.runtime import ask, described, session
-from isthmus.distill.restore import create_task, restored
-from isthmus.distill.runtimes.network import portable
+from isthmus.distill.onnx.runtime import ask, session, tensor_info
+from isthmus.distill.restore import create_task, restore
+from isthmus.distill.runtimes.network import portable_part
 from isthmus.distill.tabular.calibration import IsotonicCalibrator, TemperatureCalibrator
 from isthmus.distill.tabular.student import Student
 from isthmus.package.manifest import TensorInfo
@@ -21,9 +21,9 @@ from tests.distill.support import difference, material
 
 def test_a_core_answers_like_its_graph(table: pa.Table, trained: DistillationReport) -> None:
     rows = material(table)
-    task, student = create_task(rows), restored(rows, trained.path).student
+    task, student = create_task(rows), restore(rows, trained.path).student
     texts, outputs = [TensorInfo("categories", "string", ("N", 2))], [TensorInfo("probability", "float", ("N",))]
-    of = portable(task, student, rows.parts.train[:1], texts, outputs)
+    of = portable_part(task, student, rows.parts.train[:1], texts, outputs)
     tensors = TensorInfo("numbers", "float", ("N", 7)), TensorInfo("places", "int32", ("N", 2))
     assert (of.part, of.tensors) == ("core", tensors)
     for case in task.cases(student):
@@ -58,9 +58,9 @@ def test_graph_core_and_torch_answer_alike_whatever_the_label(
             draw = np.random.default_rng(0)
             risen.learn(draw.normal(size=4000), draw.integers(0, 2, 4000))
     model = task.model(student)
-    (described_output,) = map(described, model.graph.output)
+    (described_output,) = map(tensor_info, model.graph.output)
     assert (described_output.name, described_output.shape) == output
-    of = portable(task, student, rows.parts.train[:1], [*map(described, model.graph.input)], [described_output])
+    of = portable_part(task, student, rows.parts.train[:1], [*map(tensor_info, model.graph.input)], [described_output])
     opened, tolerance = session(model.SerializeToString(), 1), task.tolerance["fp32"]
     for case in (*task.cases(student), task.case(student, rows.parts.test)):
         assert difference(case.expected, ask(opened, case.feeds)) <= tolerance

@@ -105,7 +105,7 @@ class Flights:
         inputs = [*(item for item in served if item.name not in computed), *(ModelInput(*item) for item in more)]
         inputs += [item for item in served if item.name in computed]
         self.student = student(inputs)
-        self.inputs = self.request.fed(inputs)
+        self.inputs = self.request.graph_inputs(inputs)
         self.head = head(self.student, self.request, self.inputs)
 
     def rows(self, count: int, seed: int) -> dict[str, Values]:
@@ -231,4 +231,4 @@ def test_a_function_that_no_head_has_is_named() -> None:
     with pytest.raises(
         GateFailed, match=r"^head\.json: a request transform of the student has Pow, whose last bit no standard"
     ):
-        head(student(inputs), request, request.fed(inputs))
+        head(student(inputs), request, request.graph_inputs(inputs))

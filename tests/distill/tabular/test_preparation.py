@@ -222,7 +222,7 @@ INPUTS = [ModelInput("distance", Float32), ModelInput("hour", Int64), ModelInput
 
 def test_what_is_declared_is_found_by_name() -> None:
     declared = declaration(preparation={"dist*": [Log1p()], "*": [Impute("mean")], "carrier": OneHot(5)})
-    assert not declaration(preparation={"dist*": [Log1p()], "carrier": OneHot(5)}).misfits(INPUTS)
+    assert not declaration(preparation={"dist*": [Log1p()], "carrier": OneHot(5)}).preparation_problems(INPUTS)
     assert isinstance(declared.task, Tabular)
     assert declared.task.plan(INPUTS).numbers == {"distance": (Log1p(),), "hour": (Impute("mean"),)}
     assert Tabular().plan(INPUTS) == Plan(dict.fromkeys(["distance", "hour"], DEFAULT), {"carrier": Embed()})
@@ -254,5 +254,5 @@ def test_what_is_declared_is_found_by_name() -> None:
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(preparation: Any, message: str) -> None:
 
-    problems = declaration(preparation=preparation).misfits(INPUTS)
+    problems = declaration(preparation=preparation).preparation_problems(INPUTS)
     assert any(re.search(message, str(problem)) for problem in problems), problems

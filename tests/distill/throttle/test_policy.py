@@ -49,7 +49,7 @@ def followed(looks: list[tuple[bool, float]], deepest: int) -> list[tuple[float,
     now, found = 0.0, [(0.0, False, Policy())]
     for strained, since in looks:
         now += since
-        found.append((now, strained, found[-1][2].then(strained, now, deepest)))
+        found.append((now, strained, found[-1][2].next(strained, now, deepest)))
     return found
 
 
@@ -90,11 +90,11 @@ def test_lasting_strain_leads_to_the_last_degree_and_lasting_calm_back(
     *_, (now, _, found) = followed(looks, deepest)
     for _ in range(int(deepest * (SETTLE_SECONDS + 2) / each) + 2):
         now += each
-        found = found.then(True, now, deepest)
+        found = found.next(True, now, deepest)
     assert found.degree == deepest
     for _ in range(int((deepest + 1) * (LONGEST_SECONDS + 2) / each) + 2):
         now += each
-        found = found.then(False, now, deepest)
+        found = found.next(False, now, deepest)
     assert (found.degree, found.hold) == (1, SHORTEST_SECONDS)
 
 
@@ -103,7 +103,7 @@ def test_what_fails_again_and_again_is_tried_ever_less_often() -> None:
     now, found, rises = 0.0, Policy(), []
     while now < 3000:
         now += 1
-        before, found = found, found.then(found.degree < 3, now, 3)
+        before, found = found, found.next(found.degree < 3, now, 3)
         if found.degree < before.degree:
             rises.append(now)
     waits = [later - earlier for earlier, later in pairwise(rises)]
@@ -258,7 +258,7 @@ def test_without_a_server_nothing_is_lowered(monkeypatch: pytest.MonkeyPatch) ->
     before = every()
     with each_look(6, monkeypatch):
         giving = Throttle(lambda: None, lambda _text: None, 2)
-        assert not any(giving.look() for _ in range(20))
+        assert not any(giving.update() for _ in range(20))
         was, became = of_both(before, every())
         assert was == became
         giving.end()
@@ -302,7 +302,7 @@ def test_what_is_done_before_a_pause_is_work(monkeypatch: pytest.MonkeyPatch, tm
 def test_several_processes_do_not_wait_for_one_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     with each_look(6, monkeypatch):
         giving = Throttle(hearing([True] * 20), lambda _text: None, 2, pauses=False)
-        assert not any(giving.look() for _ in range(20))
+        assert not any(giving.update() for _ in range(20))
         giving.end()
 
 
@@ -310,7 +310,7 @@ def test_what_starves_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     with each_look(6, monkeypatch):
         giving = Throttle(hearing([True] * 200), told.append, 2)
-        while not giving.look():
+        while not giving.update():
             pass
         with pytest.warns(RuntimeWarning, match=r"starves: .* 10 minutes \(p99 12 ms > 5 ms\); raise") as warned:
             giving.pause(())
@@ -324,7 +324,7 @@ def test_who_is_not_starved_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) ->
     with each_look(6, monkeypatch):
         giving = Throttle(hearing([True] * 90), lambda _text: None, 2)
         for _ in range(400):
-            if giving.look():
+            if giving.update():
                 giving.pause(())
         giving.end()
 

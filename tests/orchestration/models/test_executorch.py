@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.export.ladder import climb
-from isthmus.distill.restore import create_task, restored
-from isthmus.distill.runtimes.executorch.export import converted
+from isthmus.distill.restore import create_task, restore
+from isthmus.distill.runtimes.executorch.export import convert_student
 from isthmus.distill.runtimes.executorch.process import LIBRARIES, ExecuTorchProgram
-from isthmus.distill.runtimes.network import portable, running
+from isthmus.distill.runtimes.network import portable_part, run_program
 from isthmus.distill.runtimes.process import ProgramRejected
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed
 from isthmus.orchestration.runtimes.programs import ProgramRuntime
@@ -265,16 +265,16 @@ class Foreign(kinds.Classes):
 @pytest.mark.accept
 def test_what_a_program_cannot_have_is_named(trained: DistillationReport) -> None:
     table = training_set(ROWS)
-    task, student = create_task(material(table, **OWN)), restored(material(table, **OWN), trained.path).student
+    task, student = create_task(material(table, **OWN)), restore(material(table, **OWN), trained.path).student
     row = np.arange(1)
     outputs = [Described("logits", "float", ("N", 5))]
     with pytest.raises(GateFailed, match=r"dynamic size P has no limit; .*max_sizes"):
-        converted(portable(task, student, row, [Described("x", "float", ("N", "P"))], outputs))
+        convert_student(portable_part(task, student, row, [Described("x", "float", ("N", "P"))], outputs))
     with pytest.raises(GateFailed, match="tensor x has no rows as its first axis"):
-        converted(portable(task, student, row, [Described("x", "float", (7, 2))], outputs))
+        convert_student(portable_part(task, student, row, [Described("x", "float", (7, 2))], outputs))
     foreign = Foreign(task.material)
     with pytest.raises(GateFailed, match=r"ExecuTorch cannot convert the student: .*svd"):
-        converted(portable(foreign, student, row, [Described("x", "float", ("N", 2))], outputs))
+        convert_student(portable_part(foreign, student, row, [Described("x", "float", ("N", 2))], outputs))
 
 
 class Placed(nn.Module):
@@ -301,12 +301,12 @@ class Looking(kinds.Classes):
 def test_places_stay_whole_numbers_in_int8() -> None:
     task = Looking(material(training_set(ROWS), **OWN))
     tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
-    of = portable(task, task.student(), np.arange(1), tensors, outputs)
-    program = converted(of, np.arange(20))
+    of = portable_part(task, task.student(), np.arange(1), tensors, outputs)
+    program = convert_student(of, np.arange(20))
     fed = {"x": np.array([[0.3, 0.5], [0.9, -0.1], [-0.2, -0.4]], np.float32)}
     expected = task.network(nn.Identity())(torch.from_numpy(fed["x"])).numpy()
-    with running(ExecuTorchProgram, program, tensors, outputs) as run_program:
-        found = run_program(fed)["logits"]
+    with run_program(ExecuTorchProgram, program, tensors, outputs) as run:
+        found = run(fed)["logits"]
     np.testing.assert_allclose(found, expected, atol=0.1)
 
 
@@ -326,7 +326,7 @@ class Wide(kinds.Classes):
 def test_a_program_takes_no_more_memory_than_it_may() -> None:
     task = Wide(material(training_set(ROWS), **OWN))
     tensors, outputs = ([Described(name, "float", ("N", width))] for name, width in (("x", 2), ("logits", 5)))
-    program = converted(portable(task, task.student(), np.arange(1), tensors, outputs))
+    program = convert_student(portable_part(task, task.student(), np.arange(1), tensors, outputs))
     fed = {"x": np.ones((1, 2), np.float32)}
     with ExecuTorchProgram(program.model, tensors, outputs, program.max_sizes) as running:
         assert running.ask(fed)["logits"].shape == (1, 5)

@@ -23,10 +23,10 @@ from isthmus.distill.export.export import ExportReport, export
 from isthmus.distill.preflight import rehearse
 from isthmus.distill.restore import create_task
 from isthmus.distill.runtimes.conversions import CONVERSIONS
-from isthmus.distill.runtimes.litert.export import converted
+from isthmus.distill.runtimes.litert.export import convert_student
 from isthmus.distill.runtimes.litert.process import LIBRARIES as LITERT
 from isthmus.distill.runtimes.litert.process import LiteRTProgram
-from isthmus.distill.runtimes.network import Portable, portable, running
+from isthmus.distill.runtimes.network import Portable, portable_part, run_program
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.training.teacheroutputs import open_outputs
 from isthmus.features.contract.schema import Column, TransformContract, request_column
@@ -105,7 +105,7 @@ def test_a_graph_without_a_module_is_named_for_each_runtime() -> None:
     rows = material(training_set(ROWS), **NETWORK)
     task, train = Wordy(rows), rows.parts.train
     inputs, outputs = [Described("words", "string", ("N", 2))], [Described("logits", "float", ("N", 5))]
-    of = portable(task, task.student(), train[:1], inputs, outputs)
+    of = portable_part(task, task.student(), train[:1], inputs, outputs)
     for runtime, files in CONVERSIONS.values():
         for file, convert in files(of, train).items():
             words = f"{file}: {runtime.libraries.name} has no operators for the start of the graph: its inputs in"
@@ -246,15 +246,15 @@ def _masked(*padded: str) -> Portable:
 
 def test_an_open_size_that_nothing_may_fill_up_is_named() -> None:
     with pytest.raises(GateFailed, match=r"size P is dynamic; .*padded = \['P'\]"):
-        converted(_masked())
+        convert_student(_masked())
 
 
 @pytest.mark.accept
 def test_zeros_fill_up_an_open_size_and_answers_are_cut(installed: None) -> None:
     of = _masked("P")
-    program = converted(of)
+    program = convert_student(of)
     assert (program.max_sizes, program.padded) == ({"N": 1, "P": 5}, ("P",))
-    with running(LiteRTProgram, program, of.tensors, of.outputs) as run:
+    with run_program(LiteRTProgram, program, of.tensors, of.outputs) as run:
         for size in (1, 3, 5):
             x = np.arange(2 * size, dtype=np.float32).reshape(2, size)
             answers = run({"x": x, "mask": np.ones_like(x)})
@@ -262,7 +262,7 @@ def test_zeros_fill_up_an_open_size_and_answers_are_cut(installed: None) -> None
             np.testing.assert_array_equal(answers["twice"], 2 * x)
     with (
         pytest.raises(GateFailed, match="P is 6, at most 5 is allowed"),
-        running(LiteRTProgram, program, of.tensors, of.outputs) as run,
+        run_program(LiteRTProgram, program, of.tensors, of.outputs) as run,
     ):
         run({name: np.ones((1, 6), np.float32) for name in ("x", "mask")})
 

@@ -21,7 +21,7 @@ from isthmus.distill.decoder.probes import Speed
 from isthmus.distill.decoder.work import Sizes
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.onnx.cost import graph_work, weight_bytes
-from isthmus.distill.onnx.runtime import ask, described, ort_format, session
+from isthmus.distill.onnx.runtime import ask, ort_format, session, tensor_info
 from isthmus.features.document.blocks import Paragraph, TableBlock
 from isthmus.features.errors import ConfigurationError, DataError, GateFailed
 from isthmus.features.profiles import ServingProfile
@@ -337,7 +337,7 @@ def made(shop: Shop, **serving: Any) -> Project:
     tensors, own = load_model_from_string(source).graph, contract()
     manifest = Manifest(
         FORMAT_VERSION, "late_order", own.hash, "features", told["id"], "none", "tests:Graph", "none", (),
-        tuple(map(described, tensors.input)), tuple(map(described, tensors.output)), variants, {},
+        tuple(map(tensor_info, tensors.input)), tuple(map(tensor_info, tensors.output)), variants, {},
     )  # fmt: skip
     case = GoldenCase({name: TensorBytes.of(array) for name, array in fed.items()}, outputs)
     package = write_package(

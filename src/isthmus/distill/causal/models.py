@@ -36,7 +36,7 @@ def language(source: str, where: str) -> Language:
     transformers.
     """
     if FUNCTION.fullmatch(source):
-        answer = called(source, where)
+        answer = call_function(source, where)
         if not (isinstance(answer, tuple) and len(answer) == 2):
             problem = Problem(source, f"returns a {type(answer).__name__}", "a model and its tokenizer")
             raise ConfigurationError(where, [problem])
@@ -48,7 +48,7 @@ def language(source: str, where: str) -> Language:
         with extra("text"):
             from tokenizers import Tokenizer
         model, file = pretrained(source).module, Tokenizer.from_file(str(Path(source) / FILE))
-    return Language(_causal(model, source, where), tokenizer.of(file, model.config, where))
+    return Language(_causal(model, source, where), tokenizer.full_vocabulary(file, model.config, where))
 
 
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
@@ -60,7 +60,7 @@ def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Map
     size or attention than "sdpa", or if the width in `shape` does not give each head an even number of units.
     """
     if source is not None:
-        model = _causal(called(source, where, vocabulary.size), source, where)
+        model = _causal(call_function(source, where, vocabulary.size), source, where)
         if model.config.vocab_size != vocabulary.size:
             found = f"returns a model of {model.config.vocab_size:,} tokens"
             raise ConfigurationError(
@@ -80,7 +80,7 @@ def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Map
     ))  # fmt: skip
 
 
-def called(source: str, where: str, *arguments: Any) -> Any:
+def call_function(source: str, where: str, *arguments: Any) -> Any:
     try:
         function = function_of(source)
     except (ImportError, AttributeError) as error:
@@ -93,7 +93,7 @@ def function_of(source: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
+def prune_embeddings(model: Any, vocabulary: Vocabulary) -> Any:
     """Return a trainable copy of a model; if the vocabulary is pruned, it only has embeddings for the kept tokens."""
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
@@ -111,7 +111,7 @@ def trimmed(model: Any, vocabulary: Vocabulary) -> Any:
     return model
 
 
-def adapted(model: Any, lora: Lora, where: str) -> Any:
+def add_lora(model: Any, lora: Lora, where: str) -> Any:
     """Freeze a model, add trainable LoRA layers to it in place, and return the same model.
 
     `lora.layers` has names of linear layers to adapt; empty means all. Raises a ConfigurationError if none matches.
@@ -130,7 +130,7 @@ def adapted(model: Any, lora: Lora, where: str) -> Any:
         raise ConfigurationError(where, [problem]) from error
 
 
-def merged(model: Any) -> Any:
+def merge_lora(model: Any) -> Any:
     """Merge the LoRA layers into a model's weights in place, make all weights trainable, and return the model."""
     from peft.tuners.lora import LoraLayer
 

@@ -11,7 +11,7 @@ from isthmus.distill.types import Index
 from isthmus.features.errors import DataError
 
 
-def seen(positions: Tensor) -> Tensor:
+def attention_mask(positions: Tensor) -> Tensor:
     """Return an attention mask of packed texts, bool (n, 1, P, P), from their `positions`, (n, P).
 
     A token sees itself and the earlier tokens of its text, which begins at a position 0.
@@ -35,7 +35,7 @@ class Packed(nn.Module):
         self.register_buffer("kept", None if kept is None else torch.from_numpy(kept), persistent=False)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        logits, _ = self.cached(tokens, positions, seen(positions))
+        logits, _ = self.cached(tokens, positions, attention_mask(positions))
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
@@ -91,7 +91,7 @@ class CausalTeacher(nn.Module):
         if "logits" in self.keys:
             outputs["logits"] = logits
         if "sequence" in self.keys:
-            outputs["sequence"] = written(self.packed, tokens, positions, self.prompt, self.end, greedy=True)
+            outputs["sequence"] = generate(self.packed, tokens, positions, self.prompt, self.end, greedy=True)
         return outputs
 
 
@@ -100,7 +100,7 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(logits.float().transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
 
 
-def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
+def generate(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
     """Return blocks, int64 (n, P), with their first `prompt` tokens and a continuation that the model writes.
 
     The model continues the last text of the prompt. Each new token is the likeliest one if `greedy`; otherwise torch's
@@ -110,8 +110,8 @@ def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end:
 
     length, cache = tokens.shape[1], DynamicCache()
     begun, places = tokens[:, :prompt], positions[:, :prompt]
-    logits, cache = packed.cached(begun, places, seen(places), cache)
-    mask, place, pieces = seen(places)[:, :, -1:], places[:, -1:], [begun]
+    logits, cache = packed.cached(begun, places, attention_mask(places), cache)
+    mask, place, pieces = attention_mask(places)[:, :, -1:], places[:, -1:], [begun]
     ended = begun[:, -1:] == end
     for step in range(prompt, length):
         last = logits[:, -1]
@@ -129,8 +129,8 @@ def written(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end:
     return torch.nn.functional.pad(whole, (0, length - whole.shape[1]), value=end)
 
 
-def continued(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return positions and targets for blocks from `written`: only new tokens up to the first end token are targets."""
+def continuation_targets(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return positions and targets for blocks of `generate`: only new tokens up to the first end token are targets."""
     length = tokens.shape[1]
     places = positions[:, prompt - 1 : prompt] + torch.arange(1, length - prompt + 1, device=tokens.device)
     following = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORED)], 1)

@@ -17,8 +17,8 @@ from onnx import ModelProto
 from torch import Tensor, nn
 
 from isthmus.distill.causal import models
-from isthmus.distill.causal.network import CausalStudent, CausalTeacher, Packed, continued, losses, written
-from isthmus.distill.causal.texts import Blocks, Texts, packed, replayed, together
+from isthmus.distill.causal.network import CausalStudent, CausalTeacher, Packed, continuation_targets, generate, losses
+from isthmus.distill.causal.texts import Blocks, Texts, pack, select_replay, together
 from isthmus.distill.causal.tokenizer import FILE, Vocabulary
 from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.decoder.graph import graph
@@ -126,7 +126,7 @@ class CausalTask(Task):
                 raise DataError(where, "no domain texts", expected="texts with the label 1")
             if name != "train" and not len(general) and declared.base is not None:
                 raise DataError(where, "no general texts", expected=f"texts with the label 0, for {REGRESSION}")
-            chosen = replayed(of_texts, general, declared.replay, where) if name == "train" else general
+            chosen = select_replay(of_texts, general, declared.replay, where) if name == "train" else general
             made = together([of_texts, chosen])
             of_domain = np.arange(len(made)) < len(of_texts)
             blocks.append(made)
@@ -137,7 +137,7 @@ class CausalTask(Task):
 
     def _blocks(self, rows: Index, tokens: Sequence[Sequence[int]]) -> Blocks:
         own, declared = [tokens[row] for row in rows.tolist()], self.declared
-        return packed(own, rows, declared.context, self.vocabulary.end, cut=declared.cut, where=self.where)
+        return pack(own, rows, declared.context, self.vocabulary.end, cut=declared.cut, where=self.where)
 
     def teacher(self) -> Teacher:
         return self._teacher(sequences=self.declared.sequences > 0)
@@ -170,8 +170,8 @@ class CausalTask(Task):
         """
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
-            new = models.trimmed(self._language.model, self.vocabulary)
-            new = new if self.declared.lora is None else models.adapted(new, self.declared.lora, where)
+            new = models.prune_embeddings(self._language.model, self.vocabulary)
+            new = new if self.declared.lora is None else models.add_lora(new, self.declared.lora, where)
         else:
             new = models.student(self.declared.student, self.vocabulary, context, self.shape, where)
         require_supported(new, where)
@@ -180,7 +180,7 @@ class CausalTask(Task):
     def finished(self, student: nn.Module) -> nn.Module:
         if self.declared.lora is None:
             return student
-        return CausalStudent(models.merged(_model(student))).train(student.training)
+        return CausalStudent(models.merge_lora(_model(student))).train(student.training)
 
     def batch(self, rows: Tensor) -> Batch:
         targets = self.targets[rows]
@@ -191,7 +191,7 @@ class CausalTask(Task):
         arguments = {"student": "student.logits", "labels": "labels"}
         if declared.base is not None:
             return Objective({"texts": Term(hard_targets, 1.0, **arguments)})
-        beta, temperature = declared.mixed, declared.temperature
+        beta, temperature = declared.effective_beta, declared.temperature
         sources = {"student": "student.logits", "mask": "student.counts"}
         if self.form.top_k is None:
             loss: Callable[..., Tensor] = partial(generalized, beta=beta, temperature=temperature)
@@ -224,9 +224,11 @@ class CausalTask(Task):
         tokens, positions, _ = batch.inputs
         student.eval()
         with torch.no_grad():
-            tokens = written(student.packed, tokens, positions, self.declared.prompt, self.vocabulary.end, greedy=False)
+            tokens = generate(
+                student.packed, tokens, positions, self.declared.prompt, self.vocabulary.end, greedy=False
+            )
         student.train()
-        positions, targets = continued(tokens, positions, self.declared.prompt, self.vocabulary.end)
+        positions, targets = continuation_targets(tokens, positions, self.declared.prompt, self.vocabulary.end)
         answers = self._judge.ask((tokens, positions, targets))
         stored = self.form.encode(answers, range(len(tokens)), self._judge.where)
         judged = {key: torch.from_numpy(array).to(tokens.device) for key, array in stored.items()}
@@ -236,7 +238,7 @@ class CausalTask(Task):
     def _sequences(self, batch: TeacherBatch) -> TeacherBatch:
         """Use the teacher's continuations as texts (Kim and Rush, EMNLP 2016, arXiv:1606.07947)."""
         tokens = batch.teacher["sequence"].long()
-        positions, targets = continued(tokens, batch.inputs[1], self.declared.prompt, self.vocabulary.end)
+        positions, targets = continuation_targets(tokens, batch.inputs[1], self.declared.prompt, self.vocabulary.end)
         # The stored probabilities belong to the original tokens of the block, so no position counts.
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 

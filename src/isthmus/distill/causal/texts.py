@@ -122,7 +122,7 @@ class _Block(NamedTuple):
     first: int
 
 
-def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *, cut: bool, where: str) -> Blocks:
+def pack(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *, cut: bool, where: str) -> Blocks:
     """Pack the token ids of texts into blocks of `context` tokens, in order, and put the token `end` after each text.
 
     The model learns to predict `end`. Texts in the same block do not see or predict each other. If `cut`, a text may
@@ -163,7 +163,7 @@ def packed(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, 
     return Blocks(tokens, positions, targets, np.array([block.first for block in blocks], np.int64))
 
 
-def replayed(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
+def select_replay(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
     """Return so many general blocks that they are the share `replay` of all; raise a DataError if there are too few."""
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.distill.decoder.tokenizer import around
+from isthmus.distill.decoder.tokenizer import surrounding_tokens
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
 from isthmus.package.generation.tokenizer import ALPHABET, opened
@@ -87,7 +87,7 @@ class Vocabulary:
             )
 
 
-def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
+def full_vocabulary(tokenizer: Any, config: Any, where: str) -> Vocabulary:
     """Return a model's full vocabulary; raise a ConfigurationError if its tokenizer and `config` do not match."""
     with extra("text"):
         from tokenizers import Tokenizer
@@ -109,7 +109,7 @@ def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
     if problems:
         raise ConfigurationError(where, problems)
     file = opened(backend.to_str().encode()).to_str().encode()
-    begin, _ = around(file, where)
+    begin, _ = surrounding_tokens(file, where)
     return Vocabulary(file, int(end), size, begin=tuple(begin))
 
 

@@ -83,7 +83,7 @@ class _Writer:
         every = build.add("Unsqueeze", [build.add("Range", [zero, total, one], "range"), self._whole(0)], "every")
         column = build.add("Unsqueeze", [places, self._whole(1)], "column")
         turns = []
-        for name, table in zip(("cosine", "sine"), self.decoder.turns, strict=True):
+        for name, table in zip(("cosine", "sine"), self.decoder.rotations, strict=True):
             turn = build.add("Gather", [self._weights(name, table), places], f"{name}/taken")
             turns.append(build.add("Unsqueeze", [turn, self._whole(1)], f"{name}/turn"))
         return turns[0], turns[1], build.add("Greater", [every, column], "later")

@@ -37,7 +37,7 @@ class CachedModel(nn.Module):
         self.register_buffer("sine", sine[0], persistent=False)
 
     @property
-    def turns(self) -> tuple[Tensor, Tensor]:
+    def rotations(self) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the rotary embedding (RoPE) at each position, float32 (context, width) each."""
         return self.get_buffer("cosine"), self.get_buffer("sine")
 
@@ -51,7 +51,7 @@ class CachedModel(nn.Module):
         count, before = tokens.shape[0], past.shape[0]
         groups = self.heads // self.shared
         places = before + torch.arange(count)
-        cosine, sine = (turn[places][:, None] for turn in self.turns)
+        cosine, sine = (turn[places][:, None] for turn in self.rotations)
         later = torch.arange(before + count)[None, :] > places[:, None]
         values = self.body.embed_tokens(tokens)
         new = []

@@ -106,7 +106,7 @@ class DecoderReference:
         return cls(prompts, reads, [prefill, step], scale, decoder, run)
 
     @property
-    def sure(self) -> list[list[int]]:
+    def certain_tokens(self) -> list[list[int]]:
         """The greedy tokens after each golden prompt, before the first token that other processors might not choose."""
         return [[*_sure(reads)] for reads in self.reads]
 

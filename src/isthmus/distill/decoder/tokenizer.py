@@ -51,7 +51,7 @@ def new_generation(
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])
-    begin, after = around(data, where)
+    begin, after = surrounding_tokens(data, where)
     problems = []
     if after:
         problems.append(Problem(f"{where}: post_processor", f"adds {after} after a text", "tokens before it only"))
@@ -74,7 +74,7 @@ def new_generation(
     return generation, Tokenizer(data, generation, where)
 
 
-def around(data: bytes, where: str = "tokenizer.json") -> tuple[list[int], list[int]]:
+def surrounding_tokens(data: bytes, where: str = "tokenizer.json") -> tuple[list[int], list[int]]:
     """Return the token ids that a tokenizer adds before and after every text; `data` is its `tokenizer.json`.
 
     Raises a ConfigurationError if its post-processor also drops or repeats tokens of the text.

@@ -112,7 +112,7 @@ class PairedLoss(NamedTuple):
         return self.value + float(ndtri(chance)) * self.error
 
 
-def lost(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
+def paired_loss(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
     """Return how much worse (n,) scores are than a former model's (n,) scores for the same rows and labels.
 
     `metric` is "auc", "rmse", "mae", "log_loss" or "brier"; labels are 0 or 1 except for "rmse" and "mae". The result

@@ -53,7 +53,7 @@ def worst_slices(
     """
     slices, seen = [], set()
     for name in table.column_names:
-        for value, rows in parts(name, table[name], least):
+        for value, rows in column_slices(name, table[name], least):
             if (digest := hashlib.sha256(rows.tobytes()).digest()) in seen:
                 continue
             seen.add(digest)
@@ -68,9 +68,9 @@ def worst_slices(
     return sorted(slices, key=lambda item: sign * (item.student - item.teacher))[:count]
 
 
-def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
+def column_slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
     """Yield value (None: missing) and row numbers of each slice of a column with at least `least` rows, but not all."""
-    values, codes = coded(name, column)
+    values, codes = encode_column(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")
     for value, start, end in zip(values, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
@@ -78,7 +78,7 @@ def parts(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str 
             yield value, order[start:end].astype(np.int64)
 
 
-def coded(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
+def encode_column(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
     """Return a column's distinct values as texts, followed by None for missing, and the index of each row's value.
 
     Numbers become quarters, and NaN is missing. Raises a DataError if the column is not text, boolean or number.

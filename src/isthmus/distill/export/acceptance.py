@@ -72,7 +72,7 @@ def require_near(file: str, limits: ParityLimits, precision: str, deviations: Se
     if far.share <= 1:
         return
     remedy = "serve fp32, or train again" if precision == "int8" else "make the graph compute what the student computes"
-    if line := limits.line(precision, max(each.by for each in deviations)):
+    if line := limits.tolerance_line(precision, max(each.by for each in deviations)):
         remedy += f", or allow a larger difference: {line}"
     raise ParityFailed(
         f"{file}: {far.place}", far.says("the student in torch"),

@@ -13,7 +13,7 @@ from isthmus.distill.onnx.footprint import Footprint, footprint
 from isthmus.distill.onnx.runtime import Run, ask, predict, session
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Case, Task
-from isthmus.distill.types import Answers, Array, Index, spread, usual
+from isthmus.distill.types import Answers, Array, Index, inlier_mask, spread
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import Package
@@ -66,7 +66,7 @@ class ParityLimits:
         scales = {}
         for name in answers[0]:
             values = np.concatenate([answer[name].ravel() for answer in answers])
-            if values.dtype.kind == "f" and (values := values[usual(values)].astype(np.float64)).size:
+            if values.dtype.kind == "f" and (values := values[inlier_mask(values)].astype(np.float64)).size:
                 low, high = np.quantile(values, MIDDLE)
                 scales[name] = max(1.0, float(high - low)), 2 * float(np.spacing(np.float32(np.abs(values).max())))
         return cls(task, tolerances, scales)
@@ -92,7 +92,7 @@ class ParityLimits:
             return scaled if self.scales else f"{name} of {type(self.task).__name__}"
         return f"the tolerance of this kind of task in {precision}"
 
-    def line(self, precision: str, difference: float) -> str:
+    def tolerance_line(self, precision: str, difference: float) -> str:
         """Return the line of code that makes your own task tolerate a `difference`; "" for other tasks or infinity."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""

@@ -18,11 +18,11 @@ from isthmus.distill.export.acceptance import require_gates
 from isthmus.distill.export.package import contents, write_package
 from isthmus.distill.gates import Gate
 from isthmus.distill.language.decoding import TOLERANCES, DecodingSettings, Precision
-from isthmus.distill.onnx.runtime import Run, ask, described, ort_format, session
+from isthmus.distill.onnx.runtime import Run, ask, ort_format, session, tensor_info
 from isthmus.distill.runtimes.executorch.export import DECODER, converted_decoder
 from isthmus.distill.runtimes.executorch.process import ExecuTorchProgram
 from isthmus.distill.runtimes.libraries import require_installed
-from isthmus.distill.runtimes.network import running
+from isthmus.distill.runtimes.network import run_program
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ConfigurationError, GateFailed
 from isthmus.features.progress import Progress, silent
@@ -155,7 +155,7 @@ class TextFiles:
     def _add(self, precision: Precision, model: bytes) -> None:
         """Add the files of a graph, all or none; raise a GateFailed if the graph is fp32 and differs."""
         graph = onnx.load_model_from_string(model).graph
-        self._tensors = tuple(map(described, graph.input)), tuple(map(described, graph.output))
+        self._tensors = tuple(map(tensor_info, graph.input)), tuple(map(tensor_info, graph.output))
         made = {form: model if form == "onnx" else ort_format(model) for form in self._settings.formats}
         names = {f"{MODEL}.{precision}.{form}": form for form in made}
         try:
@@ -179,7 +179,7 @@ class TextFiles:
     def _add_program(self) -> None:
         try:
             made = converted_decoder(self._writer.network)
-            with running(ExecuTorchProgram, made, *self._tensors) as run:
+            with run_program(ExecuTorchProgram, made, *self._tensors) as run:
                 compared = self._reference.compare_run(DECODER, "fp32", run, len(made.model), self._settings, part=1)
         except GateFailed as error:
             self.left_out[DECODER] = str(error)

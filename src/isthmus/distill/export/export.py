@@ -26,10 +26,10 @@ from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentRef
 from isthmus.distill.export.causal import ModelOrigin, TextFiles
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.export.package import contents, package_bytes, write_package, xctest
-from isthmus.distill.onnx.runtime import Run, described, ort_format
-from isthmus.distill.restore import REPORT, Restored, restored, trained_alike
+from isthmus.distill.onnx.runtime import Run, ort_format, tensor_info
+from isthmus.distill.restore import REPORT, Restored, restore, same_training
 from isthmus.distill.runtimes.conversions import INTERPRETED, conversions_for, require_runtimes
-from isthmus.distill.runtimes.network import Portable, portable, running
+from isthmus.distill.runtimes.network import Portable, portable_part, run_program
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Material
 from isthmus.distill.training.teacheroutputs import complete_outputs
@@ -190,7 +190,7 @@ def _figures(trained: Restored, cache: Path, run: Run) -> Mapping[str, float]:
 
 
 def _restored(material: Material, model_folder: Path) -> Restored:
-    trained = restored(material, model_folder)
+    trained = restore(material, model_folder)
     if trained.contract != material.contract:
         raise ContractMismatch(
             str(model_folder),
@@ -198,7 +198,7 @@ def _restored(material: Material, model_folder: Path) -> Restored:
             expected=material.contract[:12],
             remedy="run training-set and distill again",
         )
-    if not trained_alike(json.loads((model_folder / REPORT).read_bytes())["made_of"], trained.task, "report"):
+    if not same_training(json.loads((model_folder / REPORT).read_bytes())["made_of"], trained.task, "report"):
         raise ContractMismatch(
             str(model_folder),
             "its metrics were measured with an earlier version of the task's code",
@@ -229,7 +229,7 @@ class _Files:
         self.reference = StudentReference(task, test, teacher.float32(test), golden, sample_cases(task, student, test))
         self.limits = ParityLimits.of(task, student, test)
         tensors = onnx.load_model_from_string(self.models["model.fp32.onnx"]).graph
-        self.inputs, self.outputs = (tuple(map(described, values)) for values in (tensors.input, tensors.output))
+        self.inputs, self.outputs = (tuple(map(tensor_info, values)) for values in (tensors.input, tensors.output))
         self.extra = task.shipped(teacher)
 
     def accept_models(self) -> None:
@@ -261,7 +261,7 @@ class _Files:
         runtimes = conversions_for(task.material.declaration)
         if not runtimes:
             return
-        of = portable(task, self.trained.student, self.reference.rows[:1], self.inputs, self.outputs)
+        of = portable_part(task, self.trained.student, self.reference.rows[:1], self.inputs, self.outputs)
         if of.part == CORE:
             self.core = tuple(of.tensors)
             self.head = self._head(of)
@@ -270,7 +270,7 @@ class _Files:
             for file, convert in made.items():
                 try:
                     program = convert()
-                    with running(runtime.program, program, of.tensors, of.outputs) as run:
+                    with run_program(runtime.program, program, of.tensors, of.outputs) as run:
                         accepted = accept(self.reference, self.limits, file, program.model, run, program.max_sizes)
                     variant = msgspec.structs.replace(accepted.variant, padded=program.padded)
                     self.accepted.append(accepted._replace(variant=variant))
@@ -304,7 +304,7 @@ class _Files:
         core = self.core if any(file.variant.core for file in self.accepted) else ()
         head = self.head if core else None
         has_rows = bool(self.reference.golden[0].rows)
-        row_inputs = material.request_inputs.fed(material.student_inputs) if has_rows else ()
+        row_inputs = material.request_inputs.graph_inputs(material.student_inputs) if has_rows else ()
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             name=declaration.name,

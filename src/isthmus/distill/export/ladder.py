@@ -10,9 +10,9 @@ import msgspec
 import torch
 
 from isthmus.distill.export.candidate import ParityLimits, require_student
-from isthmus.distill.restore import Restored, restored
+from isthmus.distill.restore import Restored, restore
 from isthmus.distill.tasks.task import Case, Material
-from isthmus.distill.teachers.teacher import named
+from isthmus.distill.teachers.teacher import by_key
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
 from isthmus.package.checksums import GOLDEN
 from isthmus.package.golden import TensorBytes, read_golden
@@ -76,7 +76,7 @@ def climb(
     is None. Raises a PackageError if the package is not from this student or has other golden cases, a ContractMismatch
     if training set or declaration changed since the training, and a DataError if the student cannot be read.
     """
-    manifest, trained = package.manifest, restored(material, model_folder)
+    manifest, trained = package.manifest, restore(material, model_folder)
     golden, cases = read_golden(package), trained.task.cases(trained.student)
     require_student(package, trained.id)
     feeds = [{name: TensorBytes.of(array) for name, array in case.feeds.items()} for case in cases]
@@ -137,7 +137,7 @@ def _exported(trained: Restored, manifest: Manifest, cases: Sequence[Case], limi
         try:
             for case in cases:
                 tensors = tuple(map(torch.from_numpy, case.feeds.values()))
-                outputs = named(torch.export.export(network, tensors).module()(*tensors), keys, form)
+                outputs = by_key(torch.export.export(network, tensors).module()(*tensors), keys, form)
                 answers.append({key: outputs[key].numpy() for key in case.expected})
         except Exception as error:  # torch's errors share no base class
             raise GateFailed(form, f"torch.export fails: {error}"[:300]) from error

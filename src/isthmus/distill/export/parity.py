@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.distill.export.candidate import ParityLimits, require_student
-from isthmus.distill.restore import restored
+from isthmus.distill.restore import restore
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.samples import take
 from isthmus.distill.tasks.task import Case, Material
@@ -53,7 +53,7 @@ class Parity:
     """
 
     def __init__(self, material: Material, package: Package, model_folder: Path, keys: Sequence[str] = ()) -> None:
-        manifest, trained = package.manifest, restored(material, model_folder)
+        manifest, trained = package.manifest, restore(material, model_folder)
         require_student(package, trained.id)
         self._task, self._student, self._inputs = trained.task, trained.student, manifest.model_inputs
         self._limits = ParityLimits.of(trained.task, trained.student, trained.task.material.parts.test)
@@ -167,12 +167,14 @@ class Parity:
                 continue
             if variant.precision == "fp32":
                 # Each side ends before its own first close decision.
-                expected = [sure[: len(tokens)] for sure, tokens in zip(reference.sure, expected, strict=True)]
+                expected = [
+                    sure[: len(tokens)] for sure, tokens in zip(reference.certain_tokens, expected, strict=True)
+                ]
                 actual = [tokens[: len(sure)] for tokens, sure in zip(actual, expected, strict=True)]
             compared[name] = _compare_tokens([prompt.text for prompt in recorded], expected, actual)
         return compared
 
-    def refused(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
+    def unanswered_verdict(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
         """Return a verdict that all rows of the samples differ, for a file that does not answer; `problem` says why."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 

@@ -96,7 +96,7 @@ class Causal:
         return () if self.base is None else (GAIN, REGRESSION)
 
     @property
-    def mixed(self) -> float:
+    def effective_beta(self) -> float:
         """The divergence as a number: 0 for "forward" KL, 1 for "reverse" KL, `beta` for "jsd" (Jensen-Shannon)."""
         return {"forward": 0.0, "reverse": 1.0, "jsd": self.beta}[self.divergence]
 
@@ -109,7 +109,7 @@ class Causal:
         names = (self.base, self.teacher, self.student)
         return tuple(name for name in names if name is not None and FUNCTION.fullmatch(name))
 
-    def paced(self, settings: TrainingSettings) -> TrainingSettings:
+    def with_base_rate(self, settings: TrainingSettings) -> TrainingSettings:
         """Return the settings with the learning rate `base_rate` * `rate_share`; unchanged if `base_rate` is None."""
         return settings if self.base_rate is None else replace(settings, learning_rate=self.base_rate * self.rate_share)
 
@@ -171,7 +171,7 @@ class Causal:
         problems = unknown_features(self.decoding.template, contract, service)
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in problems]
 
-    def unfit(self, where: str, spine: Spine) -> list[Problem]:
+    def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Return a problem if the spine's label is not an Int64: 1 for domain texts, 0 for general texts."""
         name, dtype = spine.label.name, spine.label.dtype
         if dtype == Int64:

@@ -71,7 +71,7 @@ class Building:
         self._nodes.append(helper.make_node("Split", [tensor, lengths], names, name=names[0], axis=axis))
         return names
 
-    def always(self, mask: str) -> bool | None:
+    def constant_value(self, mask: str) -> bool | None:
         """Return True if a constant mask is all True, False if it is not, and None if the graph computes the mask."""
         producer = self._producer(mask)
         if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:

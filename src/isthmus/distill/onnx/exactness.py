@@ -17,7 +17,7 @@ _FINEST = 100
 """Quantization steps below 2**-100 would leave the range of float32."""
 
 
-def exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
+def make_exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.NodeProto) -> onnx.ModelProto:
     """Return a copy of `quantized` that gives the same bits in every runtime, as far as possible.
 
     `quantized` is the output of ONNX Runtime's quantizer for the float graph `model`, and `layer` is the last layer

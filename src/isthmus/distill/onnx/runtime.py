@@ -87,7 +87,7 @@ def oldest_runtime(model: bytes) -> str:
     return newest if is_ort and oldest != _OLDEST else oldest
 
 
-def described(value: onnx.ValueInfoProto) -> TensorInfo:
+def tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
     """Describe an input or output of a graph; raise a DependencyError if packages do not support its element type."""
     kind = value.type.tensor_type
     element: Any = onnx.TensorProto.DataType.Name(kind.elem_type)

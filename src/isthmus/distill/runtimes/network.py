@@ -16,7 +16,7 @@ from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.runtimes.libraries import Libraries
 from isthmus.distill.runtimes.process import Program, ProgramRejected
 from isthmus.distill.tasks.task import Task
-from isthmus.distill.teachers.teacher import named
+from isthmus.distill.teachers.teacher import by_key
 from isthmus.distill.types import Index
 from isthmus.features.errors import GateFailed
 from isthmus.package.inputs import Feeds
@@ -111,7 +111,7 @@ class Portable:
         }
 
 
-def portable(
+def portable_part(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
     """Return the part of a student that ExecuTorch, LiteRT or Core ML computes: its numeric core, or the whole graph.
@@ -145,12 +145,12 @@ class _Ordered(nn.Module):
         self._order, self._keys, self._outputs = order, keys, outputs
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs = named(self.network(*(tensors[place] for place in self._order)), self._keys, "the network")
+        outputs = by_key(self.network(*(tensors[place] for place in self._order)), self._keys, "the network")
         return tuple(outputs[name] for name in self._outputs)
 
 
 @contextmanager
-def running(
+def run_program(
     kind: type[Program], program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Iterator[Run]:
     """Start a child process that runs a program, and yield a function that computes outputs in it.

@@ -22,7 +22,7 @@ from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentRef
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.restore import origins, whole
+from isthmus.distill.restore import legacy_origins, origins
 from isthmus.distill.search.trials import Budget, SearchTrial
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task
@@ -171,7 +171,9 @@ class Bench:
             "profile": task.material.profile.identity(), "torch": torch.__version__,
         }  # fmt: skip
         # Earlier versions hashed all of the task's code into the name of a student.
-        former, key = (sha256({"made_of": made_of, **depends})[:16] for made_of in (whole(origin), origin["training"]))
+        former, key = (
+            sha256({"made_of": made_of, **depends})[:16] for made_of in (legacy_origins(origin), origin["training"])
+        )
         file, student = self.weights / f"{key}.safetensors", self._new(task)
         if not file.exists() and (self.weights / f"{former}.safetensors").exists():
             file = self.weights / f"{former}.safetensors"

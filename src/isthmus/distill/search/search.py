@@ -18,7 +18,7 @@ from isthmus.distill.export.acceptance import allowed_precisions
 from isthmus.distill.onnx.host import host
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
-from isthmus.distill.restore import create_task, origins, require_shape, whole
+from isthmus.distill.restore import create_task, legacy_origins, origins, require_shape
 from isthmus.distill.search.bench import Bench
 from isthmus.distill.search.sampler import Known, propose
 from isthmus.distill.search.trials import FORMAT, Budget, SearchTrial, Trials, front, nearest, recommended, values_at
@@ -165,7 +165,7 @@ def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile
     return {
         "format": FORMAT,
         "contract": material.contract,
-        "made_of": whole(origins(task)),
+        "made_of": legacy_origins(origins(task)),
         "seed": [material.declaration.seed, declared.seed],
         "shape": {name: list(values) for name, values in declared.shape.items()},
         "most_bytes": declared.most_bytes,
@@ -205,9 +205,9 @@ class _Search:
             [json.dumps(value) for value in choices].index(json.dumps(values[name]))
             for name, choices in self.space.items()
         )
-        return Known(place, self.aims(trial), trial.over)
+        return Known(place, self.objectives(trial), trial.over)
 
-    def aims(self, trial: SearchTrial) -> tuple[float, float, float] | None:
+    def objectives(self, trial: SearchTrial) -> tuple[float, float, float] | None:
         """Return quality, median latency and bytes, all as numbers to minimize; None if one of them is not known."""
         if trial.score is None or trial.p50_us is None or trial.bytes is None:
             return None
@@ -222,7 +222,7 @@ class _Search:
         task, budget = self.bench.task, self.bench.budget
         best = recommended(trials, more=task.more)
         fit = [trial for trial in trials if trial.status == "trained"]
-        points = np.array([self.aims(trial) for trial in fit], float).reshape(-1, 3)
+        points = np.array([self.objectives(trial) for trial in fit], float).reshape(-1, 3)
         return {
             "format": FORMAT,
             "id": self.folder.name,

@@ -31,7 +31,7 @@ class StudentOutput(nn.Module, ABC):
         """Convert the last linear layer's output to scores: logits or standardized numbers, (n,) or (n, classes)."""
         return last[:, 0]
 
-    def final(self, scores: Tensor) -> Tensor:
+    def calibrate(self, scores: Tensor) -> Tensor:
         """Calibrate scores, if there is a calibration; clip them if they are numbers. Call it only after training."""
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
@@ -62,7 +62,7 @@ class Probability(StudentOutput):
     name = "probability"
 
     def forward(self, scores: Tensor) -> Tensor:
-        return torch.sigmoid(self.final(scores))
+        return torch.sigmoid(self.calibrate(scores))
 
     def from_scores(self, scores: Array) -> Array:
         return sigmoid(scores)
@@ -89,7 +89,7 @@ class Probabilities(StudentOutput):
         return last
 
     def forward(self, scores: Tensor) -> Tensor:
-        return torch.softmax(self.final(scores), -1)
+        return torch.softmax(self.calibrate(scores), -1)
 
     def from_scores(self, scores: Array) -> Array:
         return np.exp(log_softmax(scores))
@@ -115,11 +115,11 @@ class NumberOutput(StudentOutput):
         for key, value in (("low", low), ("high", high), ("scale", scale), ("mean", mean)):
             self.register_buffer(key, torch.tensor(value, dtype=torch.float32))
 
-    def final(self, scores: Tensor) -> Tensor:
+    def calibrate(self, scores: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(scores, self.low), self.high)
 
     def forward(self, scores: Tensor) -> Tensor:
-        return self.final(scores) * self.scale + self.mean
+        return self.calibrate(scores) * self.scale + self.mean
 
     def from_scores(self, scores: Array) -> Array:
         return scores.astype(np.float64) * float(self.scale) + float(self.mean)

@@ -195,7 +195,7 @@ def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueIn
             rows = build.rows(outputs[output_name(kind)], len(names))
             values |= {(transform.name, name): (data, valid[name]) for name, data in zip(names, rows, strict=True)}
         for place, mask in enumerate(masks[count:]):
-            if build.always(mask) is not False:
+            if build.constant_value(mask) is not False:
                 refused = build.add("Or", [refused, mask], f"{transform.name}/refused/{place}") if refused else mask
     numbers: list[str] = []
     texts: list[str] = []
@@ -212,7 +212,7 @@ def _computed(build: Building, request: RequestInputs, inputs: list[onnx.ValueIn
 
 
 def _or(build: Building, valid: str, value: str, nothing: str, name: str) -> str:
-    return value if build.always(valid) else build.add("Where", [valid, value, nothing], f"{name}/or_null")
+    return value if build.constant_value(valid) else build.add("Where", [valid, value, nothing], f"{name}/or_null")
 
 
 def _flat(build: Building, row: str, name: str) -> str:

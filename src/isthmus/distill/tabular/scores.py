@@ -31,7 +31,7 @@ class Scores:
         assert isinstance(teacher, Boosting)  # noqa: S101 - the task is tabular
         self.task, self._student, self.boosting = task, student, teacher
         self._material = task.material
-        self.student_inputs = task.material.request_inputs.fed(task.material.student_inputs)
+        self.student_inputs = task.material.request_inputs.graph_inputs(task.material.student_inputs)
 
     def teacher(self, rows: Columns) -> Array:
         """Return the teacher's scores; `rows` has a column per input of the teacher. Fits the teacher on first use."""

@@ -54,7 +54,7 @@ class Student(nn.Module):
         scores = self.answer.scores(_last(self.embeddings, self.layers, numbers, places))
         if self.training:
             return scores
-        final = self.answer.final(scores)
+        final = self.answer.calibrate(scores)
         return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
 
     def logits(self, data: TabularTensors) -> Array:

@@ -83,7 +83,7 @@ class TabularTask(Task):
         self._prepare = Prepare(preparation, preparation_graph(preparation))
         self._numbers, self._places = map(torch.from_numpy, self._prepare(self._data))
         self._answer = self._kind.answer()
-        self._fed = material.request_inputs.fed(material.student_inputs)
+        self._fed = material.request_inputs.graph_inputs(material.student_inputs)
 
     def teacher(self) -> Teacher:
         return self._boosting("teacher", self.material.table, self.material.teacher_inputs)

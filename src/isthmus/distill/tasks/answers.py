@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.distill.tasks.task import Task, answers
-from isthmus.distill.types import Answers, Array, Index, in_batches, usual
+from isthmus.distill.types import Answers, Array, Index, in_batches, inlier_mask
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.package.inputs import Feeds
 
@@ -88,7 +88,7 @@ def _differences(
     problems = []
     for key, answer in first.items():
         ours, theirs = (values.float().cpu().numpy() for values in (answer, second[key]))
-        counted = usual(ours)
+        counted = inlier_mask(ours)
         scale = max(float(np.abs(ours[counted]).max(initial=0)), 1e-6)
         # Allow rounding: matrix products of other sizes add up in a different order.
         gap = float(np.nan_to_num(np.abs(ours[counted] - theirs[counted]), nan=np.inf).max(initial=0))

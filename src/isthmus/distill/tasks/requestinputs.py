@@ -30,7 +30,7 @@ class RequestInputs:
         computed = [(contract.transforms[name], field) for (name, _), field in zip(pairs, fields, strict=True)]
         return cls(transforms, (*stored, *request), computed)
 
-    def fed(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
+    def graph_inputs(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
         """Return the graph's inputs: the network's `inputs` that no transform computes, then the transforms' inputs."""
         computed = {transform.full_name(field.name) for transform, field in self.computed}
         rows = (ModelInput(column.name, column.dtype, row=True) for column in self.columns)

@@ -22,7 +22,7 @@ from isthmus.distill.outputs.form import OutputFormat
 from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.split import Split, split_table
-from isthmus.distill.teachers.teacher import Teacher, named
+from isthmus.distill.teachers.teacher import Teacher, by_key
 from isthmus.distill.types import Answers, Array, Index, in_batches, spread
 from isthmus.features.latency import Latency
 from isthmus.features.profiles import TrainingProfile
@@ -424,4 +424,4 @@ def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
 
     Raises a ConfigurationError if the number of outputs differs from the number of keys.
     """
-    return named(outputs, task.keys, f"{task.material.declaration.where}: student")
+    return by_key(outputs, task.keys, f"{task.material.declaration.where}: student")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.distill.teachers.fingerprint import fingerprint
-from isthmus.distill.teachers.teacher import BY_CLASS, LEAST, Teacher, named
+from isthmus.distill.teachers.teacher import BY_CLASS, LEAST, Teacher, by_key
 from isthmus.features.definition import codehash
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, IsthmusError, Problem, one_of
 
@@ -45,7 +45,7 @@ class FunctionTeacher(Teacher):
                 f"a call raised {type(error).__name__}: {error}",
                 remedy="run the same command again: outputs so far are cached, and only missing rows are computed",
             ) from error
-        return {key: self._numbers(key, value) for key, value in named(answers, self.keys, self.where).items()}
+        return {key: self._numbers(key, value) for key, value in by_key(answers, self.keys, self.where).items()}
 
     def _numbers(self, key: str, answer: Any) -> Any:
         first = answer[0] if isinstance(answer, list | tuple | np.ndarray) and len(answer) else None

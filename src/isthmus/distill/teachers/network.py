@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from isthmus.distill.teachers.fingerprint import fingerprint
 from isthmus.distill.teachers.taps import tapped
-from isthmus.distill.teachers.teacher import Teacher, named
+from isthmus.distill.teachers.teacher import Teacher, by_key
 from isthmus.features.errors import Problem
 
 
@@ -81,7 +81,7 @@ class NetworkTeacher(Teacher):
     def _outputs(self, batch: Any) -> Mapping[str, Any]:
         outputs = self._call(batch)
         # With taps only, the module may return anything.
-        return named(outputs, self._own, self.where) if self._own else {}
+        return by_key(outputs, self._own, self.where) if self._own else {}
 
     def _call(self, batch: Any, **more: Any) -> Any:
         if isinstance(batch, Mapping):

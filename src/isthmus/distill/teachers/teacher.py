@@ -213,7 +213,7 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
         raise ConfigurationError(where, [Problem(f"output {key}", f"a {kind}: {error}", "an array")]) from None
 
 
-def named(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
+def by_key(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
     """Return a module's outputs by key: a mapping unchanged, else the items of a tuple, or one output, under `keys`.
 
     Raises a ConfigurationError if the number of outputs differs from the number of keys.

@@ -44,7 +44,7 @@ class Policy:
     hold: float = SHORTEST_SECONDS
     recovering: bool = False
 
-    def then(self, strained: bool, now: float, deepest: int) -> "Policy":
+    def next(self, strained: bool, now: float, deepest: int) -> "Policy":
         """Return the policy for the time `now`. `strained`: the p99 is above its objective; `deepest`: last degree."""
         if strained:
             settles = not self.recovering and now - self.changed < SETTLE_SECONDS
@@ -63,9 +63,9 @@ class Policy:
 class Throttle:
     """Applies the policy to this process: changes its priority and its cores, and says when to pause.
 
-    Call `look` between two steps, `pause` if it returns True, and `end` at the end, which undoes the changes. `latency`
-    returns None without a server. The process first gives up the cores beyond `threads`; with `pauses=False` it never
-    pauses. `slowed` and `paused` are seconds on fewer cores and in pauses, earlier runs included.
+    Call `update` between two steps, `pause` if it returns True, and `end` at the end, which undoes the changes.
+    `latency` returns None without a server. The process first gives up the cores beyond `threads`; with `pauses=False`
+    it never pauses. `slowed` and `paused` are seconds on fewer cores and in pauses, earlier runs included.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Throttle:
     def pausing(self) -> bool:
         return self._policy.degree == len(self._cores)
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Read the latency of servers, at most once a second; adapt priority and cores; return True to pause.
 
         Reports each change, and warns once if training has hardly run for `STARVED_SECONDS`.
@@ -106,7 +106,7 @@ class Throttle:
             self._beside = True
             self._apply()
         strained = latency is not None and latency.strained
-        self._policy = before.then(strained, now, self._deepest)
+        self._policy = before.next(strained, now, self._deepest)
         if self._policy.degree != before.degree:
             self._apply()
             change = f"gives way to serving ({latency})" if strained else "takes back what serving does not need"
@@ -118,7 +118,7 @@ class Throttle:
         """Sleep until the policy ends the pause, or a signal handler appends to `ended`; return the seconds slept."""
         before, reported = self.paused, time.monotonic()
         self._looked = reported  # time since the decision to pause was work
-        while self.look() and not ended:
+        while self.update() and not ended:
             time.sleep(_NAP_SECONDS)
             if self._looked - reported >= _REPORT_SECONDS:
                 reported = self._looked
@@ -175,12 +175,12 @@ def throttled(
         nonlocal share
         share = done
         progress(text, done)
-        if throttle.look():
+        if throttle.update():
             paused(throttle.pause(()))
 
     throttle = Throttle(latency, lambda text: progress(text, share), threads)
     try:
-        throttle.look()
+        throttle.update()
         yield look
     finally:
         throttle.end()

@@ -25,7 +25,7 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
     return torch.split(rows, parts.bincount().tolist())
 
 
-def cuts(groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str) -> list[Problem]:
+def group_problems(groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str) -> list[Problem]:
     """Return a problem for each setting (`batch`, `accumulation`) or number of processes that would split a group."""
     largest, together = int(groups.bincount().max()), "1: a group of rows stays together"
     checks = [

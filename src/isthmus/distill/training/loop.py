@@ -22,7 +22,7 @@ from isthmus.distill.accelerator import enough_memory, peak
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
 from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, final, pack, restore
-from isthmus.distill.training.groups import cuts, whole_groups
+from isthmus.distill.training.groups import group_problems, whole_groups
 from isthmus.distill.training.runlog import RunLog
 from isthmus.distill.training.signals import interruption
 from isthmus.features.contract.schema import sha256
@@ -115,7 +115,7 @@ class Training:
         """Train the module in place, with the errors of `run`; return module, final state and the seconds of pauses."""
         problems = self.settings.problems(self.where)
         if self.groups is not None:
-            problems += cuts(self.groups, self.settings, self.accelerator.num_processes, self.where)
+            problems += group_problems(self.groups, self.settings, self.accelerator.num_processes, self.where)
         if problems:
             raise ConfigurationError(self.where, problems)
         device = self.accelerator.device
@@ -260,7 +260,7 @@ class _Run:
             return
         due = time.monotonic() - self.saved >= (settings.checkpoint_seconds or math.inf)
         stops, due = self._read(bool(signals), due)
-        pauses = self.throttle is not None and self.throttle.look()
+        pauses = self.throttle is not None and self.throttle.update()
         saves = saves or due or stops or pauses
         if (evaluates or saves) and not all(weights.isfinite().all() for weights in self.trainable.values()):
             # A non-finite gradient has ruined the weights before a loss could show it.

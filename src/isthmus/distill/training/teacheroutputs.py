@@ -67,7 +67,7 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
     )  # fmt: skip
 
 
-def announced(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
+def remaining_calls(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
     """Describe how many calls a `FunctionTeacher` still needs for all its outputs, to announce the cost.
 
     The rows at the indexes `first` are computed first. Returns an empty text for other teachers, and if no output is

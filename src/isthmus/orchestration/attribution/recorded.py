@@ -282,7 +282,7 @@ def _with_teacher(
         if absent.any():
             names.append(name)
             lacking |= absent
-    complete, refused = request.complete(columns(table, request.fed(inputs)))
+    complete, refused = request.complete(columns(table, request.graph_inputs(inputs)))
     for item in inputs:
         if item.name not in table.column_names:
             table = with_column(table, item.name, to_arrow(complete[item.name], item.dtype))

@@ -161,7 +161,7 @@ class PackageModels:
         part, inputs = chosen.rows.table.take(pa.array(rows)), self.material.teacher_inputs
         if features is None:
             return self.scores.teacher(columns(part, inputs)).astype(np.float64)
-        complete, refused = self.requests.complete({**columns(part, self.requests.fed(inputs)), **features})
+        complete, refused = self.requests.complete({**columns(part, self.requests.graph_inputs(inputs)), **features})
         answers = self.scores.teacher(complete).astype(np.float64)
         answers[refused] = np.nan
         return answers

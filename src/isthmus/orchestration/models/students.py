@@ -161,7 +161,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     def completed() -> pa.Table:
         (rows,) = at_ages(test, [device.age // MICROSECOND])
         request = material.request_inputs
-        complete, _ = request.complete(columns(rows, request.fed(material.student_inputs)))
+        complete, _ = request.complete(columns(rows, request.graph_inputs(material.student_inputs)))
         for item in material.student_inputs:
             if item.name not in rows.column_names:
                 rows = rows.append_column(item.name, to_arrow(complete[item.name], item.dtype))
@@ -262,7 +262,7 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
     missing, and ContractMismatch if definitions are not applied or the declaration has changed since the training.
     """
     with extra("distill"):
-        from isthmus.distill.restore import restored
+        from isthmus.distill.restore import restore
     artifacts = Artifacts(project, declared)
     student = artifacts.models / package.manifest.model
     if not student.exists():
@@ -270,7 +270,7 @@ def packaged(project: Project, declared: Distillation, package: Package) -> "Ite
                         remedy="run `isthmus distill` and `isthmus model export`")  # fmt: skip
     material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
     with project.importing():
-        yield restored(material, student)
+        yield restore(material, student)
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.evaluation.confidence import lost
+from isthmus.distill.evaluation.confidence import paired_loss
 from isthmus.distill.gates import LOST, Gate, bounds_on
 from isthmus.distill.types import Array
 from isthmus.features.errors import DataError, IsthmusError
@@ -84,7 +84,7 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
     most = bound.at_most or 0.0
     known = QualityLoss(measure=measure, at_most=most, former=before.digest, rows=len(labels))
     try:
-        found = lost(measure, labels, scores, former)
+        found = paired_loss(measure, labels, scores, former)
     except DataError:
         return known
     return msgspec.structs.replace(known, value=found.value, least=found.least(CHANCE))

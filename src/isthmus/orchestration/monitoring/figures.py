@@ -13,7 +13,7 @@ from isthmus.distill.declaration import Distillation
 from isthmus.distill.evaluation import confidence
 from isthmus.distill.evaluation.interval import Interval
 from isthmus.distill.evaluation.metrics import log_losses
-from isthmus.distill.evaluation.slices import parts
+from isthmus.distill.evaluation.slices import column_slices
 from isthmus.distill.labels import Binary, Classes, Number
 from isthmus.distill.types import Array
 from isthmus.features import clock
@@ -104,7 +104,7 @@ def slices(
     name, more = decides
     found = []
     for column in columns.column_names:
-        for value, rows in parts(column, columns[column], FEWEST):
+        for value, rows in column_slices(column, columns[column], FEWEST):
             part = quality(measured, labels[rows], outputs[rows], chosen[rows])
             if part.rows >= FEWEST and name in part.measures:
                 found.append(SliceQuality(column=column, value=value, **asdict(part)))

@@ -120,7 +120,7 @@ def _ask(
         try:
             answered[variant.file] = parity.check(variant, partial(runtime.ask, package, variant), *questions)
         except PackageError as error:
-            answered[variant.file] = parity.refused(variant, error.found, *questions)
+            answered[variant.file] = parity.unanswered_verdict(variant, error.found, *questions)
     return answered
 
 
@@ -134,7 +134,7 @@ def _by_client(
         raise answers
     if isinstance(answers, NodeFailed):
         reason = f"{WEB} refuses it ({answers})"
-        return {variant.file: parity.refused(variant, reason, questions) for variant in variants}, {}
+        return {variant.file: parity.unanswered_verdict(variant, reason, questions) for variant in variants}, {}
     fed = [input_values(inputs, answer.fed) for answer in answers.files.values()]
     compared = {
         name: merged([device.rows.compare(offline, values[name][1], dtype) for values in fed])

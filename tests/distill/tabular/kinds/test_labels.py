@@ -75,7 +75,7 @@ def test_numbers_are_learned_in_standard_form_and_answered_within_those_seen() -
     standard = labels.targets.numpy()
     np.testing.assert_allclose(standard * known.std() + known.mean(), labels.values, atol=1e-3)
     answer = labels.answer()
-    high = answer.from_scores(answer.final(answer.high + 1).numpy())
+    high = answer.from_scores(answer.calibrate(answer.high + 1).numpy())
     assert high == pytest.approx(known.max())
     assert labels.tolerance["fp32"] == pytest.approx(1e-5 * known.std(), rel=0.2)
     assert labels.rounding == labels.tolerance["fp32"]

@@ -23,10 +23,10 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
-    return {f"{of.part}.fp32.mlpackage.zip": partial(converted, of)}
+    return {f"{of.part}.fp32.mlpackage.zip": partial(convert_student, of)}
 
 
-def converted(of: Portable) -> Converted:
+def convert_student(of: Portable) -> Converted:
     """Convert a student in a child process, reproducibly; raise a GateFailed if this fails or takes over 15 minutes."""
     return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 

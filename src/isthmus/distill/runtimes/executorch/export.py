@@ -29,12 +29,12 @@ _NARROWEST = 2**-12
 def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
     rows = train[spread(len(train), CALIBRATION_ROWS)]
     return {
-        f"{of.part}.fp32.pte": partial(converted, of),
-        f"{of.part}.int8.pte": partial(converted, of, rows),
+        f"{of.part}.fp32.pte": partial(convert_student, of),
+        f"{of.part}.int8.pte": partial(convert_student, of, rows),
     }
 
 
-def converted(of: Portable, calibration: Index | None = None) -> Converted:
+def convert_student(of: Portable, calibration: Index | None = None) -> Converted:
     """Convert a student for one row at a time, with reproducible bytes; raise a GateFailed if ExecuTorch cannot run it.
 
     XNNPACK computes what it supports, ExecuTorch's portable operators everything else. If `calibration` has row

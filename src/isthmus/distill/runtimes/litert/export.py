@@ -15,10 +15,10 @@ from isthmus.features.errors import GateFailed
 
 
 def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
-    return {f"{of.part}.fp32.tflite": partial(converted, of)}
+    return {f"{of.part}.fp32.tflite": partial(convert_student, of)}
 
 
-def converted(of: Portable) -> Converted:
+def convert_student(of: Portable) -> Converted:
     """Convert a student for one row at a time in a child process, with equal bytes each time; wait up to 15 minutes.
 
     The converter does not support variable sizes: each is fixed at its maximum, and inputs are padded to it. Raises a

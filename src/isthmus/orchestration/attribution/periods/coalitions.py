@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.evaluation.slices import coded
+from isthmus.distill.evaluation.slices import encode_column
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.attribution.shapley import Numbers
@@ -56,7 +56,7 @@ def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> S
             own = [None if value is None else str(value) for value in column.dictionary.to_pylist()]
             codes[:, place] = pc.fill_null(column.indices, 0).to_numpy(zero_copy_only=False)
         else:
-            own, codes[:, place] = coded(name, table[name])
+            own, codes[:, place] = encode_column(name, table[name])
         words.append(own)
     distinct, places = np.unique(codes, axis=0, return_inverse=True)
     values = [
