@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.features import files
 from isthmus.features.files import publish, scratch_folder
 
 _MANY = """
 import sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from isthmus.features import files
 from isthmus.features.files import publish, scratch_folder
 
 for _ in range(150):
@@ -21,6 +23,37 @@ for _ in range(150):
         (folder / "rows").write_text("")
         time.sleep(0.0005)
         assert (folder / "rows").exists()
+"""
+
+_KILLED = """
+import os, signal, sys
+from itertools import count
+from pathlib import Path
+from isthmus.features import files
+
+target = Path(sys.argv[1]) / "target"
+
+def publish():
+    files.publish(target, lambda folder: (folder / "rows").write_text("all"))
+
+publish()
+for line in count(1):
+    if not (child := os.fork()):
+        def trace(frame, event, _, left=[line]):
+            if frame.f_code.co_filename != files.__file__:
+                return None
+            left[0] -= event == "line"
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+        sys.settrace(trace)
+        publish()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert (target / "rows").read_text() == "all", line
+    if not status:
+        assert line > 20
+        break
 """
 
 
@@ -41,9 +74,17 @@ def test_what_another_machine_left_stays(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_several_may_publish_to_one_target(tmp_path: Path) -> None:
+def test_a_process_killed_at_any_line_leaves_the_old_or_the_new_folder(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "target"]
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_several_may_publish_to_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     """Whichever is the last one is there whole, and nothing beside it."""
     target = tmp_path / "target"
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
 
     def often(content: str) -> None:
         def write(folder: Path) -> None:

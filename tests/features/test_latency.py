@@ -110,6 +110,26 @@ def test_a_server_that_is_down_hangs_or_is_elsewhere_says_nothing(tmp_path: Path
     assert heard() is None
 
 
+def test_a_new_server_deletes_no_file_of_a_living_one(tmp_path: Path, clock: Clock) -> None:
+    """Also of another machine, whose clock is another. What nobody has written for long is deleted."""
+    living, killed, broken, started = (tmp_path / f"{name}.json" for name in ("living", "killed", "broken", "started"))
+    for file in (living, killed):
+        sample = LatencySample("another", clock.now + 1e6, 5.0, BOUNDS, (0,) * (len(BOUNDS) + 1))
+        file.write_bytes(msgspec.json.encode(sample))
+    broken.write_bytes(b"")
+    partial = started.with_suffix(".json.partial")
+    partial.write_bytes(b"")
+    for file in (killed, broken, partial):
+        os.utime(file, (0, 0))
+    (tmp_path / "a folder.json").mkdir()
+    os.utime(tmp_path / "a folder.json", (0, 0))
+    server = Server(tmp_path)
+    server.answer([])
+    names = {file.name for file in tmp_path.iterdir()}
+    assert {"living.json", "a folder.json"} < names
+    assert len(names) == 3
+
+
 def test_what_cannot_be_read_says_nothing(tmp_path: Path, clock: Clock) -> None:
     server, heard = Server(tmp_path), LatencyReader(tmp_path)
     server.answer([0.02] * 5)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 import pytest
+from pysail.spark import SparkConnectServer
 from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
 from isthmus import ConfigurationError, DependencyError
@@ -232,6 +234,19 @@ def test_nobody_at_the_url() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "rest", ["/;token=secret==", "/x;token=secret", ";token=secret", ":port/;token=secret", "/?token=secret"]
+)
+@pytest.mark.parametrize("host", ["", "127.0.0.1", "user:secret@127.0.0.1"])
+def test_no_message_shows_a_token(host: str, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = "" if rest.startswith(":") else f":{other.getsockname()[1]}"
+        with pytest.raises(DependencyError) as caught:
+            engine.session(f"sc://{host}{port}{rest}").__enter__()
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
 def test_something_else_at_the_url() -> None:
     started = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -273,3 +288,25 @@ def test_a_server_that_is_gone_is_waited_for_for_about_a_minute() -> None:
         states = [policy.to_state() for policy in session.client.get_retry_policies()]
         waits = [wait for state in states for wait in iter(state.next_attempt, None)]
     assert 30_000 < sum(waits) < 90_000
+
+
+@pytest.mark.parametrize("moment", ["start", "restore"])
+def test_an_interrupt_at_its_start_leaves_no_server(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    class Server(SparkConnectServer):  # type: ignore[misc]
+        def start(self, *, background: bool = True) -> None:
+            super().start(background=background)
+            servers.append(self)
+            if moment == "start":
+                interrupted()
+
+    monkeypatch.setattr("pysail.spark.SparkConnectServer", Server)
+    if moment == "restore":
+        monkeypatch.setattr(engine._Interrupts(), "restore", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.session("sail").__enter__()
+    assert [server.running for server in servers] == [False]

@@ -1,8 +1,10 @@
 """Tables of other systems as sources: all of them give the same rows, whatever happens to them once they are open."""
 
 import os
+import re
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -371,6 +373,8 @@ def test_columns_of_postgresql_in_types_of_spark(server: str, sail: Any, tmp_pat
         ("mysql://u:sesame@h/d", "does not start with a known scheme"),
         ("postgresql://u:ses@me@h/d", "has an @ or a %"),
         ("postgresql://u:ses%ame@h/d", "has an @ or a %"),
+        ("postgresql://u:ses/ame@h/d", "has an @ or a % or a /"),
+        ("postgresql:/u:sesame@h/d", "does not start with a known scheme"),
     ],
 )
 def test_an_address_that_is_none(
@@ -397,6 +401,28 @@ def test_a_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "gone.duckdb").write_bytes(b"neither" * 999)
     with pytest.raises(DependencyError, match=r"gone.duckdb does not answer \("):
         sources.land(source, tmp_path, None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("u:ses%40me@[::1]x/d", "[::1]x/d"),
+        ("u:ses%40me@[::1/d", ""),
+        ("u:ses%00me@h/d", "h/d"),
+        ("u:ses me@h/d", "h/d"),
+        ("u:ses[me@127.0.0.1:1/d", "127.0.0.1/d"),
+        ("u:ses#me@127.0.0.1:1/d?connect_timeout=9", "127.0.0.1/d"),
+        ("/d?port=1&host=127.0.0.1&password=ses%00me", "localhost/d"),
+    ],
+)
+def test_the_driver_quotes_an_address_without_its_password(
+    address: str, place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SHOP_DATABASE", f"postgresql://{address}")
+    with pytest.raises(DependencyError, match=rf"the database {re.escape(place)}.*does not answer \(") as caught:
+        sources.land(Source("orders", sql=QUERY, connection="SHOP_DATABASE"), tmp_path, None, tmp_path)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert not re.search("ses[^s]{1,3}me", shown)
 
 
 @pytest.mark.accept

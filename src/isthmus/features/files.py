@@ -1,5 +1,6 @@
 """Atomic writes of local files and folders, checks of paths, and journals of JSON lines."""
 
+import ctypes
 import errno
 import fcntl
 import glob
@@ -24,6 +25,8 @@ _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
 _DELTA = re.compile(r"%[0-9A-Fa-f]{2}|[][^|\\\x00-\x1f\x7f\ud800-\udfff]")
 UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and bytes that are not UTF-8."""
+_CWD, _EXCHANGE = -100, 2
+"""AT_FDCWD and RENAME_EXCHANGE of Linux's renameat2."""
 
 
 def is_url(place: object) -> bool:
@@ -94,9 +97,10 @@ def read_pointer(file: Path) -> Path:
 def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> None:
     """Fill a new folder with `write`, sync it to disk, and move it to `target`, replacing a folder there.
 
-    If `write` raises an error, `target` stays as it was. While a folder is replaced, `target` is missing for a moment.
-    The last of several processes wins. The next call for a neighboring `target` with the same `kind`, by default the
-    name of `target`, deletes what a killed process has left.
+    If `write` raises an error, `target` stays as it was. Where the system cannot exchange two folders, `target` is
+    missing for a moment while it is replaced, and stays missing if the process is killed then. The last of several
+    processes wins. The next call for a neighboring `target` with the same `kind`, by default the name of `target`,
+    deletes what a killed process has left.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
@@ -112,15 +116,23 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
         for entry in (fresh, *fresh.rglob("*")):
             _sync(entry)
         for turn in count():
-            with suppress(FileNotFoundError):
-                target.rename(scratch / f"old-{turn}")
             try:
                 fresh.rename(target)
                 break
-            except OSError as error:  # another process has published there meanwhile
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            except OSError as error:  # something is there
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
+            if _exchange(fresh, target):
+                break
+            with suppress(FileNotFoundError):
+                target.rename(scratch / f"old-{turn}")
     _sync(target.parent)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two paths in one step, and return True; return False if the system cannot, or one does not exist."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux only, and not on all file systems
+    return rename is not None and not rename(_CWD, os.fsencode(first), _CWD, os.fsencode(second), _EXCHANGE)
 
 
 @contextmanager

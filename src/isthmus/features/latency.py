@@ -18,6 +18,8 @@ import msgspec
 WRITE_SECONDS = 1.0
 STALE_SECONDS = 5.0
 """A server that has not written for this long counts as dead."""
+_ABANDONED_SECONDS = 600.0
+"""Any server's file that was not written for this long is deleted."""
 WINDOW_SECONDS = 4.0
 """The time window of the reported latency."""
 _FEWEST_SLOW = 3
@@ -71,17 +73,18 @@ class LatencyWriter:
     def write(self, counts: Sequence[int]) -> None:
         """Replace this server's file with its current counters, one per bound plus one above all bounds.
 
-        If the file does not exist yet, this creates the folder, and deletes the `.json` files in it that no server of
-        this machine has written within `STALE_SECONDS`.
+        If the file does not exist yet, this creates the folder. It then deletes this machine's stale files there, and
+        all files that were not written for ten minutes.
         """
+        first = not self._file.exists()
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
-        if not self._file.exists():
+        if first:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            for stale in set(self._file.parent.glob("*.json")) - _fresh(self._file.parent).keys():
-                stale.unlink(missing_ok=True)  # left by a killed server
         partial = self._file.with_suffix(".json.partial")
         partial.write_bytes(msgspec.json.encode(sample))
         partial.replace(self._file)
+        if first:
+            _delete_stale(self._file.parent, self._file.stat().st_mtime)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -138,16 +141,29 @@ def quantile(counts: Mapping[float, float], share: float) -> float:
 
 
 def _fresh(folder: Path) -> dict[Path, LatencySample]:
-    """Read the recent samples of this machine's servers. Ignore unreadable files."""
-    samples = {}
-    machine, now = _machine(), time.monotonic()
+    samples, now = _samples(folder), time.monotonic()
+    # A sample from before a reboot is ahead of the clock.
+    return {file: sample for file, sample in samples.items() if 0 <= now - sample.at < STALE_SECONDS}
+
+
+def _samples(folder: Path) -> dict[Path, LatencySample]:
+    """Read the samples of this machine's servers. Ignore unreadable files."""
+    samples, machine = {}, _machine()
     for file in folder.glob("*.json"):
         with suppress(OSError, msgspec.MsgspecError):
             sample = msgspec.json.decode(file.read_bytes(), type=LatencySample)
-            # A sample from before a reboot is ahead of the clock.
-            if sample.machine == machine and 0 <= now - sample.at < STALE_SECONDS:
+            if sample.machine == machine:
                 samples[file] = sample
     return samples
+
+
+def _delete_stale(folder: Path, now: float) -> None:
+    """Delete the files of killed servers. `now` is a time of the file system, the only clock that machines share."""
+    stale = _samples(folder).keys() - _fresh(folder).keys()
+    for file in folder.glob("*.json*"):
+        with suppress(OSError):
+            if file in stale or now - file.stat().st_mtime > _ABANDONED_SECONDS:
+                file.unlink()
 
 
 def _machine() -> str:

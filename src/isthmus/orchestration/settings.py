@@ -369,7 +369,7 @@ def _type_of(place: tuple[str, ...]) -> Any:
 
 def _shown(value: object) -> str:
     """Format a value for a message, without users, passwords and tokens in URLs."""
-    return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub(r"//[^\s'\"]*@", "//***@", repr(value)))
+    return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub("//.*@", "//***@", repr(value)))
 
 
 def _unknown_variables() -> Iterator[Problem]:

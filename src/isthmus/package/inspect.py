@@ -136,7 +136,7 @@ def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = Non
         if package.manifest.generation is not None:
             check(package.manifest.generation.prompts, lambda: _prompts(package))
             if checks[-1].error is None and isinstance(runner, OnnxRuntime):
-                for variant in files:
+                for variant in (each for each in files if each.file in worst):
                     check(f"{variant.file}: prompts", partial(_generated, package, variant))
     return inspection
 

@@ -1,6 +1,6 @@
 """Check that a package's tokenizer and model files reproduce its golden prompts."""
 
-import time
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,12 +11,10 @@ from isthmus.package.generation.decoder import PART, Array, Decoder
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
 from isthmus.package.generation.tokenizer import Tokenizer
 from isthmus.package.manifest import Manifest, Package, Variant
+from isthmus.package.replay import running
 
 if TYPE_CHECKING:
     import onnxruntime
-
-SECONDS = 120
-"""Time limit for answering all golden prompts."""
 
 
 def generation_of(manifest: Manifest) -> Generation:
@@ -28,7 +26,8 @@ def generation_of(manifest: Manifest) -> Generation:
 
 def read_prompts(package: Package) -> list[GoldenPrompt]:
     """Read the golden prompts of a package; raise a PackageError if they are damaged or it does not generate text."""
-    name = generation_of(package.manifest).prompts
+    generation = generation_of(package.manifest)
+    name, context = generation.prompts, generation.context
     file, data = package.files.folder / name, package.files.read(name)
     try:
         prompts = msgspec.json.decode(data, type=list[GoldenPrompt])
@@ -38,6 +37,8 @@ def read_prompts(package: Package) -> list[GoldenPrompt]:
     files = {variant.file for variant in package.manifest.variants}
     if not prompts or any(set(prompt.answers) - files for prompt in prompts):
         raise damaged(file, "no prompt, or answers of a missing file", "prompts for the files of the manifest")
+    if any(not 0 < len(prompt.tokens) < context for prompt in prompts):
+        raise damaged(file, "a prompt is empty or fills the context of the model", f"1 to {context - 1:,} tokens")
     return prompts
 
 
@@ -72,25 +73,39 @@ def decoder_of(manifest: Manifest, variant: Variant) -> Decoder:
     return Decoder(f"package {manifest.name}: {variant.file}", generation_of(manifest), variant.sha256, shape, part)
 
 
+def generated(
+    package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
+) -> list[list[int]]:
+    """Return the greedy tokens of a model file after each golden prompt, at most as many as are recorded.
+
+    Raises PackageError if the file fails or takes more than `replay.SECONDS` for all prompts.
+    """
+    decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
+    with running(package.manifest, variant) as options:
+
+        def run(feeds: dict[str, Array]) -> dict[str, Array]:
+            return dict(zip(names, session.run(names, feeds, options), strict=True))
+
+        limits = [len(prompt.answers.get(variant.file, ())) for prompt in prompts]
+        return [
+            [read.token for read in decoder.greedy(run, prompt.tokens, limit)]
+            for prompt, limit in zip(prompts, limits, strict=True)
+        ]
+
+
 def require_generated(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> int:
-    """Return how many golden tokens a model file reproduces; raise PackageError if one differs or after 2 minutes."""
-    decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
-    end, count = time.monotonic() + SECONDS, 0
-
-    def run(feeds: dict[str, Array]) -> dict[str, Array]:
-        if time.monotonic() > end:
-            raise PackageError(decoder.where, f"no answer in {SECONDS} seconds", expected="the golden prompts")
-        return dict(zip(names, session.run(names, feeds), strict=True))
-
-    for prompt in prompts:
+    """Return how many golden tokens a model file reproduces; raise PackageError if one differs, or as `generated`."""
+    count = 0
+    for prompt, tokens in zip(prompts, generated(package, variant, session, prompts), strict=True):
         recorded = prompt.answers.get(variant.file, ())
-        tokens = (read.token for read in decoder.greedy(run, prompt.tokens, len(recorded)) if recorded)
-        for place, (expected, token) in enumerate(zip(recorded, tokens, strict=False)):
+        for place, (expected, token) in enumerate(zip_longest(recorded, tokens)):
             if token != expected:
+                action = "ends the text" if token is None else f"generates token {token}"
                 raise PackageError(
-                    decoder.where, f"generates token {token} at place {place} after {prompt.text!r:.60}",
+                    f"package {package.manifest.name}: {variant.file}",
+                    f"{action} at place {place} after {prompt.text!r:.60}",
                     expected=f"{expected}, as recorded", remedy="export the model again with this release",
                 )  # fmt: skip
         count += len(recorded)

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ GOLDEN_TOLERANCE = ROUNDING
 """Largest difference from the recorded outputs: the last bits of outputs differ between CPUs."""
 
 SECONDS = 120
-"""Time limit for answering all golden cases."""
+"""Time limit for answering all golden cases, or all golden prompts."""
 
 _ROWS = 16
 """Rows computed by a featurizer at once."""
@@ -137,15 +138,25 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
 def answers(
     session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """Run a session on all batches; return the outputs of each. Raise PackageError if it fails or takes two minutes."""
-    import onnxruntime  # readers of a package do not need it
+    """Run a session on each batch; return the outputs of each. Raise PackageError if it fails or takes two minutes."""
+    names = [output.name for output in manifest.outputs]
+    with running(manifest, variant) as options:
+        return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in batches]
 
-    names, options = [output.name for output in manifest.outputs], onnxruntime.RunOptions()
+
+@contextmanager
+def running(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOptions"]:
+    """Yield options for all runs in the block; raise PackageError if a run fails or all take two minutes."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
     # A malicious graph may loop forever.
     clock = Timer(SECONDS, setattr, (options, "terminate", True))
     clock.start()
     try:
-        return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in batches]
+        yield options
+    except PackageError:
+        raise
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         reason = f"no answer in {SECONDS} seconds" if options.terminate else error
         raise refused(manifest, variant, "onnxruntime", reason) from error

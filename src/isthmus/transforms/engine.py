@@ -80,8 +80,8 @@ def _connect(url: str) -> "Iterator[SparkSession]":
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     # A new session, even if the process already has a session.
     spark = Session.builder.remote(url).create()
-    spark.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
     try:
+        spark.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
         try:
             spark.conf.set("spark.sql.session.timeZone", "UTC")
             spark.conf.set("spark.sql.ansi.enabled", "true")
@@ -163,12 +163,13 @@ def _sail() -> Iterator[str]:
         raise _missing("pysail") from error
     interrupts = _Interrupts()
     server = SparkConnectServer(ip="127.0.0.1", port=0)
-    server.start(background=True)
-    interrupts.restore()
     try:
+        server.start(background=True)
+        interrupts.restore()
         yield f"sc://127.0.0.1:{server.listening_address[1]}"
     finally:
-        server.stop()
+        if server.running:
+            server.stop()
 
 
 @cache
@@ -233,11 +234,16 @@ def _require_listener(url: str) -> None:
     except grpc.FutureTimeoutError as error:
         raise _silence(url, "a server listens there, but it does not speak gRPC") from error
     except (OSError, ValueError, PySparkException) as error:
-        raise _silence(url, str(error)) from error
+        # Without the cause, which may quote a token.
+        raise _silence(url, str(error)) from None
 
 
 def _silence(url: str, why: str) -> DependencyError:
-    place = url.partition("/;")[0]  # the rest may contain a token
+    # The rest of the URL may contain a token, and PySpark's messages quote parts of it.
+    place, why = (
+        re.sub(r"token=[^;'\"]*", "token=***", re.sub(r"//\S*@", "//***@", text))
+        for text in (url.partition("/;")[0], why)
+    )
     return DependencyError(
         f"engine {place}", f"does not answer ({why})",
         remedy='start the Spark Connect server, correct `engine`, or set engine = "sail"',

@@ -52,6 +52,7 @@ from isthmus.package.prompts import read_prompts
 from isthmus.package.verdict import Verdict
 from tests.distill.causal.support import END, HERE, SHAPE, declaration, domain, material, tokenizer, training_set
 from tests.distill.decoder.support import greedy_naively
+from tests.distill.packages import resum
 from tests.serving.support import CONTRACT
 
 TAUGHT: Mapping[str, Any] = {"teacher": f"{HERE}:teacher", "shape": SHAPE, "top_k": 8}
@@ -212,7 +213,9 @@ def test_the_package_of_a_student_says_what_it_says(exported: ExportReport, furt
                contract={}, profile=ServingProfile(), cache=exported.path.parent)  # fmt: skip
 
 
-def test_a_package_is_verified_beside_its_student(exported: ExportReport, further: DistillationReport) -> None:
+def test_a_package_is_verified_beside_its_student(
+    exported: ExportReport, further: DistillationReport, tmp_path: Path
+) -> None:
     opened = open_package(exported.path)
     beside = Parity(material(**FURTHER), opened, further.path)
     compared = Verdict("", 0, {})
@@ -232,6 +235,23 @@ def test_a_package_is_verified_beside_its_student(exported: ExportReport, furthe
         patch.setattr("isthmus.distill.export.parity.read_prompts", lambda _: other)
         found = beside.prompts(opened)
     assert [part.differing for part in found.values()] == [0, 1, 1]
+    broken = Path(shutil.copytree(exported.path, tmp_path / "broken"))
+    (broken / files[1]).write_bytes(b"none")
+    resum(broken)
+    found = beside.prompts(open_package(broken))
+    assert [part.differing for part in found.values()] == [0, 1, 0]
+    assert "onnxruntime refuses it" in found[f"{files[1]} behind prompts"].examples[0].online
+
+
+def test_a_package_that_no_browser_runs_is_verified_without_one(further: DistillationReport, tmp_path: Path) -> None:
+    settings = DecodingSettings(formats=("ort",), precisions=("int8",), agreement={"int8": 0.0})
+    opened = open_package(packaged(further, tmp_path, decoding=settings).path)
+    beside = Parity(material(**FURTHER), opened, further.path)
+    compared = Verdict("", 0, {})
+    compare_runtimes(beside, opened, verdict=compared, all_keys=True)
+    assert {*compared.files} == {"model.int8.ort", "model.int8.ort behind prompts"}
+    assert {*compared.runtimes} == {"ONNX Runtime"}
+    assert compared.limits == ["not compared: onnxruntime-web, because it cannot run any file of the package"]
 
 
 def test_a_file_to_serve_that_disagrees_ends_an_export(further: DistillationReport, tmp_path: Path) -> None:

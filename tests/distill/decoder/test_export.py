@@ -1,26 +1,31 @@
 """The package of a causal language model."""
 
 import json
+import re
 import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
+from isthmus.distill.decoder.reference import GOLDEN_TOKENS
 from isthmus.distill.decoder.weights import in_blocks
 from isthmus.distill.export.causal import DecodingReport, export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features.errors import ConfigurationError, GateFailed, PackageError
 from isthmus.orchestration.runtimes.programs import ProgramRuntime
 from isthmus.orchestration.runtimes.web import WebRuntime
+from isthmus.package import replay
 from isthmus.package.generation.tokenizer import Tokenizer
 from isthmus.package.inspect import inspect
 from isthmus.package.manifest import open_package, read_package
 from isthmus.package.prompts import generation_of, open_tokenizer, read_prompts
 from tests.distill.decoder.support import PROMPTS, SETTINGS, greedy_naively, origin, packaged, tiny
+from tests.distill.packages import resum
 from tests.tokenizing import trained
 
 FILES = [f"model.{precision}.{form}" for precision in ("fp32", "int8", "int4") for form in ("onnx", "ort")]
@@ -102,6 +107,76 @@ def test_another_tokenizer_and_another_text_are_found(package: Path, tmp_path: P
 
     with pytest.raises(PackageError, match="names token 640; expected a token below 640"):
         inspect(_changed(package, tmp_path / "c", "manifest.json", grow)).require()
+
+
+def test_a_prompt_that_fills_the_context_is_found(package: Path, tmp_path: Path) -> None:
+    prompts = read_prompts(open_package(package))
+
+    def narrow(manifest: dict[str, Any]) -> None:
+        manifest["generation"] |= {"context": max(len(prompt.tokens) for prompt in prompts), "most": 3}
+
+    found = inspect(_changed(package, tmp_path / "a", "manifest.json", narrow)).checks[-1]
+    assert (found.subject, found.finding) == ("prompts.json", "a prompt is empty or fills the context of the model")
+
+
+def test_a_text_that_ends_before_the_recorded_one_is_found(package: Path, tmp_path: Path) -> None:
+    (prompt, *_) = read_prompts(open_package(package))
+
+    def end(manifest: dict[str, Any]) -> None:
+        manifest["generation"]["end"] = [prompt.answers["model.fp32.ort"][2]]
+
+    def shorten(manifest: dict[str, Any]) -> None:
+        manifest["generation"]["most"] = 3
+
+    for number, change in enumerate((end, shorten)):
+        damaged = inspect(_changed(package, tmp_path / str(number), "manifest.json", change))
+        findings = {check.subject: check.finding for check in damaged.checks}
+        assert re.match(r"ends the text at place [123] after 'Return the", findings["model.fp32.ort: prompts"])
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [([], "onnxruntime refuses it (["), ([2**62], "onnxruntime refuses it (no answer in 2 seconds)")],
+)
+def test_a_graph_that_fails_after_golden_cases_is_a_failed_check(
+    steps: list[int], problem: str, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a text longer than in the golden cases, the graph has no number of steps, or too many."""
+    monkeypatch.setattr(replay, "SECONDS", 2)
+    copy = Path(shutil.copytree(package, tmp_path / "copy"))
+    model, value, node = onnx.load(copy / FILES[0]), onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    body = onnx.helper.make_graph(
+        [node("Identity", ["going"], ["on"]), node("Cos", ["x"], ["y"])], "body",
+        [value("turn", onnx.TensorProto.INT64, []), value("going", onnx.TensorProto.BOOL, []),
+         value("x", onnx.TensorProto.FLOAT, [])],
+        [value("on", onnx.TensorProto.BOOL, []), value("y", onnx.TensorProto.FLOAT, [])],
+    )  # fmt: skip
+    constants = {"steps": [0] * (GOLDEN_TOKENS + 1) + steps, "zero": np.float32(0)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items())
+    (last,) = (node for node in model.graph.node if "logits" in node.output)
+    last.output[[*last.output].index("logits")] = "logits_before"
+    model.graph.node.extend([
+        node("Shape", ["past"], ["length"], start=1, end=2), node("Squeeze", ["length"], ["place"]),
+        node("Gather", ["steps", "place"], ["turns"]), node("Loop", ["turns", "", "zero"], ["trouble"], body=body),
+        node("Add", ["logits_before", "trouble"], ["logits"]),
+    ])  # fmt: skip
+    (copy / FILES[0]).write_bytes(model.SerializeToString())
+    resum(copy)
+    findings = {check.subject: check for check in inspect(copy).checks}
+    assert findings[FILES[0]].error is None
+    failed = findings[f"{FILES[0]}: prompts"]
+    assert failed.error is not None
+    assert failed.finding.startswith(problem)
+
+
+def test_prompts_of_a_file_that_failed_are_not_run(package: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(package, tmp_path / "copy"))
+    (copy / FILES[-1]).write_bytes(b"none")
+    resum(copy)
+    checks = {check.subject: check.error for check in inspect(copy).checks}
+    assert [subject for subject, error in checks.items() if error] == [FILES[-1]]
+    assert f"{FILES[0]}: prompts" in checks
+    assert f"{FILES[-1]}: prompts" not in checks
 
 
 def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def changed(name: str, values: "pa.Array[Any] | pa.ChunkedArray[Any]", table: pa
         ("late", pa.array([None, *[1] * 299], pa.int64()), "label late|column late: 1 nulls"),
         ("late", pa.array([2, *[1] * 299], pa.int64()), "label late: 1 values such as 2; expected 0 or 1"),
         ("late", pa.array([0.5, *[1.0] * 299]), "column late"),
+        ("late", pa.array([[0]] * 300), "column late"),
         ("late", pa.array([0] * 300), "label late: only 0 in the train part"),
         ("known_at", pa.nulls(300, pa.timestamp("us", tz="UTC")), "column known_at: 300 nulls"),
         ("event_timestamp", pa.array([0] * 300, pa.timestamp("us", tz="UTC")), "train part: no rows"),

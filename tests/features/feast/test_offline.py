@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.fs as fs
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
@@ -22,6 +23,7 @@ from isthmus.features.definition.compile import compile_contract
 from isthmus.features.definition.spec import Entity, FeatureView, Field, Source
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, DependencyError, RequestError
 from isthmus.features.feast import registry
+from isthmus.features.feast.files import filesystem_of
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import point_in_time
@@ -495,6 +497,39 @@ def test_a_saved_dataset_overwrites_no_source(store: feast.FeatureStore, tmp_pat
     assert (tmp_path / "stats_rows.parquet").read_bytes() == before
 
 
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fs.FileSystem:
+    """What Feast finds at `s3://shop/`: a folder."""
+    (tmp_path / "remote" / "shop").mkdir(parents=True)
+    found = fs.SubTreeFileSystem(str(tmp_path / "remote"), fs.LocalFileSystem())
+    feasts = feast.FileSource.create_filesystem_and_path
+
+    def opened(path: str, *more: Any, **options: Any) -> tuple[Any, str]:
+        return (found, path.removeprefix("s3://")) if path.startswith("s3://") else feasts(path, *more, **options)
+
+    monkeypatch.setattr(feast.FileSource, "create_filesystem_and_path", opened)
+    return found
+
+
+def test_a_remote_folder_is_saved_to_unless_other_rows_would_stay(
+    store: feast.FeatureStore, tmp_path: Path, bucket: fs.FileSystem
+) -> None:
+    _shop(tmp_path, store)
+    bucket.create_dir("shop/set")
+    job = store.get_historical_features(asked(1, 3, driver=[1, 1]), ["stats:rate"])
+    assert filesystem_of(source(tmp_path), "s3://shop/set/") == (bucket, "shop/set")
+    for path in ("s3://shop/set", "s3://shop/set/"):
+        job.persist(SavedDatasetFileStorage(path=path), allow_overwrite=True)
+        assert len(pq.read_table("shop/set", filesystem=bucket)) == 2
+        with pytest.raises(SavedDatasetLocationAlreadyExists):
+            job.persist(SavedDatasetFileStorage(path=path))
+    # As Feast's own stores write it.
+    pq.write_to_dataset(pa.table({"a": [1]}), "shop/other", filesystem=bucket)
+    with pytest.raises(RequestError, match=r"s3://shop/other: holds other files, .*\.parquet, which would stay"):
+        job.persist(SavedDatasetFileStorage(path="s3://shop/other"), allow_overwrite=True)
+    assert pq.read_table("shop/other", filesystem=bucket).to_pydict() == {"a": [1]}
+
+
 # --- writing
 
 
@@ -535,6 +570,29 @@ def test_rows_that_are_written_are_found(store: feast.FeatureStore, tmp_path: Pa
     with pytest.raises(DataError, match="source some, column driver: a value does not fit"):
         store.write_to_offline_store("stats", frame.assign(driver=[1.5]))
     assert answer(store, spine, ["stats:rate"]) == {"rate": [0.5, 0.5, 0.25]}
+
+
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_rows_are_appended_to_a_remote_folder_only(
+    store: feast.FeatureStore, tmp_path: Path, bucket: fs.FileSystem, form: str
+) -> None:
+    stats = view(tmp_path, {"rate": ft.Float32})
+    path = Path(_like(tmp_path / "remote" / "shop", form).path)
+    stats.batch_source = feast.FileSource(
+        name="some", path=f"s3://shop/{path.name}", timestamp_field="event_timestamp",
+        created_timestamp_column="created",
+    )  # fmt: skip
+    table = pa.table({"driver": [1], "event_timestamp": [at(3)], "rate": [0.5], "created": [at(0)]})
+    provider: Any = store._get_provider()
+    if form == "folder":
+        for _ in range(2):
+            provider.offline_write_batch(store.config, stats, table, None)
+        assert len(pq.read_table(f"shop/{path.name}", filesystem=bucket)) == 2
+    else:
+        before = path.read_bytes()
+        with pytest.raises(RequestError, match=r"source some: s3://shop/some.parquet is a single remote file"):
+            provider.offline_write_batch(store.config, stats, table, None)
+        assert path.read_bytes() == before
 
 
 def test_pushes_side_by_side_lose_no_row(store: feast.FeatureStore, tmp_path: Path) -> None:

@@ -312,6 +312,17 @@ def test_expired_values_and_keys_as_with_feasts_own_store(tmp_path: Path, client
         assert all((0 < client.ttl(name) <= 100) == forgotten for name in names)
 
 
+def test_keys_do_not_expire_where_isthmus_has_materialized(tmp_path: Path, client: redis.Redis, url: str) -> None:
+    store = repository(tmp_path, isthmus(url, key_ttl_seconds="100"))
+    store.apply([DRIVER, view(tmp_path, {"trips": ft.Int64})])
+    store.write_to_online_store("stats", frame(driver=[1], trips=[7]))
+    client.hset("prod:tables", "facts", "{}")
+    refusal = r"online_store\.key_ttl_seconds: would also delete rows that `isthmus materialize` wrote\. Remove it"
+    with pytest.raises(ConfigurationError, match=refusal):
+        store.write_to_online_store("stats", frame(driver=[1], trips=[8]))
+    assert read(store, ["stats:trips"], driver=[1]) == {"trips": [(7, "PRESENT")]}
+
+
 def test_reading_directly(prod: feast.FeatureStore, tmp_path: Path) -> None:
     prod.apply([DRIVER, CITY, view(tmp_path, {"a": ft.Int32, "b": ft.Int32}, [DRIVER, CITY])])
     prod.write_to_online_store("stats", frame(driver=[1], city=["x"], a=[2], b=[3]))

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -356,6 +357,23 @@ def test_keys_that_redis_has_lost_are_found(world: World, client: Client) -> Non
     assert world.publish().written == 40
     client.flushall()
     assert world.publish().written == 2000
+
+
+@pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", "volatile-ttl", "allkeys-lru"])
+def test_a_restart_loses_rows_only_under_policies_that_evict_them(world: World, client: Client, policy: str) -> None:
+    cast("redis.Redis", client).config_set("maxmemory", 1 << 30)
+    cast("redis.Redis", client).config_set("maxmemory-policy", policy)
+    try:
+        record = world.store.published(VIEW)
+        assert record is not None
+        restarted = msgspec.json.encode(msgspec.structs.replace(record, servers={"another": 0}))
+        assert world.store.replace(VIEW, world.store.record_text(VIEW), restarted)
+        lost = policy == "allkeys-lru"
+        assert bool(world.store.losses({}).views) == lost
+        assert world.store.still_holds({"another": 0}) == (not lost)
+    finally:
+        cast("redis.Redis", client).config_set("maxmemory", 0)
+        cast("redis.Redis", client).config_set("maxmemory-policy", "noeviction")
 
 
 def test_a_version_that_is_gone_is_no_obstacle(world: World, tmp_path: Path) -> None:

@@ -295,9 +295,20 @@ def test_stale_locks_and_sockets_do_not_matter(tmp_path: Path) -> None:
         (tmp_path / name).write_text("stale")
     server = EmbeddedRedis(tmp_path)
     socket = Path(server.url.removeprefix("unix://"))
+    socket.parent.mkdir(mode=0o700)
     socket.write_text("stale")
     with server, _client(server) as client:
         assert client.ping()
+
+
+def test_a_query_creates_nothing(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path / "r")
+    assert server.running() is None
+    assert not Path(server.url.removeprefix("unix://")).parent.exists()
+    assert [*tmp_path.iterdir()] == []
+    with server:
+        assert EmbeddedRedis(tmp_path / "r").running() == server.url
+    assert server.running() is None
 
 
 def test_a_folder_with_a_long_path(tmp_path: Path) -> None:
@@ -375,7 +386,9 @@ def test_a_server_that_cannot_start_says_why_and_leaves_no_lock(
 
 def test_a_socket_folder_open_to_others_is_refused(tmp_path: Path) -> None:
     private = Path(EmbeddedRedis(tmp_path).url.removeprefix("unix://")).parent
+    private.mkdir()
     private.chmod(0o777)
-    with pytest.raises(DependencyError, match="accessible to others"):
-        EmbeddedRedis(tmp_path)
+    with pytest.raises(DependencyError, match="accessible to others"), EmbeddedRedis(tmp_path):
+        pass
+    assert [*tmp_path.iterdir()] == []
     private.rmdir()

@@ -121,6 +121,17 @@ def test_rows_that_are_gone_are_reported_and_come_back(built: Shop, project: Ope
         assert {counts.changed for counts in materialize(opened, full=True).values()} == {0}
 
 
+def test_a_refused_lookup_closes_its_connection(built: Shop, project: Open) -> None:
+    with with_redis(built, project) as (opened, client):
+        client.flushall()
+        before = len(client.client_list())
+        with pytest.raises(LostRowsError) as caught:
+            lookup(opened, "customer_orders:orders_7d", ["customer=1000003"])
+        # The error's traceback keeps the client alive, so that it must have been closed.
+        wait(lambda: len(client.client_list()) == before, "the end of the connection", 2)
+        assert caught.value.__traceback__ is not None
+
+
 def test_rows_are_lost_until_all_of_them_are_back(built: Shop, project: Open) -> None:
     """A materialization into an empty Redis begins with its record, and may be killed before its rows are there."""
     with with_redis(built, project) as (opened, client), served(opened) as http:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.features.errors import ConfigurationError, DataError, RequestError
+from isthmus.features.errors import ConfigurationError, DataError, GateFailed, RequestError
 from isthmus.features.online.plan import LookupPlan
 from isthmus.features.progress import silent
 from isthmus.features.redis.connection import connect
@@ -120,6 +120,16 @@ def test_the_next_one_is_a_small_difference(kept: Project) -> None:
     assert read_snapshot(second.path.read_bytes(), kept_views(kept.applied(), SERVICE)).header.number > 0
 
 
+def test_a_table_that_breaks_a_promise_is_not_written(kept: Project) -> None:
+    shop = Shop(kept.root)
+    shop.replace("    ttl=timedelta(days=3),", "    ttl=timedelta(days=3),\n    expectations=[Expect.rows(at_most=1)],")
+    shop.replace("    Entity,\n", "    Entity,\n    Expect,\n")
+    sentence = f"^snapshot of {SERVICE}: view shelf_demand: .* rows; expected .*nothing was written"
+    with pytest.raises(GateFailed, match=sentence):
+        snapshot(Project(kept.root))
+    assert shelf(kept, SERVICE).latest() is None
+
+
 def test_only_the_declared_keys_are_in_it(shop: Shop) -> None:
     with_device(shop, '{"store": ["s1", "s3", "nowhere"]}')
     project = Project(shop.root)
@@ -172,6 +182,15 @@ def test_a_wrong_declaration_is_named(shop: Shop, old: str, new: str, expected: 
     with_device(shop).replace(old, new)
     with pytest.raises(ConfigurationError, match=expected):
         apply(Project(shop.root))
+
+
+def test_all_that_is_wrong_with_a_declaration_is_named(shop: Shop) -> None:
+    wrong = 'age=timedelta(0), every=timedelta(0), keys={"product": ["s1"], "shelf": [1]}, keep=-1, owner="product"'
+    with_device(shop).replace("age=timedelta(hours=6), every=timedelta(hours=1), keys={}, keep=3", wrong)
+    with pytest.raises(ConfigurationError) as caught:
+        apply(Project(shop.root))
+    places = [problem.where.rpartition(", ")[2] for problem in caught.value.problems]
+    assert places == ["age", "every", "keep", "keys 'product'", "owner", "keys"]
 
 
 def test_a_ttl_that_no_device_can_count_is_none(shop: Shop) -> None:

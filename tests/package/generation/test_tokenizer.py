@@ -159,6 +159,17 @@ def test_limits_and_templates_are_checked_together() -> None:
         new_generation(json.dumps(file).encode(), template="{prompt}", **LIMITS)
 
 
+@pytest.mark.parametrize("texts", [0, 2])
+def test_a_post_processor_that_drops_or_repeats_a_text_is_refused(texts: int) -> None:
+    file = json.loads(trained("llama3"))
+    own = file["post_processor"]["processors"][1]
+    begin, text = own["single"]
+    own["single"] = [text, begin]
+    file["post_processor"]["processors"].append({**own, "single": [text] * texts or [begin]})
+    with pytest.raises(ConfigurationError, match="post_processor: drops or repeats tokens of a text"):
+        new_generation(json.dumps(file).encode(), template="{prompt}", **LIMITS)
+
+
 def test_other_control_tokens_than_the_manifest_says_are_refused() -> None:
     generation = Generation(100, 10, (0,), control=(Control(END, 0),))
     with pytest.raises(PackageError, match=r"has control tokens \[0, 1\]; expected \[0\]"):

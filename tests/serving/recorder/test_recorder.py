@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column
 from isthmus.features.errors import ConfigurationError
+from isthmus.features.online.plan import LookupPlan
 from isthmus.features.types import Bytes, String
 from isthmus.serving.recorder.batch import ANSWER, PACK, AnswerBatch, AnswerGroup, batches, count, encoded
 from isthmus.serving.recorder.columns import (
@@ -32,7 +33,7 @@ from isthmus.serving.recorder.columns import (
     without_keys,
 )
 from isthmus.serving.recorder.options import Recording
-from isthmus.serving.recorder.recorder import ANSWERS, Recorder
+from isthmus.serving.recorder.recorder import ANSWERS, READERS, Recorder
 from isthmus.serving.recorder.spool import Spool, ended, segments
 from isthmus.serving.settings import ServerSettings
 from tests.serving.support import CONTRACT, HOUR, NOW, Server, make_package, serving, wait
@@ -352,6 +353,24 @@ def test_settings_that_record_nowhere_are_refused(tmp_path: Path) -> None:
         settings(record=Recording())
     with pytest.raises(ConfigurationError, match="spool_key"):
         settings(record=Recording(private=("v",)), spool=str(tmp_path))
+
+
+def test_no_more_readers_are_kept_than_the_limit(tmp_path: Path) -> None:
+    plans = [LookupPlan(CONTRACT, []) for _ in range(READERS + 1)]
+    recorder = Recorder(Recording(), tmp_path, b"", print, print)
+
+    def renewed() -> bool:
+        return recorder.reader("lookup", plans[0]) is not first
+
+    try:
+        first = recorder.reader("lookup", plans[0])
+        for plan in plans[1:READERS]:
+            recorder.reader("lookup", plan)
+        assert not renewed()
+        recorder.reader("lookup", plans[READERS])
+        assert renewed()
+    finally:
+        recorder.close()
 
 
 def test_batches_are_as_small_as_the_memory(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,28 @@ def test_a_graph_with_what_is_not_known_goes_through_the_runtime(case: str) -> N
     computed = RowGraph(transform).run({"x": Values(np.array([0.5]), np.array([True]))})
     wanted = np.tanh(0.5) if case == "an operator" else -0.5
     assert computed.values["y"].data.tolist() == pytest.approx([wanted], rel=1e-15)
+
+
+def test_a_damaged_graph_goes_through_the_runtime() -> None:
+    """It is read, or is unreadable: nothing else comes of any byte."""
+    columns = {"x": DOUBLE, "s": STRING, "i": LONG}
+    graph = graph_of(
+        {"y": F.sin(-F.col("x") * 1.5), "t": F.concat(F.col("s"), F.lit("-é")), "z": F.col("i") + 1}, columns
+    )
+    draw, readable = np.random.default_rng(SEED), 0
+    cut = [graph[:length] for length in range(len(graph))]
+    changed = [graph[:place] + bytes([graph[place] ^ draw.integers(1, 256)]) + graph[place + 1 :]
+               for place in draw.permutation(len(graph))]  # fmt: skip
+    grown = [graph[:place] + draw.bytes(9) + graph[place + draw.integers(9) :] for place in range(0, len(graph), 3)]
+    for damaged in (*cut, *changed, *grown):
+        with suppress(UnreadableGraph):
+            read(damaged)
+            readable += damaged in cut
+    # Fields of a model follow each other without an end: few of its beginnings are models.
+    assert readable < 10
+    for opset, message in ((b"", "version 0"), (b"\x10\x15", "version 21"), (b"\x10", "damaged")):
+        with pytest.raises(UnreadableGraph, match=message):
+            read(b"\x42" + bytes([len(opset)]) + opset)
 
 
 def test_many_nodes_of_the_runtime_go_through_it_as_a_whole() -> None:

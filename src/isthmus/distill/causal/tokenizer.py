@@ -109,7 +109,7 @@ def of(tokenizer: Any, config: Any, where: str) -> Vocabulary:
     if problems:
         raise ConfigurationError(where, problems)
     file = opened(backend.to_str().encode()).to_str().encode()
-    begin, _ = around(file)
+    begin, _ = around(file, where)
     return Vocabulary(file, int(end), size, begin=tuple(begin))
 
 

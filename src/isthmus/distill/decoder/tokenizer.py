@@ -51,7 +51,7 @@ def new_generation(
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])
-    begin, after = around(data)
+    begin, after = around(data, where)
     problems = []
     if after:
         problems.append(Problem(f"{where}: post_processor", f"adds {after} after a text", "tokens before it only"))
@@ -74,10 +74,17 @@ def new_generation(
     return generation, Tokenizer(data, generation, where)
 
 
-def around(data: bytes) -> tuple[list[int], list[int]]:
-    """Return the token ids that a tokenizer adds before and after every text; `data` is its `tokenizer.json`."""
+def around(data: bytes, where: str = "tokenizer.json") -> tuple[list[int], list[int]]:
+    """Return the token ids that a tokenizer adds before and after every text; `data` is its `tokenizer.json`.
+
+    Raises a ConfigurationError if its post-processor also drops or repeats tokens of the text.
+    """
     own = opened(data)
     bare, full = (own.encode("a", add_special_tokens=special).ids for special in (False, True))
+    own.post_processor = None
+    if own.encode("a").ids != bare:
+        problem = "drops or repeats tokens of a text"
+        raise ConfigurationError(where, [Problem("post_processor", problem, "one that only adds tokens to a text")])
     places = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]
     at = places[-1]
     return full[:at], full[at + len(bare) :]

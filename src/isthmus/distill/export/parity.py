@@ -2,19 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from isthmus.distill.export.candidate import ParityLimits, require_student
-from isthmus.distill.onnx.runtime import ask
 from isthmus.distill.restore import restored
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.samples import take
 from isthmus.distill.tasks.task import Case, Material
 from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.features.errors import PackageError
 from isthmus.features.types import Float64, Int64
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Values
@@ -23,7 +22,7 @@ from isthmus.package.featurizer.interpreter import Head
 from isthmus.package.golden import read_golden
 from isthmus.package.inputs import feeds
 from isthmus.package.manifest import WHOLE, Package, Variant
-from isthmus.package.prompts import decoder_of, read_prompts
+from isthmus.package.prompts import generated, read_prompts
 from isthmus.package.replay import open_session, rounding, shares
 from isthmus.package.verdict import FeatureVerdict, ValueDifference, compare
 
@@ -160,12 +159,11 @@ class Parity:
                 compared[name] = self._unanswered(variant, "golden prompts differ from the student's")
                 continue
             expected = [[*prompt.answers.get(variant.file, ())] for prompt in recorded]
-            run = partial(ask, open_session(package, variant, 1))
-            decoder = decoder_of(package.manifest, variant)
-            actual = [
-                [read.token for read in decoder.greedy(run, prompt.tokens, len(tokens))] if tokens else []
-                for prompt, tokens in zip(recorded, expected, strict=True)
-            ]
+            try:
+                actual = generated(package, variant, open_session(package, variant, 1), recorded)
+            except PackageError as error:
+                compared[name] = self._unanswered(variant, error.found)
+                continue
             if variant.precision == "fp32":
                 # Each side ends before its own first close decision.
                 expected = [sure[: len(tokens)] for sure, tokens in zip(reference.sure, expected, strict=True)]

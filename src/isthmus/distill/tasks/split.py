@@ -159,6 +159,6 @@ def whole_numbers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
     column = required_column(table, name, f"{name} of type {dtype}")
     try:
         values: Index = pc.cast(pc.cast(column, dtype), pa.int64()).to_numpy(zero_copy_only=False)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"column {name}", str(error), expected=f"values of type {dtype}") from error
     return values

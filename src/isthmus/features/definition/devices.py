@@ -36,13 +36,12 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
         if field.available != "device":
             yield Problem(where, f"{view.name}{SEPARATOR}{field.name} is available on the server only",
                           'available="device" in its Field, or a service without this feature')  # fmt: skip
-    for name in ("age", "every"):
-        span = getattr(device, name)
-        if not isinstance(span, timedelta) or not _MINUTE <= span <= _LONGEST:
-            expected = f"a timedelta of a minute or more, up to {_LONGEST.days} days"
-            yield Problem(f"{where}, {name}", repr(span), expected)
-            return
-    if device.every > device.age:
+    spans = {name: getattr(device, name) for name in ("age", "every")}
+    wrong = [name for name, span in spans.items() if not isinstance(span, timedelta) or not _MINUTE <= span <= _LONGEST]
+    for name in wrong:
+        expected = f"a timedelta of a minute or more, up to {_LONGEST.days} days"
+        yield Problem(f"{where}, {name}", repr(spans[name]), expected)
+    if not wrong and device.every > device.age:
         yield Problem(f"{where}, every", str(device.every), f"at most the age, {device.age}")
     if type(device.keep) is not int or not 0 <= device.keep <= _MOST_KEPT:
         yield Problem(f"{where}, keep", repr(device.keep), f"0 to {_MOST_KEPT}")
@@ -59,7 +58,7 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
             yield Problem(f"{where}, keys", f"no join key {key!r}{nearest(key, known)}", one_of(known))
         elif not _values_of(values, known[key]):
             yield Problem(f"{where}, keys {key!r}", repr(values), f"a list of values of type {known[key]!r}")
-        elif key == device.owner:
+        if key in known and key == device.owner:
             yield Problem(f"{where}, owner", f"{key!r} is also in `keys`", "the key in only one of them")
 
 

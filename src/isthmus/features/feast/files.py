@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as fs
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 from feast import FeatureView
@@ -15,7 +16,7 @@ from feast.data_source import DataSource
 from feast.infra.offline_stores.file_source import FileSource
 from feast.repo_config import RepoConfig
 
-from isthmus.features.errors import ConfigurationError, Problem
+from isthmus.features.errors import ConfigurationError, Problem, RequestError
 from isthmus.features.files import publish, require_delta, write_atomically
 
 OFFLINE = "isthmus.offline"
@@ -56,7 +57,8 @@ def filesystem_of(source: FileSource, path: str) -> tuple[Any, str]:
     filesystem, inside = FileSource.create_filesystem_and_path(
         path, source.s3_endpoint_override or "", resolved_credentials=source.resolve_credentials()
     )
-    return filesystem, inside
+    # Arrow finds nothing at a remote path that ends in a slash.
+    return filesystem, inside if filesystem is None else inside.rstrip("/")
 
 
 def endpoint(options: Mapping[str, str] | None) -> str | None:
@@ -78,13 +80,19 @@ def storage_options(source: FileSource) -> dict[str, str]:
 def save(table: pa.Table, target: FileSource, path: str) -> None:
     """Replace a Parquet file, the files of a folder, or a Delta table with `table`, atomically.
 
-    In a folder in object storage, only the file `0.parquet` is replaced.
+    Raises a RequestError for a folder in object storage that has other files: they cannot be replaced atomically.
     """
     filesystem, inside = filesystem_of(target, path)
     if isinstance(target.file_format, DeltaFormat):
         write_deltalake(path, table, mode="overwrite", schema_mode="overwrite", storage_options=storage_options(target))
     elif filesystem is not None:
-        pq.write_table(table, inside if inside.endswith(".parquet") else f"{inside}/0.parquet", filesystem=filesystem)
+        file = inside if inside.endswith(".parquet") else f"{inside}/0.parquet"
+        if file != inside:
+            entries = filesystem.get_file_info(fs.FileSelector(inside, allow_not_found=True, recursive=True))
+            if others := [entry.path for entry in entries if entry.is_file and entry.path != file]:
+                raise RequestError(path, f"holds other files, for example {others[0]}, which would stay",
+                                   remedy="delete them, or save to a path that ends in .parquet")  # fmt: skip
+        pq.write_table(table, file, filesystem=filesystem)
     elif inside.endswith(".parquet"):
         write_atomically(Path(inside), parquet(table))
     else:

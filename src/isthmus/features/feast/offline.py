@@ -228,6 +228,7 @@ class IsthmusOfflineStore(OfflineStore):
         Raises:
             ValueError: the rows have other columns than the source.
             DataError: a column has another type than the source's, or the source cannot be read.
+            RequestError: the source is a single remote Parquet file, which cannot be locked while it is rewritten.
             IsthmusError: pushed rows are rejected, see `isthmus.features.feast.pushes.push`.
         """
         if is_registered(feature_view.tags):
@@ -312,14 +313,16 @@ def _append(source: FeastSource, table: pa.Table) -> None:
         filesystem, path = feast_files.filesystem_of(source.files, source.path)
         if isinstance(source.files.file_format, DeltaFormat):
             write_deltalake(path, rows, mode="append", storage_options=feast_files.storage_options(source.files))
-        elif path.endswith(".parquet") or Path(path).is_file():
+        elif filesystem is not None and filesystem.get_file_info(path).is_file:
+            raise RequestError(
+                source.where, f"{source.path} is a single remote file: writers at the same time would lose rows",
+                expected="a folder of Parquet files, or a Delta table",
+                remedy="move the file into a folder, and change the path of the source to the folder",
+            )  # fmt: skip
+        elif filesystem is None and Path(path).is_file():
             with source.reading():
                 content = feast_files.parquet(pa.concat_tables([source.data.to_table(), rows]))
-            if filesystem is None:
-                write_atomically(Path(path), content)
-            else:
-                with filesystem.open_output_stream(path) as stream:
-                    stream.write(content)
+            write_atomically(Path(path), content)
         elif filesystem is None:
             write_atomically(Path(path) / f"{uuid.uuid4().hex}.parquet", feast_files.parquet(rows))
         else:

@@ -58,7 +58,8 @@ class IsthmusOnlineStoreConfig(FeastConfigBaseModel):
             such values. Registered views always apply their ttl.
         types: number types of views that only Feast knows. `declared` uses the types of the view; `written` keeps the
             types that were written, as Feast's own stores do, in larger and slower rows.
-        key_ttl_seconds: seconds without a write after which Redis deletes an entity, as in Feast's own store.
+        key_ttl_seconds: seconds without a write after which Redis deletes an entity, as in Feast's own store. Writes
+            raise ConfigurationError if the project has rows of `isthmus materialize`, which would be deleted, too.
     """
 
     type: Literal["isthmus.feast.IsthmusOnlineStore", "isthmus.features.feast.IsthmusOnlineStore"] = (
@@ -288,8 +289,16 @@ class IsthmusOnlineStore(FeastOnlineStore):
     ) -> None:
         with answering(config.online_store.url, SETTING):
             client, project = self._connected(config), project_of(config)
+            seconds = config.online_store.key_ttl_seconds
+            # All views of an entity share a hash, which expires whole.
+            if seconds is not None and client.exists(record.records(project).decode()):
+                problem = "would also delete rows that `isthmus materialize` wrote"
+                raise ConfigurationError(
+                    "feature_store.yaml", [Problem("online_store.key_ttl_seconds", problem)],
+                    remedy=f"remove it; {seconds} seconds later, run `isthmus materialize --full` to restore such rows",
+                )  # fmt: skip
             OnlineStore(client, contract_of(project, [view])).write(view, keys, event, known, values)
-            if (seconds := config.online_store.key_ttl_seconds) is not None:
+            if seconds is not None:
                 pipeline = client.pipeline(transaction=False)
                 for name in entity_keys(project, view.keys, keys):
                     pipeline.expire(name, seconds)

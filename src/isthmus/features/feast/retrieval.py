@@ -55,7 +55,8 @@ class IsthmusRetrievalJob(RetrievalJob):
     def persist(self, storage: SavedDatasetStorage, allow_overwrite: bool = False, timeout: int | None = None) -> None:
         """Write the table to `storage`, atomically.
 
-        Raise SavedDatasetLocationAlreadyExists if the location exists and `allow_overwrite` is False.
+        Raise SavedDatasetLocationAlreadyExists if the location exists and `allow_overwrite` is False, and RequestError
+        if it is a remote folder with other files than one that this method has written.
         """
         target = feast_files.file_source(storage.to_data_source(), "the saved dataset")
         path = feast_files.path_of(target, self.repository)

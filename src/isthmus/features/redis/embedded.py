@@ -40,15 +40,14 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 class EmbeddedRedis:
     """The server of one folder, shared by all processes that open it in a `with` statement.
 
-    Creating this makes a private temporary folder for the socket. Entering creates the folder and makes it private. If
-    no server runs, it starts one and a watcher process, and waits up to 10 seconds for the server. Leaving stops the
-    server if this is its last user. Raises DependencyError if no server is installed, or if it does not start or
-    answer.
+    Entering creates the folder, and a temporary folder for the socket, and makes both private. If no server runs, it
+    starts one and a watcher process, and waits up to 10 seconds for the server. Leaving stops the server if this is its
+    last user. Raises DependencyError if no server is installed, or if it does not start or answer.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self._socket = _socket_folder(self.folder) / "redis.sock"
+        self._socket = _socket(self.folder)
         self._present = self._users = -1
 
     @property
@@ -56,6 +55,7 @@ class EmbeddedRedis:
         return f"unix://{self._socket}"
 
     def __enter__(self) -> "EmbeddedRedis":
+        self._socket = _private_socket(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         # The folder holds personal data, and the server creates its files with the umask.
         with suppress(PermissionError):
@@ -165,7 +165,7 @@ class EmbeddedRedis:
             os.close(owner)
 
     def _start(self, owner: int) -> None:
-        self._socket = _socket_folder(self.folder) / "redis.sock"
+        self._socket = _private_socket(self.folder)
         log = self.folder / "redis.log"
         noting = ["/bin/sh", "-c", _NOTING, str(self.folder / "server.lock"), str(self._socket)]
         command = [
@@ -256,10 +256,16 @@ def _running(process: int) -> bool:
     return state != "Z"
 
 
-def _socket_folder(folder: Path) -> Path:
-    """Create a private folder with a short path, since a Unix socket's path is limited to about 100 bytes."""
+def _socket(folder: Path) -> Path:
+    """Return a short path, since a Unix socket's path is limited to about 100 bytes."""
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-    private = Path(tempfile.gettempdir()) / f"isthmus-{os.getuid()}-{name}"
+    return Path(tempfile.gettempdir()) / f"isthmus-{os.getuid()}-{name}" / "redis.sock"
+
+
+def _private_socket(folder: Path) -> Path:
+    """Create the socket's folder, and require that it is private."""
+    socket = _socket(folder)
+    private = socket.parent
     private.mkdir(mode=0o700, exist_ok=True)
     state = private.lstat()
     if state.st_uid != os.getuid() or state.st_mode & 0o077:
@@ -268,7 +274,7 @@ def _socket_folder(folder: Path) -> Path:
             f"{private} belongs to another user or is accessible to others",
             remedy=f"delete {private}",
         )
-    return private
+    return socket
 
 
 def binary(folder: Path | None = None) -> str:

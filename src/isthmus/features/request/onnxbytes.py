@@ -20,7 +20,7 @@ _OPSETS = {b"": 20, b"ai.onnx.ml": 2}
 
 
 class UnreadableGraph(Exception):
-    """The graph has an unsupported feature. Not a user's error: the caller falls back to the runtime."""
+    """The graph has an unsupported feature or is damaged. Not a user's error: the caller falls back to the runtime."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,16 @@ class OnnxTensor:
 
 
 def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
-    """Return a model's nodes in order, and its constants by name; raise UnreadableGraph if it is unsupported."""
-    fields = _fields(model)
-    for opset in map(_fields, fields[8]):
-        if opset[2] != [_OPSETS.get(b"".join(opset[1]))]:
-            raise UnreadableGraph(f"operators of version {opset[2][-1]}")
-    graph = _fields(b"".join(fields[7]))
-    return [*map(_node, graph[1])], dict(map(_tensor, graph[5]))
+    """Return a model's nodes in order and its constants by name; raise UnreadableGraph if unsupported or damaged."""
+    try:
+        fields = _fields(model)
+        for opset in map(_fields, fields[8]):
+            if opset[2] != [_OPSETS.get(b"".join(opset[1]))]:
+                raise UnreadableGraph(f"operators of version {(opset[2] or [0])[-1]}")
+        graph = _fields(b"".join(fields[7]))
+        return [*map(_node, graph[1])], dict(map(_tensor, graph[5]))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
+        raise UnreadableGraph(f"damaged bytes ({error})") from error
 
 
 def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
@@ -82,6 +85,8 @@ def _fields(message: bytes) -> defaultdict[int, list[Any]]:
             place += 4
         else:
             raise UnreadableGraph(f"a field of wire type {kind}")
+    if place > len(message):
+        raise UnreadableGraph("a truncated field")
     return fields
 
 

@@ -26,8 +26,13 @@ def require(findings: Sequence[Finding], part: Days | None = None) -> None:
         raise failure("build", broken, remedy)
 
 
-def require_online(project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory]) -> None:
-    """Check all expectations of tables before rows go to Redis or devices; raise one GateFailed for broken ones."""
+def require_online(
+    project: Project, offline: OfflineStore, histories: Mapping[str, ViewHistory], where: str = "materialize"
+) -> None:
+    """Check all expectations of tables before rows go to Redis or devices; raise one GateFailed for broken ones.
+
+    `where` is the place of the error.
+    """
     # The check when a table is built is not enough: a build of a range checks only its own days, and rows may have
     # become too old since.
     broken: list[str] = []
@@ -36,7 +41,7 @@ def require_online(project: Project, offline: OfflineStore, histories: Mapping[s
             broken += [str(finding) for finding in findings(project, name, history.data) if not finding.passed]
     if broken:
         remedy = "run `isthmus features quality`, then fix the rows or the expectation; nothing was written"
-        raise failure("materialize", broken, remedy)
+        raise failure(where, broken, remedy)
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from isthmus.features.errors import RequestError, nearest, one_of
+
 if TYPE_CHECKING:
     from isthmus.package.inspect import Runtime
     from isthmus.package.manifest import Format
@@ -44,8 +46,11 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 
 
 def by_option(option: str) -> "Runtime":
-    """Open the runtime with a command line name such as "ort" or "web"; raise StopIteration for an unknown name.
+    """Open the runtime with a command line name such as "ort" or "web"; raise RequestError for an unknown name.
 
     Installs onnxruntime-web with npm if missing. Raises a DependencyError if the runtime is missing after that.
     """
-    return next(product for product in RUNTIMES.values() if product.option == option)()
+    products = {product.option: product for product in RUNTIMES.values()}
+    if option not in products:
+        raise RequestError(f"runtime {option!r}", f"is not known{nearest(option, products)}", expected=one_of(products))
+    return products[option]()

@@ -40,13 +40,11 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
     raws = {key: msgspec.Raw(_json(values, columns.get(key))) for key, values in texts.items()}
     keys, fields = decode.entities(raws, state.join_keys, plan.request, plan.optional)
     inputs = plan.inputs(keys, fields, Limits())
-    with project.redis() as url, answering(url):
-        client = connect(url)
+    with project.redis() as url, answering(url), connect(url) as client:
         answers = plan.plan.read(client, inputs.keys, project.now())
         if project.settings.server.missing == "refuse":
             losses = OnlineStore(client, state.contract).losses(loss.read(project.state / loss.FILE))
             loss.require_rows(losses.views, plan.plan.views, answers)
-        client.close()
     computed = plan.compute(inputs.request, answers) if plan.computes else {}
     answer: dict[str, Any] = orjson.loads(plan.encode(inputs.keys, inputs.rows, answers, computed))
     return answer

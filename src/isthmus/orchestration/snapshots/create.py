@@ -88,7 +88,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         contract, offline = project.applied(), project.offline_store()
         views = kept_views(contract, service.name)
         histories = {view.name: offline.history(contract.views[view.name]) for view in views}
-        gate.require_online(project, offline, histories)
+        gate.require_online(project, offline, histories, f"snapshot of {service.name}")
         rows = {}
         for n, view in enumerate(views):
             progress(f"reading {view.name}", n / len(views))

@@ -100,6 +100,9 @@ def compare_runtimes(
         except DependencyError as error:
             verdict.skipped[name] = f"{error.where.replace(name, 'it')} {error.found}: {error.remedy}"
             continue
+        if not answered:
+            verdict.skipped[name] = "it cannot run any file of the package"
+            continue
         if sample.rows < sample.of:
             verdict.samples[f"rows in {name}"] = sample
         files = {f"{file} in {name}" if name == WEB else file: part for file, part in answered.items()}

@@ -125,7 +125,7 @@ class Recorder:
             return None
         reader = self._readers.get(plan)
         if reader is None:
-            if len(self._readers) > READERS:
+            if len(self._readers) >= READERS:
                 self._readers.clear()
             reader = self._readers[plan] = AnswerReader.of(route, plan, package, variant, options.private)
         return reader

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from isthmus.features.definition.spec import Source
 from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, extra, first_line
 from isthmus.transforms.tables.table import SourceTable, Within, condition, reading
 
-_POSTGRESQL = ("postgresql", "postgres")
+_POSTGRESQL = ("postgresql://", "postgres://")
 _ADDRESS = "postgresql://USER:PASSWORD@HOST/DATABASE, or duckdb:FILE"
 _TIME = "TIMESTAMPTZ {}"
 _ROWS = 65_536
@@ -91,13 +91,13 @@ def _address(source: Source) -> str:
     wrong = ""
     if not value:
         wrong = "is not set"
-    elif value.partition(":")[0] not in (*_POSTGRESQL, "duckdb"):
+    elif not value.startswith((*_POSTGRESQL, "duckdb:")):
         wrong = "does not start with a known scheme"
-    elif re.search("%(?![0-9A-Fa-f]{2})", value) or value.rpartition("://")[2].count("@") > 1:
+    elif re.search(r"%(?![0-9A-Fa-f]{2})|@.*@|^\w+://[^/:@]*:[^/@]*/[^?]*@", value):
         # The driver's error for such an address quotes part of the password.
-        wrong = "has an @ or a % in its user or password"
+        wrong = "has an @ or a % or a / in its user or password"
     if wrong:
-        remedy = "write %40 for @ and %25 for %" if "@" in wrong else "set it where the command runs"
+        remedy = "write %40 for @, %25 for % and %2F for /" if "@" in wrong else "set it where the command runs"
         problem = Problem(f"source {source.name}, the variable {source.connection}", wrong, _ADDRESS)
         raise ConfigurationError("environment", [problem], remedy=remedy)
     return value
@@ -108,12 +108,14 @@ def _postgresql(source: Source, address: str) -> Iterator[SourceTable]:
     with extra("sql"):
         from adbc_driver_manager import Error
         from adbc_driver_postgresql import dbapi
-    parts = urlsplit(address)
-    place = f"{parts.hostname or 'localhost'}{parts.path}"
+    # Without scheme, user, password, ports and options.
+    place = re.sub(r"^\w+://([^/@]*@)?|:\d+(?=[/,?]|$)|\?.*", "", address)
+    place = place if place and place[0] != "/" else f"localhost{place}"
     try:
         connection = dbapi.connect(address)
     except Error as error:
-        raise _silence(source, place, first_line(error).replace(_password(address), "***")) from error
+        # Without the cause, which may quote the password.
+        raise _silence(source, place, _without_password(first_line(error), address)) from None
     with closing(connection), closing(connection.cursor()) as cursor:
 
         def run(query: str) -> pa.RecordBatchReader:
@@ -152,9 +154,11 @@ def _duckdb(source: Source, path: Path, seen: str | None) -> Iterator[SourceTabl
         yield _Query(source, str(path), seen, run, (duckdb.Error,))
 
 
-def _password(address: str) -> str:
-    # Without a password, return a text that no message contains.
-    return unquote(urlsplit(address).password or "") or "\0"
+def _without_password(text: str, address: str) -> str:
+    for passwords in re.findall(r"^\w+://[^/:@]*:([^/@]+)@|[?&](?:ssl)?password=([^&]+)", address):
+        for password in filter(None, passwords):
+            text = text.replace(password, "***").replace(unquote(password), "***")
+    return text
 
 
 def _silence(source: Source, place: str, why: str) -> DependencyError:
