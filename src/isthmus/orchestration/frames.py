@@ -24,7 +24,7 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 
 
 @contextmanager
-def landed_sources(
+def copy_sources(
     project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[Mapping[str, Landed]]:
     """Copy sources that an engine cannot read itself to local files for the block, and yield the copies by source name.
@@ -49,12 +49,12 @@ def source_frames(
 ) -> Iterator[Frames]:
     """Start a session of the engine for the block, and yield a DataFrame for each source of the declarations, by name.
 
-    If `landed` is None, `landed_sources` is called for the block. Converted CSV files stay in the state folder.
+    If `landed` is None, `copy_sources` is called for the block. Converted CSV files stay in the state folder.
     """
     settings = project.settings
     with ExitStack() as stack:
         if landed is None:
-            landed = stack.enter_context(landed_sources(project, declarations))
+            landed = stack.enter_context(copy_sources(project, declarations))
         spark = stack.enter_context(engine.session(settings.engine, settings.profiles.training.threads))
         stack.enter_context(project.importing())
         staging = project.state / "sources"

@@ -67,12 +67,12 @@ class OnlineSide:
         with answering(self.url):
             return self.store.keys(view)
 
-    def ahead(self, history: ViewHistory, keys: pa.Table) -> Mask:
+    def pushed_only(self, history: ViewHistory, keys: pa.Table) -> Mask:
         """Return a mask of the keys whose row in Redis was pushed, and not collected into the table yet; shape (n,)."""
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask of `ahead`, and each key's known time and content hash in Redis, null without a valid row."""
+        """Return the mask of `pushed_only`, and each key's known time and content hash in Redis (null if not valid)."""
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.
