@@ -40,10 +40,10 @@ from isthmus.orchestration.artifacts import DATA, Artifacts
 from isthmus.orchestration.demo import demo
 from isthmus.orchestration.models import students
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.snapshots.create import copy, declared, shelf, signer, snapshot
+from isthmus.orchestration.snapshots.create import copy, device_service, signer, snapshot, snapshot_folder
 from isthmus.orchestration.snapshots.site import site
 from isthmus.package.snapshot.owners import key_of, open_owners
-from isthmus.package.snapshot.store import Shelf
+from isthmus.package.snapshot.store import SnapshotFolder
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
 SNAPSHOT_BYTES, SHARE, APPLIED_MS, PREDICTED_MS, COST = 15_000, 0.25, 20, 5, 0.01
@@ -92,7 +92,7 @@ def ages(project: Project, folder: Path, progress: Any) -> list[Comparison]:
                 material, folder=folder / name, cache=artifacts.outputs, runs=folder / "runs", progress=progress
             )
         results[name] = {point["seconds"]: point["found"] for point in made.data["ages"]}
-    _, device = declared(project, None)
+    _, device = device_service(project, None)
     comparisons = []
     for seconds, mine in results["aged"].items():
         low, high = mine["low"], mine["high"]
@@ -107,14 +107,14 @@ def ages(project: Project, folder: Path, progress: Any) -> list[Comparison]:
 
 
 def snapshots(project: Project, folder: Path, steps: int) -> list[Comparison]:
-    service, device = declared(project, None)
+    service, device = device_service(project, None)
     every, last = device.every // MICROSECOND, project.now()
     sizes, shares, ways = [], [], []
-    place = shelf(project, service.name)
+    place = snapshot_folder(project, service.name)
     shutil.rmtree(place.folder, ignore_errors=True)
     for step in range(steps, -1, -1):
         project.fixed_now = last // every * every - step * every
-        before = place.before()
+        before = place.latest_or_none()
         written = snapshot(project)
         sizes.append(written.bytes)
         latest = copy(project, None, folder / "host")
@@ -155,7 +155,7 @@ def owners(folder: Path, count: int) -> list[Comparison]:
     ]
     own: Content = {(n,): (n, n, {"n": n, "x": n / 3, "rate": n / 7}) for n in range(count)}
     shared: Content = {(f"P{n:03}",): (n, n, {f"f{m}": n / 3 + m for m in range(8)}) for n in range(SHARED)}
-    place, key = Shelf(folder), views[0].keys[0]
+    place, key = SnapshotFolder(folder), views[0].keys[0]
     spent = []
     for number in (1, 2):
         began = time.perf_counter()
@@ -165,10 +165,10 @@ def owners(folder: Path, count: int) -> list[Comparison]:
     with open_owners(place.owners(latest.earlier[0])) as before:
         had = [file.digest for file in map(before.file, keys) if file is not None]
     began = time.perf_counter()
-    files = [place.own(one, latest) for one in keys]
+    files = [place.owner_snapshot(one, latest) for one in keys]
     whole = (time.perf_counter() - began) / ASKED
     began = time.perf_counter()
-    ways = [place.own(one, latest, since) for one, since in zip(keys, had, strict=True)]
+    ways = [place.owner_snapshot(one, latest, since) for one, since in zip(keys, had, strict=True)]
     difference = (time.perf_counter() - began) / ASKED
     sizes = [len(file[1]) for file in files if file is not None]
     if not all(way is not None and len(way[1]) < size / 4 for way, size in zip(ways, sizes, strict=True)):

@@ -20,7 +20,7 @@ from isthmus.distill.language.decoding import DecodingSettings as DecodingSettin
 from isthmus.distill.language.lora import Lora as Lora
 from isthmus.distill.settings import Settings as Settings
 from isthmus.features.definition.expectations import Expect as Expect
-from isthmus.features.definition.failure import declared
+from isthmus.features.definition.failure import explain_arguments
 from isthmus.features.definition.spec import (
     Entity as Entity, FeatureService as FeatureService, FeatureView as FeatureView, Field as Field,
     RequestSource as RequestSource, RequestTransform as RequestTransform, Snapshot as Snapshot, Source as Source,
@@ -46,4 +46,4 @@ from isthmus.transforms.preparation.steps import (
 
 for _name, _kind in {**vars(Expect), **globals()}.items():
     if isinstance(_kind, type) and is_dataclass(_kind):
-        _kind.__init__ = declared(_kind.__init__, _name)  # type: ignore[method-assign]
+        _kind.__init__ = explain_arguments(_kind.__init__, _name)  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME as WEB
 from isthmus.orchestration.server.serve import serving
 from isthmus.orchestration.status import status
-from isthmus.orchestration.training.record import repeat
+from isthmus.orchestration.training.record import reproduce
 from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.package.inspect import inspect
 from isthmus.package.manifest import package_digest
@@ -95,7 +95,7 @@ def test_the_training_set_is_what_its_record_says(project: Project, tmp_path: Pa
         hashlib.sha256((training_set.path / "data.parquet").read_bytes()).hexdigest()
         == RECORD["training_set"]["sha256"]
     )
-    again = repeat(project, training_set.id, tmp_path / "again")
+    again = reproduce(project, training_set.id, tmp_path / "again")
     assert again.id == training_set.id
     assert again.table().equals(training_set.table())
 

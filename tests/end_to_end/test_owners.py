@@ -22,7 +22,7 @@ from isthmus.orchestration.snapshots.site import api_path, site
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.training.set import training_set
-from isthmus.package.snapshot.file import packed, read_snapshot
+from isthmus.package.snapshot.file import read_snapshot, to_online_row
 from isthmus.package.snapshot.selection import kept_views
 from tests.end_to_end.files import served
 from tests.orchestration.shop import Shop, learnable, with_device, with_owner, write
@@ -77,7 +77,7 @@ def _orders(project: Project, api: str, customer: int) -> int:
     data = httpx.get(f"{api}/snapshots/{SERVICE}/{customer}", headers={"accept-encoding": "identity"}).content
     view, *_ = views = kept_views(project.applied(), SERVICE)
     (row,) = read_snapshot(data, views).rows[view.name].values()
-    return int(RowCodec(view).decode([packed(row, view)]).columns["orders_7d"].data[0])
+    return int(RowCodec(view).decode([to_online_row(row, view)]).columns["orders_7d"].data[0])
 
 
 def _answer(page: Page, customer: int | str, text: str) -> str | None:

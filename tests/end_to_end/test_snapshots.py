@@ -25,9 +25,9 @@ from isthmus.features.types import String
 from isthmus.package.clients import FOLDER
 from isthmus.package.snapshot.delta import difference
 from isthmus.package.snapshot.file import LARGEST, Header, SnapshotFile
-from isthmus.package.snapshot.owners import generation_of, key_of
-from isthmus.package.snapshot.signature import Sealer
-from isthmus.package.snapshot.store import Latest, Shelf
+from isthmus.package.snapshot.owners import key_of, split_by_owner
+from isthmus.package.snapshot.signature import SnapshotSigner
+from isthmus.package.snapshot.store import Latest, SnapshotFolder
 from tests.chromium import launch, launch_persistent
 from tests.package.snapshot import vectors
 from tests.package.snapshot.support import Content, made, sealer
@@ -64,7 +64,7 @@ class Site:
     """
 
     url: str
-    shelf: Shelf
+    shelf: SnapshotFolder
     harm: Callable[[bytes], bytes] = bytes
     files: dict[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -76,9 +76,9 @@ class Site:
             self.shelf.add(file, self.views, keep)
         return file
 
-    def offer_owners(self, file: SnapshotFile, signer: Sealer) -> Latest:
+    def offer_owners(self, file: SnapshotFile, signer: SnapshotSigner) -> Latest:
         """Makes the files of its carriers the newest."""
-        generation, own = generation_of(file.header, CARRIER, self.views, file.rows)
+        generation, own = split_by_owner(file.header, CARRIER, self.views, file.rows)
         with self.shelf.locked():
             return self.shelf.add_owners(generation, own, signer.sign, 3)
 
@@ -86,7 +86,7 @@ class Site:
         """The newest file of a carrier."""
         latest = self.shelf.latest()
         assert latest is not None
-        found = self.shelf.own(key_of(carrier, CARRIER), latest)
+        found = self.shelf.owner_snapshot(key_of(carrier, CARRIER), latest)
         assert found is not None
         return found[1]
 
@@ -95,7 +95,7 @@ class Site:
 def open_site(folder: Path, redis: str) -> Iterator[Site]:
     (folder / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(folder, redis, snapshots=str(folder / "snapshots")) as server:
-        site = Site("", Shelf(folder / "snapshots" / "late"))
+        site = Site("", SnapshotFolder(folder / "snapshots" / "late"))
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:

@@ -12,7 +12,7 @@ from isthmus.features.projectstatus import ProjectStatus, ViewStatus
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.cli.screens.writer import show
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.status import note, status
+from isthmus.orchestration.status import status, write_status
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training.set import training_set
 from tests.commandline import run
@@ -98,26 +98,26 @@ def test_new_data_a_changed_transform_and_time_are_seen(built: Shop, project: Op
 
 
 def test_what_was_measured_is_kept_for_the_server_as_long_as_it_is_about_the_same(built: Shop, project: Open) -> None:
-    note(project(built))
+    write_status(project(built))
     kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert not kept.measured
     measured = status(project(built))
     found = msgspec.structs.replace(measured.views["shelf_demand"], broken=("distance is above 1",))
     msgspec.structs.replace(measured, views={**measured.views, "shelf_demand": found}).write(built.state)
-    note(project(built))
+    write_status(project(built))
     kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert (kept.measured, kept.views["shelf_demand"].broken) == (True, ("distance is above 1",))
     training_set(project(built))
-    note(project(built))
+    write_status(project(built))
     kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert not kept.measured, "drift is from what a model learned from"
     status(project(built)).write(built.state)
     pq.write_table(order_rows(seed=1), built.orders)
     build(project(built), ["shelf_demand"])
-    note(project(built))
+    write_status(project(built))
     kept = ProjectStatus.read(built.state)
     assert kept is not None
     assert (kept.measured, kept.views["shelf_demand"].broken) == (False, ())

@@ -312,7 +312,7 @@ def printed(code: str, said: str) -> None:
 def test_settings_are_settings(block: Block, tmp_path: Path) -> None:
     (tmp_path / (block.file or "isthmus.toml")).write_text(block.text)
     if block.file == "devices.toml":
-        assert set(tomllib.loads(block.text)) <= set(devices.catalogue(tmp_path, []))
+        assert set(tomllib.loads(block.text)) <= set(devices.catalog(tmp_path, []))
         return
     assert block.file in ("", "isthmus.toml")
     if "[project]" not in block.text:

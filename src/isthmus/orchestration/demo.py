@@ -102,7 +102,7 @@ def _run(steps: _Here) -> None:
         try:
             job.execute_in_process(instance=instance, run_config=quiet, raise_on_error=True)
             # The last step wrote the status before the run ended, so write it again.
-            status.note(steps.project)
+            status.write_status(steps.project)
         except dg.DagsterError as error:
             # A failed check raises Dagster's error, which lists one check per line.
             failed = "; ".join(line.strip(" -") for line in str(error).splitlines()[1:] if line.strip())

@@ -24,7 +24,7 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 
 
 @contextmanager
-def landed_sources(
+def copy_sources(
     project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[Mapping[str, Landed]]:
     """Copy sources that the engine cannot read itself to local files. Yield the copies by source name.
@@ -50,13 +50,13 @@ def source_frames(
 ) -> Iterator[Frames]:
     """Start a session of the engine for the block, and yield a DataFrame for each source of the declarations, by name.
 
-    `landed` are the copies that `landed_sources` yields; if it is None, they are made for the block. Converted CSV
+    `landed` are the copies that `copy_sources` yields; if it is None, they are made for the block. Converted CSV
     files stay in the state folder.
     """
     settings = project.settings
     with ExitStack() as stack:
         if landed is None:
-            landed = stack.enter_context(landed_sources(project, declarations))
+            landed = stack.enter_context(copy_sources(project, declarations))
         spark = stack.enter_context(engine.session(settings.engine, settings.profiles.training.threads))
         stack.enter_context(project.importing())
         staging = project.state / "sources"

@@ -80,7 +80,7 @@ def require_rows(status: ProjectStatus) -> None:
             raise LostRowsError(f"view {name}", view.lost)
 
 
-def note(project: Project) -> None:
+def write_status(project: Project) -> None:
     """Write the status of a project to its state folder, where the server reads it, without measuring anything.
 
     Measurements in the previous file stay if tables, training sets and definitions are the same.

@@ -31,7 +31,7 @@ _LEADS_OUT, _UNFIT = frozenset("/\\:"), frozenset('*?"<>|')
 REMEDY = "export the model again, or copy the package folder again from where it was made"
 
 
-def damaged(where: Path | str, problem: str, expected: str = "") -> PackageError:
+def damage_error(where: Path | str, problem: str, expected: str = "") -> PackageError:
     """Create a PackageError that advises to export the model or copy the package again."""
     return PackageError(str(where), problem, expected=expected, remedy=REMEDY)
 
@@ -56,7 +56,7 @@ class PackageFiles:
         return data
 
 
-def summed(path: Path) -> PackageFiles:
+def verify_checksums(path: Path) -> PackageFiles:
     """Check every file of a package folder against its checksum; return all checksums and sizes.
 
     Raises a PackageError if a file is missing, changed, unlisted, too large, or not a plain file with one name: links,
@@ -69,10 +69,10 @@ def summed(path: Path) -> PackageFiles:
     sums = _read_sums(path / SUMS, text)
     for name in sizes:
         if name not in sums and name not in (SUMS, SIGNATURE):
-            raise damaged(path / name, f"not listed in {SUMS}", "no file but those listed")
+            raise damage_error(path / name, f"not listed in {SUMS}", "no file but those listed")
     for name, expected in sums.items():
         if name not in sizes:
-            raise damaged(path / name, "missing", f"a file with SHA-256 {expected}")
+            raise damage_error(path / name, "missing", f"a file with SHA-256 {expected}")
         with _opened(path / name) as opened:
             _require_sum(path / name, hashlib.file_digest(opened, "sha256").hexdigest(), expected)
     return PackageFiles(path, hashlib.sha256(text).hexdigest(), sums, sizes)
@@ -89,7 +89,7 @@ def _opened(file: Path) -> BufferedReader:
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise damaged(file, f"cannot be read ({error.strerror})") from error
+        raise damage_error(file, f"cannot be read ({error.strerror})") from error
     opened = os.fdopen(handle, "rb")
     try:
         _require_plain(file, os.fstat(handle))
@@ -101,13 +101,13 @@ def _opened(file: Path) -> BufferedReader:
 
 def _require_plain(file: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise damaged(file, "not a plain file", "files only")
+        raise damage_error(file, "not a plain file", "files only")
     if status.st_nlink > 1:
         problem = f"has {status.st_nlink} names (hard links): a write to another name would change it"
         remedy = "copy the folder with `cp -r` and use the copy, whose files have one name each"
         raise PackageError(str(file), problem, expected="a file with one name", remedy=remedy)
     if status.st_size > (most := _LARGEST_OF.get(file.name, LARGEST)):
-        raise damaged(file, f"{status.st_size:,} bytes", f"at most {most:,}")
+        raise damage_error(file, f"{status.st_size:,} bytes", f"at most {most:,}")
 
 
 def require_unique_keys(file: Path, data: bytes) -> None:
@@ -120,7 +120,7 @@ def require_unique_keys(file: Path, data: bytes) -> None:
         seen = set()
         for key, _ in pairs:
             if key in seen:
-                raise damaged(file, f"has the key {_short(key)!r} twice", "each key once")
+                raise damage_error(file, f"has the key {_short(key)!r} twice", "each key once")
             seen.add(key)
 
     json.loads(data, object_pairs_hook=check)
@@ -128,11 +128,11 @@ def require_unique_keys(file: Path, data: bytes) -> None:
 
 def _require_sum(file: Path, actual: str, expected: str) -> None:
     if actual != expected:
-        raise damaged(file, f"SHA-256 {actual}", expected)
+        raise damage_error(file, f"SHA-256 {actual}", expected)
 
 
 def _unreadable(path: Path) -> PackageError:
-    return damaged(path / SUMS, "cannot be read", "a package folder")
+    return damage_error(path / SUMS, "cannot be read", "a package folder")
 
 
 def _sizes(path: Path) -> dict[str, int]:
@@ -152,22 +152,22 @@ def _read_sums(file: Path, data: bytes) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise _unreadable(file.parent) from error
     if not text.endswith("\n"):
-        raise damaged(file, "ends within a line", "whole lines")
+        raise damage_error(file, "ends within a line", "whole lines")
     sums: dict[str, str] = {}
     for number, line in enumerate(text[:-1].split("\n"), 1):
         sha256, _, name = line.partition("  ")
         where = f"{file} line {number}"
         if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef") or not name:
-            raise damaged(where, repr(_short(line)), "a SHA-256 sum and a file name")
+            raise damage_error(where, repr(_short(line)), "a SHA-256 sum and a file name")
         if unfit := _unfit(name):
             shown = _short(name)
-            raise damaged(where, f"{shown if shown.isprintable() else repr(shown)} {unfit}", "a file name")
+            raise damage_error(where, f"{shown if shown.isprintable() else repr(shown)} {unfit}", "a file name")
         if name in sums:
-            raise damaged(where, f"{name} is listed twice", "one sum per file")
+            raise damage_error(where, f"{name} is listed twice", "one sum per file")
         # On a phone, a Mac or Windows these files would replace each other.
         if same := [listed for listed in sums if listed.casefold() == name.casefold()]:
             problem = f"{name} differs from {same[0]} only in upper and lower case"
-            raise damaged(where, problem, "names that differ on every system")
+            raise damage_error(where, problem, "names that differ on every system")
         sums[name] = sha256
     return sums
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from isthmus.features.types import Bool, DataType, String
 from isthmus.features.values.columns import Values, from_python
-from isthmus.package.checksums import GOLDEN, damaged, require_unique_keys
+from isthmus.package.checksums import GOLDEN, damage_error, require_unique_keys
 from isthmus.package.inputs import Feeds, ModelInput
 from isthmus.package.manifest import Manifest, Package, TensorInfo, Variant
 
@@ -145,20 +145,20 @@ def read_golden(package: Package) -> Golden:
             ):
                 tensor.array  # noqa: B018 - raises if its elements do not fit
     except (ValueError, RecursionError) as error:  # ValueError includes msgspec's errors
-        raise damaged(file, str(error), "golden cases") from error
+        raise damage_error(file, str(error), "golden cases") from error
     if any(len(row) != len(golden.inputs) for case in golden.cases for row in case.rows):
-        raise damaged(file, "rows of unequal length", "a value per input")
+        raise damage_error(file, "rows of unequal length", "a value per input")
     if unlike := {item.name for item in manifest.inputs}.symmetric_difference(golden.inputs):
         problem = f"{'an' if min(unlike) in golden.inputs else 'no'} input {min(unlike)}"
-        raise damaged(file, problem, "the inputs of the manifest")
+        raise damage_error(file, problem, "the inputs of the manifest")
     for case in golden.cases:
         _check_case(file, golden, case, manifest)
     if not golden.cases:
-        raise damaged(file, "no case", "at least one")
+        raise damage_error(file, "no case", "at least one")
     for name, output in sorted(product((v.file for v in manifest.variants), (t.name for t in manifest.outputs))):
         # Empty outputs would match any model.
         if not any(math.prod(case.outputs[name][output].shape) for case in golden.cases):
-            raise damaged(file, f"no values of output {output} of {name}", "at least one")
+            raise damage_error(file, f"no values of output {output} of {name}", "at least one")
     return golden
 
 
@@ -169,15 +169,15 @@ def _check_case(file: Path, golden: Golden, case: GoldenCase, manifest: Manifest
     complete &= case.outputs.keys() == {variant.file for variant in manifest.variants}
     complete &= bool(case.rows) == bool(golden.inputs)
     if not complete or any(outputs.keys() != names for outputs in case.outputs.values()):
-        raise damaged(file, "an incomplete case", "the inputs and outputs of every model file")
+        raise damage_error(file, "an incomplete case", "the inputs and outputs of every model file")
     outputs = [(tensor, of[tensor.name]) for tensor in manifest.outputs for of in case.outputs.values()]
     if case.rows and any(output.shape[:1] != (len(case.rows),) for _, output in outputs):
-        raise damaged(file, "rows without an output", "an output per row")
+        raise damage_error(file, "rows without an output", "an output per row")
     inputs = [(tensor, case.tensors[tensor.name]) for tensor in manifest.tensors]
     inputs += [(tensor, case.core[tensor.name]) for tensor in manifest.core]
     if misfits := [misfit for tensor, recorded in inputs + outputs if (misfit := recorded.misfit(tensor))]:
-        raise damaged(file, misfits[0], "tensors as in the manifest")
+        raise damage_error(file, misfits[0], "tensors as in the manifest")
     try:
         golden.columns(case, manifest.model_inputs)
     except ValueError as error:
-        raise damaged(file, str(error), "values of the inputs' types") from error
+        raise damage_error(file, str(error), "values of the inputs' types") from error

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import PackageError
 from isthmus.package import replay
-from isthmus.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damaged
+from isthmus.package.checksums import CONTRACT, GOLDEN, SIGNATURE, damage_error
 from isthmus.package.featurizer.form import HEAD
 from isthmus.package.golden import Golden, Inputs, read_golden
 from isthmus.package.manifest import WHOLE, Manifest, Package, Variant, open_package, read_contract
@@ -161,7 +161,7 @@ def _contract(package: Package) -> tuple[Contract, str]:
         if (declared := known.get(item.name)) != item.dtype:
             problem = f"{item.name} is {declared}" if declared else f"has no {item.name}"
             expected = f"{item.name} of type {item.dtype}, as in the manifest"
-            raise damaged(package.files.folder / CONTRACT, problem, expected)
+            raise damage_error(package.files.folder / CONTRACT, problem, expected)
     return contract, f"{contract.hash[:12]}, with service {manifest.service}"
 
 

@@ -22,9 +22,9 @@ from isthmus.package.checksums import (
     README,
     SUMS,
     PackageFiles,
-    damaged,
+    damage_error,
     require_unique_keys,
-    summed,
+    verify_checksums,
 )
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation
 from isthmus.package.inputs import ModelInput, Truth
@@ -70,7 +70,7 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     position: int
 
 
-def placed(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
+def tensor_positions(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
     """Return, for each input in order, its tensor and its position there, as `inputs.feeds` builds the tensors."""
     positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
@@ -190,7 +190,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         for variant in self.variants:
             if (variant.precision, variant.format) == (precision, format):
                 return variant
-        raise damaged(f"package {self.name}", f"no {precision} model in {format} format")
+        raise damage_error(f"package {self.name}", f"no {precision} model in {format} format")
 
 
 @dataclass(frozen=True)
@@ -203,16 +203,16 @@ class Package:
 
 def open_package(path: Path) -> Package:
     """Open a package after checking each file's SHA-256, but not the signature; raise PackageError if it is invalid."""
-    files = summed(path)
+    files = verify_checksums(path)
     for name in (MANIFEST, CONTRACT, GOLDEN):
         if name not in files.sums:
-            raise damaged(path / name, "missing", f"listed in {SUMS}")
+            raise damage_error(path / name, "missing", f"listed in {SUMS}")
     try:
         data = files.read(CONTRACT)
         msgspec.json.decode(data, type=dict[str, Any])
         require_unique_keys(path / CONTRACT, data)
     except (ValueError, RecursionError) as error:
-        raise damaged(path / CONTRACT, str(error), "a contract") from error
+        raise damage_error(path / CONTRACT, str(error), "a contract") from error
     return Package(files, _read_manifest(files))
 
 
@@ -227,11 +227,11 @@ def read_contract(package: Package) -> Contract:
     try:
         contract = Contract.loads(package.files.read(CONTRACT), str(file))
     except ContractMismatch as error:
-        raise damaged(error.where, error.found, error.expected) from error
+        raise damage_error(error.where, error.found, error.expected) from error
     if contract.hash != manifest.contract:
-        raise damaged(file, f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest")
+        raise damage_error(file, f"contract {contract.hash[:12]}", f"{manifest.contract[:12]}, as in the manifest")
     if manifest.service not in contract.services:
-        raise damaged(file, f"no service {manifest.service}", one_of(contract.services))
+        raise damage_error(file, f"no service {manifest.service}", one_of(contract.services))
     return contract
 
 
@@ -240,7 +240,7 @@ def package_digest(path: Path) -> str:
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:
-        raise damaged(path / SUMS, "cannot be read", "a package folder") from error
+        raise damage_error(path / SUMS, "cannot be read", "a package folder") from error
 
 
 class _Version(msgspec.Struct):
@@ -257,9 +257,9 @@ def _read_manifest(files: PackageFiles) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
         require_unique_keys(file, data)
     except (ValueError, RecursionError) as error:
-        raise damaged(file, str(error), "a manifest") from error
+        raise damage_error(file, str(error), "a manifest") from error
     for problem, expected in _misfits(manifest, files.sums, files.sizes):
-        raise damaged(file, problem, expected)
+        raise damage_error(file, problem, expected)
     return manifest
 
 
@@ -279,7 +279,7 @@ def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, in
     for item in manifest.inputs:
         if TYPES.get(item.dtype) not in INPUTS:
             yield f"input {item.name} has type {item.dtype}", "|".join(map(str, INPUTS))
-    for item, place in zip(manifest.inputs, placed(manifest.model_inputs), strict=True):
+    for item, place in zip(manifest.inputs, tensor_positions(manifest.model_inputs), strict=True):
         if item != place:
             yield f"input {item.name} is {item.tensor}[{item.position}]", f"{place.tensor}[{place.position}]"
     yield from (

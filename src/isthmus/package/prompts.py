@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from isthmus.features.errors import IsthmusError, PackageError
-from isthmus.package.checksums import damaged, require_unique_keys
+from isthmus.package.checksums import damage_error, require_unique_keys
 from isthmus.package.generation.decoder import PART, Array, Decoder
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
 from isthmus.package.generation.tokenizer import Tokenizer
@@ -33,12 +33,12 @@ def read_prompts(package: Package) -> list[GoldenPrompt]:
         prompts = msgspec.json.decode(data, type=list[GoldenPrompt])
         require_unique_keys(file, data)
     except (ValueError, RecursionError) as error:
-        raise damaged(file, str(error), "golden prompts") from error
+        raise damage_error(file, str(error), "golden prompts") from error
     files = {variant.file for variant in package.manifest.variants}
     if not prompts or any(set(prompt.answers) - files for prompt in prompts):
-        raise damaged(file, "no prompt, or answers of a missing file", "prompts for the files of the manifest")
+        raise damage_error(file, "no prompt, or answers of a missing file", "prompts for the files of the manifest")
     if any(not 0 < len(prompt.tokens) < context for prompt in prompts):
-        raise damaged(file, "a prompt is empty or fills the context of the model", f"1 to {context - 1:,} tokens")
+        raise damage_error(file, "a prompt is empty or fills the context of the model", f"1 to {context - 1:,} tokens")
     return prompts
 
 

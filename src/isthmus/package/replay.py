@@ -50,7 +50,7 @@ class Deviation(NamedTuple):
         """The difference divided by its limit; infinity for a difference with a limit of 0."""
         return self.by / self.limit if self.by and self.limit else self.by and np.inf
 
-    def says(self, reference: str) -> str:
+    def message(self, reference: str) -> str:
         """Return a sentence such as "answers 2 where REFERENCE answers 3, 1 apart"."""
         return f"answers {self.found} where {reference} answers {self.expected}, {self.by:.3g} apart"
 
@@ -78,7 +78,7 @@ def deviation(
             gaps = np.abs(found.astype(np.float64) - expected)
         distance = np.where((distance == 0) | np.isnan(gaps), distance, gaps)
     limits = np.maximum(limit, rounding(expected) if widths and floats else np.zeros(distance.shape))
-    place = np.unravel_index(int(shares(distance, limits).argmax()), distance.shape)
+    place = np.unravel_index(int(relative_differences(distance, limits).argmax()), distance.shape)
     row, *rest = map(int, place or (0,))
     inside = f"[{', '.join(map(str, rest))}]" if rest else ""
     actual, target = (f"{x[place]:.9g}" if x.dtype.kind == "f" else str(x[place]) for x in (found, expected))
@@ -93,7 +93,7 @@ def rounding(numbers: Array) -> Array:
         return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
 
 
-def shares(distance: Array, limits: Array) -> Array:
+def relative_differences(distance: Array, limits: Array) -> Array:
     """Divide differences by their limits: 0 for no difference, infinity for a difference with a limit of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(distance > 0, distance / limits, 0.0)
@@ -127,7 +127,7 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
         # The fallback prints to stdout, which callers of `--json` parse.
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
-        raise refused(manifest, variant, "onnxruntime", error) from error
+        raise rejection_error(manifest, variant, "onnxruntime", error) from error
     # ONNX Runtime has copied the weights but would keep the file's bytes for its lifetime.
     session._model_bytes = None
     _require_described(f"{_where(manifest, variant)}, inputs", manifest.tensors, session.get_inputs())
@@ -159,12 +159,12 @@ def running(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOp
         raise
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         reason = f"no answer in {SECONDS} seconds" if options.terminate else error
-        raise refused(manifest, variant, "onnxruntime", reason) from error
+        raise rejection_error(manifest, variant, "onnxruntime", reason) from error
     finally:
         clock.cancel()
 
 
-def refused(manifest: Manifest, variant: Variant, runtime: str, error: object) -> PackageError:
+def rejection_error(manifest: Manifest, variant: Variant, runtime: str, error: object) -> PackageError:
     """Create the error for a runtime that refuses a model file or its inputs."""
     return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy="export the model again")
 
@@ -235,7 +235,7 @@ def require_reproduced(
             if far.by > tolerance:
                 raise PackageError(
                     f"{_where(manifest, variant)}, golden case {number}, {far.place}",
-                    f"does not reproduce its golden outputs: {far.says('the package')}",
+                    f"does not reproduce its golden outputs: {far.message('the package')}",
                     expected=f"differences of at most {tolerance:g}",
                     remedy="export the model again with this release",
                 )  # fmt: skip

@@ -274,7 +274,9 @@ class State:
         declared = [c.views[view] for c in (contract, following) if c is not None and view in c.views]
         if not declared:
             raise NotFoundError(form.view, f"no view {view!r}", expected=one_of(contract.views))
-        pushed = {place.slot: PushedView(contract.project, place, form) for place in self._generations.places(view)}
+        pushed = {
+            place.slot: PushedView(contract.project, place, form) for place in self._generations.definitions(view)
+        }
         now = [pushed.pop(slot) for slot in dict.fromkeys(place.slot for place in declared)]
         return now, list(pushed.values())
 

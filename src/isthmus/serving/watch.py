@@ -140,7 +140,7 @@ class Watch:
     def _former(
         self, deployment: Deployment, loaded: DeployedModel | IsthmusError | None
     ) -> DeployedModel | IsthmusError:
-        if isinstance(loaded, DeployedModel) and loaded.deployment.alone == deployment:
+        if isinstance(loaded, DeployedModel) and loaded.deployment.without_trials == deployment:
             return loaded
         try:
             return DeployedModel(deployment, self._public_key)

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from isthmus.features.definition.expectations import Expectation
-from isthmus.features.definition.failure import declared
+from isthmus.features.definition.failure import explain_arguments
 from isthmus.features.definition.spec import (
     Entity,
     FeatureProjection,
@@ -21,7 +21,7 @@ from isthmus.features.definition.spec import (
 Function = Callable[..., Any]
 
 
-@declared
+@explain_arguments
 def transform(  # noqa: PLR0913 - the declaration of a view, by name
     *,
     entities: Sequence[Entity],
@@ -50,7 +50,7 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     )  # fmt: skip
 
 
-@declared
+@explain_arguments
 def spine(
     *, entities: Sequence[Entity], sources: Sequence[Source], label: Field, request: RequestSource | None = None
 ) -> Callable[[Function], Spine]:
@@ -65,7 +65,7 @@ def spine(
     )
 
 
-@declared
+@explain_arguments
 def request_transform(
     *, inputs: Sequence[FeatureView | FeatureProjection | RequestSource], schema: Sequence[Field]
 ) -> Callable[[Function], RequestTransform]:

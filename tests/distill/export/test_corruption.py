@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import PackageError
 from isthmus.package import replay
-from isthmus.package.checksums import SUMS, summed
+from isthmus.package.checksums import SUMS, verify_checksums
 from isthmus.package.inspect import inspect
 from isthmus.package.signature import Signer, key_name, read_public_key, require_signature
 from tests.distill.packages import of_rows, of_tensors, resum, rewritten
@@ -756,4 +756,4 @@ def test_a_signature_by_another_key_is_refused(package: Path, keys: tuple[Path, 
     ):
         inspect(package, key=other).require()
     with pytest.raises(PackageError, match="must be signed, but the key to check it with is invalid"):
-        require_signature(summed(package), "a key")
+        require_signature(verify_checksums(package), "a key")

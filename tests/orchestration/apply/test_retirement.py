@@ -143,7 +143,7 @@ def test_no_contract_uses_slots_whose_rows_are_being_dropped(built: Shop, projec
     again = project(built).generations()
     assert again.next is not None
     assert again.next.hash == generations.next.hash
-    assert again.abandoned() == [generations.next.views["shelf_demand"]]
+    assert again.deletable_views() == [generations.next.views["shelf_demand"]]
 
 
 def test_a_model_is_not_put_back_under_a_contract_that_is_being_forgotten(

@@ -414,7 +414,7 @@ def test_a_switch_that_is_killed_leaves_every_contract_that_has_rows(built: Shop
             child.kill()
         left = project(built).generations()
         assert left.current is not None
-        assert {contract.hash for contract in left.every()} == known
+        assert {contract.hash for contract in left.contracts()} == known
         if left.next is None:
             # What follows from here on: the same two contracts again.
             left = Generations(left.retired[0].contract, left.current)

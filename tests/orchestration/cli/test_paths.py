@@ -8,7 +8,7 @@ import typer
 from isthmus.features.errors import RequestError
 from isthmus.orchestration.cli import cli
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.training.record import repeat
+from isthmus.orchestration.training.record import reproduce
 from tests.commandline import run
 from tests.orchestration.shop import Shop
 
@@ -70,7 +70,7 @@ def test_settings_refuse_what_takes_no_url(shop: Shop, monkeypatch: pytest.Monke
 
 def test_the_same_in_python(shop: Shop) -> None:
     with pytest.raises(RequestError, match="s3://bucket/set is a URL; expected a local path"):
-        repeat(Project(shop.root), "s3://bucket/set", None, join="embedded")
+        reproduce(Project(shop.root), "s3://bucket/set", None, join="embedded")
 
 
 def test_an_id_is_no_pattern(shop: Shop) -> None:
@@ -78,4 +78,4 @@ def test_an_id_is_no_pattern(shop: Shop) -> None:
     folder.mkdir(parents=True)
     (folder / "_record.json").write_text("{")
     with pytest.raises(RequestError, match="no training set has this path or id"):
-        repeat(Project(shop.root), "a[1]", None, join="embedded")
+        reproduce(Project(shop.root), "a[1]", None, join="embedded")

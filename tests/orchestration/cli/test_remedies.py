@@ -175,11 +175,11 @@ def test_messages_about_candidates_and_the_way_back_lead_there(exported: Shop) -
     assert "was measured with threads 1; expected threads 2" in follow(exported, "deploy")[0]
     third = in_force()
     assert undo(file, third, "it failed", at=clock.now())
-    assert in_force().runs == second.runs
+    assert in_force().runtime_key == second.runtime_key
     said = run("deploy", "rollback", cwd=exported.root).stderr
     assert "the server has gone back by itself" in said
     done(*NAMED.findall(said))
-    assert in_force().runs == first.runs
+    assert in_force().runtime_key == first.runtime_key
 
 
 WAITS = """    if (folder := Path(__file__).with_name("wait")).exists():

@@ -22,7 +22,7 @@ from isthmus import ConfigurationError
 from isthmus.dagster import AssetNode, IsthmusTranslator, build_definitions
 from isthmus.orchestration.dev import dev
 from isthmus.orchestration.graph import child
-from isthmus.orchestration.graph.assets import observe
+from isthmus.orchestration.graph.assets import record_source_versions
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.graph.resource import CHILD, Context, IsthmusResource, Messages, Results, StepRunner
 from isthmus.orchestration.project import Project
@@ -95,7 +95,7 @@ def _ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings.write_text(settings.read_text().replace("epochs = 2", "epochs = 12") + RELAXED)
     (folder / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(folder / "home")) as instance:
-        observe(instance, root)
+        record_source_versions(instance, root)
         result = Dagster(root, instance, _Here(project=str(root))).run()
         assert result.success, failures(result)
     return folder

@@ -57,7 +57,7 @@ def test_classes_have_theirs_and_one_that_the_package_has_not_is_wrong() -> None
     ("labels", "classes"), [([True, False, None], ["0", "1"]), ([2, 1, 7], ["1", "2"]), (["b", "a", ""], ["a", "b"])]
 )
 def test_labels_are_places_of_classes(labels: list[Any], classes: list[str]) -> None:
-    assert figures.class_places(pa.chunked_array([labels]), classes).to_pylist() == [1, 0, -1]
+    assert figures.class_indices(pa.chunked_array([labels]), classes).to_pylist() == [1, 0, -1]
 
 
 def test_labels_that_no_training_set_may_have_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""`isthmus infra plan`: the roofline, the catalogue of devices, the work of a graph, and all of it for a project."""
+"""`isthmus infra plan`: the roofline, the catalog of devices, the work of a graph, and all of it for a project."""
 
 import copy
 import hashlib
@@ -27,7 +27,7 @@ from isthmus.features.errors import ConfigurationError, DataError, GateFailed
 from isthmus.features.profiles import ServingProfile
 from isthmus.orchestration.cli.screens.plan import plan_blocks
 from isthmus.orchestration.models.students import distill, export
-from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalogue, measure_host
+from isthmus.orchestration.planning.devices import Device, Peak, Precision, catalog, measure_host
 from isthmus.orchestration.planning.plan import plan
 from isthmus.orchestration.planning.roofline import Work, roofline, rows_to_ridge
 from isthmus.orchestration.planning.tokenrate import TextModel
@@ -110,11 +110,11 @@ def test_this_host_is_measured() -> None:
     assert "1 of " in here.title
 
 
-# --- the catalogue
+# --- the catalog
 
 
 def test_what_comes_with_isthmus_has_figures_and_sources(tmp_path: Path) -> None:
-    known = catalogue(tmp_path, ["cpu", "cuda", "h100-sxm"])
+    known = catalog(tmp_path, ["cpu", "cuda", "h100-sxm"])
     assert {one.kind for one in known.values()} == {"cpu", "cuda"}
     assert all(one.source.startswith("https://") and one.watts for one in known.values())
     h100 = known["h100-sxm"]
@@ -137,7 +137,7 @@ source = "our lab"
 
 def test_a_projects_devices_come_before(tmp_path: Path) -> None:
     (tmp_path / "devices.toml").write_text(OWN.format(bandwidth="250e9") + OWN.format(bandwidth=1).replace("l4", "l5"))
-    known = catalogue(tmp_path, ["l5"])
+    known = catalog(tmp_path, ["l5"])
     assert (known["l4"].bandwidth, known["l4"].peak.bf16, known["l5"].bandwidth) == (250e9, None, 1.0)
     assert known["t4"].peak.int8 == 130e12
 
@@ -151,7 +151,7 @@ def test_every_wrong_figure_is_told_at_once(tmp_path: Path) -> None:
     )
     (tmp_path / "devices.toml").write_text(wrong)
     with pytest.raises(ConfigurationError) as caught:
-        catalogue(tmp_path, ["cpu", "l4", "b", "l40"])
+        catalog(tmp_path, ["cpu", "l4", "b", "l40"])
     told = {problem.where: f"{problem.found}; {problem.expected}" for problem in caught.value.problems}
     assert {where: told[where].partition(":")[0][:36] for where in told} == {
         "devices.toml: l4.bandwidth": "-1; greater than 0",
@@ -165,10 +165,10 @@ def test_every_wrong_figure_is_told_at_once(tmp_path: Path) -> None:
     }
 
 
-def test_a_catalogue_that_is_no_toml(tmp_path: Path) -> None:
+def test_a_catalog_that_is_no_toml(tmp_path: Path) -> None:
     (tmp_path / "devices.toml").write_text("[l4\n")
     with pytest.raises(ConfigurationError, match=r"devices.toml: TOML syntax: "):
-        catalogue(tmp_path, [])
+        catalog(tmp_path, [])
 
 
 # --- the work of a graph

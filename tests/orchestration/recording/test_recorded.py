@@ -26,7 +26,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording import collect as collecting
 from isthmus.orchestration.recording.collect import CollectedAnswers, collect, damaged_folder, follow
 from isthmus.orchestration.recording.table import RecordedAnswers
-from isthmus.orchestration.server.collect import repeat
+from isthmus.orchestration.server.collect import run_every
 from isthmus.orchestration.status import status
 from isthmus.serving.recorder.batch import PACK, AnswerBatch, AnswerGroup, StoredViewRows, encoded
 from isthmus.serving.recorder.spool import Spool, segments
@@ -307,7 +307,7 @@ def test_following_says_a_problem_once(opened: Project, monkeypatch: pytest.Monk
 RUN = """
 import sys
 from pathlib import Path
-from isthmus.orchestration.server.collect import repeat
+from isthmus.orchestration.server.collect import run_every
 from isthmus.dagster import build_definitions
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
@@ -412,7 +412,7 @@ def test_a_batch_with_a_wrong_inside_keeps_no_other_waiting_and_can_be_put_back(
     spooled(opened, [1]).close()
     assert collect(opened) == CollectedAnswers(answers=6)
     assert len(set(_ids(opened))) == len(_ids(opened)) == 21
-    assert RecordedAnswers(opened.offline).last([spool.run]) == {spool.run: 5}
+    assert RecordedAnswers(opened.offline).last_batches([spool.run]) == {spool.run: 5}
     assert segments(opened.spool) == []
 
 
@@ -470,6 +470,6 @@ def test_what_repeats_goes_on_after_any_exception_and_ends_when_it_is_told() -> 
         return ""
 
     with pytest.raises(_Stop):
-        repeat(turn, 0, said.append)
+        run_every(turn, 0, said.append)
     assert [text.partition(" at ")[0] for text in said] == ["OverflowError", "KeyError", "RecursionError"]
     assert all("turn:" in text for text in said), "a place to begin to look at"

@@ -24,14 +24,14 @@ from isthmus.orchestration.cli.cli import app
 from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.snapshots.create import copy, shelf, signer, snapshot, undisclosed
+from isthmus.orchestration.snapshots.create import copy, signer, snapshot, snapshot_folder, undisclosed
 from isthmus.orchestration.steps.step import NodeMaterialization, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
-from isthmus.package.snapshot.delta import applied
-from isthmus.package.snapshot.file import packed, read_snapshot
+from isthmus.package.snapshot.delta import apply_delta
+from isthmus.package.snapshot.file import read_snapshot, to_online_row
 from isthmus.package.snapshot.owners import open_owners
-from isthmus.package.snapshot.selection import kept as device_of
+from isthmus.package.snapshot.selection import device_manifest as device_of
 from isthmus.package.snapshot.selection import kept_views
 from isthmus.package.snapshot.signature import require_sealed
 from isthmus.package.snapshot.store import LATEST
@@ -78,7 +78,7 @@ def _rows(project: Project, data: bytes) -> dict[str, dict[tuple[Any, ...], tupl
     found: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]] = {}
     for view in views:
         rows = file.rows[view.name]
-        block = RowCodec(view).decode([packed(row, view) for row in rows.values()])
+        block = RowCodec(view).decode([to_online_row(row, view) for row in rows.values()])
         columns = [block.columns[column.name].tolist(column.dtype) for column in view.fields]
         values = zip(block.event.tolist(), block.known.tolist(), *columns, strict=True)
         found[view.name] = dict(zip(map(decode_values, rows), values, strict=True))
@@ -113,10 +113,10 @@ def test_the_next_one_is_a_small_difference(kept: Project) -> None:
     assert first.difference_bytes is None
     assert second.difference_bytes is not None
     assert second.difference_bytes < second.bytes / 4
-    place = shelf(kept, SERVICE)
+    place = snapshot_folder(kept, SERVICE)
     latest = place.latest()
     assert latest is not None
-    assert applied(first.path.read_bytes(), place.delta(first.snapshot, latest)) == second.path.read_bytes()
+    assert apply_delta(first.path.read_bytes(), place.delta(first.snapshot, latest)) == second.path.read_bytes()
     assert read_snapshot(second.path.read_bytes(), kept_views(kept.applied(), SERVICE)).header.number > 0
 
 
@@ -127,7 +127,7 @@ def test_a_table_that_breaks_a_promise_is_not_written(kept: Project) -> None:
     sentence = f"^snapshot of {SERVICE}: view shelf_demand: .* rows; expected .*nothing was written"
     with pytest.raises(GateFailed, match=sentence):
         snapshot(Project(kept.root))
-    assert shelf(kept, SERVICE).latest() is None
+    assert snapshot_folder(kept, SERVICE).latest() is None
 
 
 def test_only_the_declared_keys_are_in_it(shop: Shop) -> None:
@@ -148,7 +148,7 @@ def test_a_filter_that_matches_nothing_writes_nothing(shop: Shop) -> None:
         step(project)
     with pytest.raises(DataError, match="no row has a key that devices keep"):
         snapshot(project)
-    assert shelf(project, SERVICE).latest() is None
+    assert snapshot_folder(project, SERVICE).latest() is None
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_folder_for_any_host_of_files(kept: Project, tmp_path: Path) -> None:
     earlier = {f"{SERVICE}.{file.snapshot[:16]}" for file in files[-4:-1]}
     # Who has the newest asks for the difference from that, too.
     own = f"{SERVICE}.{files[-1].snapshot[:16]}"
-    assert applied(newest, (out / own).read_bytes()) == newest
+    assert apply_delta(newest, (out / own).read_bytes()) == newest
     assert (out / own).stat().st_size < 100
     assert {path.name for path in out.iterdir()} == {SERVICE, f"{SERVICE}.html", own, *earlier}
 
@@ -271,7 +271,7 @@ def test_the_key_of_the_settings_signs(kept: Project) -> None:
 
 def test_a_damaged_pointer_is_written_again(kept: Project) -> None:
     before = snapshot(kept)
-    (shelf(kept, SERVICE).folder / LATEST).write_bytes(b"{}")
+    (snapshot_folder(kept, SERVICE).folder / LATEST).write_bytes(b"{}")
     with pytest.raises(DataError, match="Run `isthmus features snapshot`"):
         copy(kept, None, kept.root / "out")
     after = snapshot(kept)
@@ -315,13 +315,13 @@ def test_what_is_disclosed_of_owners_is_said(owned: Project) -> None:
     # With all customers on every device more is disclosed, and what was for owners is withdrawn.
     Shop(owned.root).replace(', owner="customer"', "")
     apply(Project(owned.root))
-    assert shelf(owned, SERVICE).latest() is None
-    assert not [*shelf(owned, SERVICE).folder.glob("*.owners")]
+    assert snapshot_folder(owned, SERVICE).latest() is None
+    assert not [*snapshot_folder(owned, SERVICE).folder.glob("*.owners")]
     assert undisclosed(Project(owned.root))[0] == f"{customer} of every customer"
     snapshot(Project(owned.root))
     Shop(owned.root).replace("keep=3", 'keep=3, owner="customer"')
     apply(Project(owned.root))
-    assert shelf(owned, SERVICE).latest() is None
+    assert snapshot_folder(owned, SERVICE).latest() is None
 
 
 @pytest.mark.parametrize("damage", [b"torn", b""])
@@ -340,7 +340,7 @@ def test_a_host_of_files_gets_nothing_of_owners(owned: Project, tmp_path: Path) 
     assert "has a file for each customer, and on a file host anyone who guesses the name could read it" in message
     assert "GET /snapshots/late_order_device/CUSTOMER, behind your login" in message
     assert not out.exists()
-    assert shelf(owned, SERVICE).latest() is None
+    assert snapshot_folder(owned, SERVICE).latest() is None
     with pytest.raises(RequestError, match="a file host"):
         copy(owned, None, out)
 
@@ -404,16 +404,16 @@ def test_the_rows_of_owners_are_of_the_declared_keys_alone(owned: Project) -> No
 def test_what_devices_may_keep_no_longer_is_withdrawn(kept: Project, old: str, new: str) -> None:
     snapshot(kept)
     apply(Project(kept.root))
-    assert shelf(kept, SERVICE).latest() is not None
+    assert snapshot_folder(kept, SERVICE).latest() is not None
     Shop(kept.root).replace(old, new)
     apply(Project(kept.root))
-    assert shelf(kept, SERVICE).latest() is None
-    assert [file.name for file in shelf(kept, SERVICE).folder.iterdir()] == [".lock"]
+    assert snapshot_folder(kept, SERVICE).latest() is None
+    assert [file.name for file in snapshot_folder(kept, SERVICE).folder.iterdir()] == [".lock"]
 
 
 def test_a_snapshot_of_the_contract_before_is_withdrawn_if_it_is_written_meanwhile(kept: Project) -> None:
     snapshot(kept)
-    place, views = shelf(kept, SERVICE), kept_views(kept.applied(), SERVICE)
+    place, views = snapshot_folder(kept, SERVICE), kept_views(kept.applied(), SERVICE)
     before = place.latest()
     assert before is not None
     file = read_snapshot(place.snapshot(before.snapshot), views)

@@ -21,7 +21,7 @@ from isthmus.orchestration.artifacts import Artifacts, TrainingSet
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.training.staleness import aged, seen
+from isthmus.orchestration.training.staleness import device_rows_file, with_stale_inputs
 from isthmus.package.manifest import open_package
 from tests.features.support import join_naively
 from tests.orchestration.shop import HOUR, Shop, with_device
@@ -70,7 +70,7 @@ def test_its_rows_are_those_of_the_snapshot_of_then(project: Project) -> None:
     examples, device = _examples(project)
     declared, table = project.distillation(), examples.table()
     for ages in (fixed(0), fixed(HOURS * HOUR), drawn(device)):
-        rows = aged(project, declared, examples, table, ages)
+        rows = with_stale_inputs(project, declared, examples, table, ages)
         found = list(
             zip(rows["shelf_demand__sold_1d"].to_pylist(), rows["shelf_demand__distance"].to_pylist(), strict=True)
         )
@@ -79,29 +79,31 @@ def test_its_rows_are_those_of_the_snapshot_of_then(project: Project) -> None:
         for name in ("store", "product", "hour", "weight", "late", "event_timestamp", "moment__store_code"):
             assert rows[name].equals(table[name])
         assert not [name for name in rows.column_names if name.startswith("customer_")]
-    assert aged(project, declared, examples, table, fixed(0))["moment__per_sold"].equals(table["moment__per_sold"])
+    assert with_stale_inputs(project, declared, examples, table, fixed(0))["moment__per_sold"].equals(
+        table["moment__per_sold"]
+    )
     # Request transforms read what the device has.
-    per_sold = aged(project, declared, examples, table, fixed(HOURS * HOUR))["moment__per_sold"]
+    per_sold = with_stale_inputs(project, declared, examples, table, fixed(HOURS * HOUR))["moment__per_sold"]
     assert not per_sold.equals(table["moment__per_sold"])
 
 
 def test_the_rows_of_drawn_ages_are_written_once(project: Project) -> None:
     examples, device = _examples(project)
     declared = project.distillation()
-    file = seen(project, declared, examples)
+    file = device_rows_file(project, declared, examples)
     table = pq.read_table(file)
-    assert table.equals(aged(project, declared, examples, examples.table(), drawn(device)))
-    assert seen(project, declared, examples) == file
+    assert table.equals(with_stale_inputs(project, declared, examples, examples.table(), drawn(device)))
+    assert device_rows_file(project, declared, examples) == file
     later = replace(declared, student=replace(declared.student, device=replace(device, age=timedelta(hours=12))))
-    assert not pq.read_table(seen(project, later, examples)).equals(table)
+    assert not pq.read_table(device_rows_file(project, later, examples)).equals(table)
 
 
 def test_of_a_key_that_devices_do_not_keep_there_is_no_row(project: Project) -> None:
     examples, device = _examples(project)
-    declared, table = project.distillation(), pq.read_table(seen(project, project.distillation(), examples))
+    declared, table = project.distillation(), pq.read_table(device_rows_file(project, project.distillation(), examples))
     stores = sorted({*table["store"].to_pylist()})[:2]
     some = replace(declared, student=replace(declared.student, device=replace(device, keys={"store": stores})))
-    rows = pq.read_table(seen(project, some, examples))
+    rows = pq.read_table(device_rows_file(project, some, examples))
     feature, kept = "shelf_demand__distance", pc.is_in(table["store"], pa.array(stores))
     assert 0 < pc.sum(kept).as_py() < len(kept)
     assert rows[feature].equals(pc.if_else(kept, table[feature], None))

@@ -33,7 +33,7 @@ from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.training import enginejoin
 from isthmus.orchestration.training.data import TrainingData
 from isthmus.orchestration.training.enginejoin import EngineJoin
-from isthmus.orchestration.training.record import repeat
+from isthmus.orchestration.training.record import reproduce
 from isthmus.orchestration.training.set import training_set, write_training_set
 from isthmus.orchestration.training.spinesql import is_sql
 from tests.commandline import run
@@ -186,7 +186,7 @@ def test_a_csv_has_the_types_that_are_declared_and_text_otherwise(built: Shop, p
     assert rows == [{"customer": 7, "late": 1, "zip": "007"}, {"customer": 8, "late": None, "zip": "1e5"}]
     # A set has the types of its time, also where they were guessed or are declared in another way now.
     built.replace('label=Field("late", Int64', 'label=Field("delayed", Int64')
-    assert repeat(project(built), str(made.path), tmp_path / "again").table().equals(made.table())
+    assert reproduce(project(built), str(made.path), tmp_path / "again").table().equals(made.table())
 
 
 def _text(text: str, name: str = "spine.csv") -> Callable[[Path], Path]:
@@ -314,7 +314,7 @@ def test_the_same_again_after_new_data(built: Shop, project: Open, tmp_path: Pat
     (made.path / "data.parquet").unlink()
     assert write_training_set(project(built), like=str(made.path)).path == made.path
     assert files(made.path) == before
-    assert repeat(project(built), str(made.path / "_record.json")).id == made.id
+    assert reproduce(project(built), str(made.path / "_record.json")).id == made.id
     assert isthmus.training_data(built.root, FEATURES, _spine()).write(tmp_path / "july").id != made.id
 
 
@@ -323,7 +323,7 @@ def test_a_distillation_again_after_new_data(built: Shop, project: Open) -> None
     before = files(made.path)
     _more_orders(built, project)
     (made.path / "data.parquet").unlink()
-    assert repeat(project(built), made.id) == made
+    assert reproduce(project(built), made.id) == made
     assert files(made.path) == before
 
 
@@ -343,7 +343,7 @@ def test_what_cannot_be_made_again_says_why(built: Shop, project: Open, tmp_path
     def refused(message: str, record: str = made.id) -> None:
         before = files(made.path), files(kept.path)
         with pytest.raises(DataError, match=message):
-            repeat(project(built), record)
+            reproduce(project(built), record)
         assert (files(made.path), files(kept.path)) == before
 
     _written(_spine().slice(1), path)
@@ -363,10 +363,10 @@ def test_what_cannot_be_made_again_says_why(built: Shop, project: Open, tmp_path
     build(project(built), ["customer_orders"])
     refused("version 0 of the offline table of customer_orders has different rows: the table was rebuilt")
     with pytest.raises(RequestError, match="training set 'nowhere': no training set has this path or id"):
-        repeat(project(built), "nowhere")
+        reproduce(project(built), "nowhere")
     (made.path / "_record.json").write_text("{}")
     with pytest.raises(DataError, match="its record cannot be read"):
-        repeat(project(built), str(made.path))
+        reproduce(project(built), str(made.path))
 
 
 def test_a_folder_that_holds_something_else_stays(built: Shop, tmp_path: Path) -> None:
@@ -542,7 +542,7 @@ def test_a_join_by_the_engine_that_cannot_be(built: Shop, project: Open, tmp_pat
         write_training_set(project(built), as_served=True, join="engine")
     served = isthmus.training_data(built.root, FEATURES, _spine(), as_served=True).write(tmp_path / "served")
     with pytest.raises(RequestError, match="join: the engine cannot join as served"):
-        repeat(project(built), served.id, join="engine")
+        reproduce(project(built), served.id, join="engine")
     with pytest.raises(RequestError, match="join: 'both' is not known; expected one of embedded, engine"):
         isthmus.training_data(built.root, FEATURES, _spine(), join="both")
     histories = [OfflineStore(project(built).offline).history(project(built).applied().views["customer_facts"])]

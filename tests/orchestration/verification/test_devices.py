@@ -27,7 +27,7 @@ from isthmus.orchestration.models.students import distill, export, parity
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.products import RUNTIMES
 from isthmus.orchestration.runtimes.web import NAME as WEB
-from isthmus.orchestration.snapshots.create import KEY, shelf, signer, snapshot
+from isthmus.orchestration.snapshots.create import KEY, signer, snapshot, snapshot_folder
 from isthmus.orchestration.steps.step import NodeCheck, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
@@ -64,7 +64,7 @@ def project(on_device: Shop) -> Project:
 
 def _replace(project: Project, changed: dict[bytes, bytes | None]) -> None:
     """Puts another snapshot on the shelf, signed by the project's own key: rows are replaced, or left out."""
-    place, views = shelf(project, SERVICE), kept_views(project.applied(), SERVICE)
+    place, views = snapshot_folder(project, SERVICE), kept_views(project.applied(), SERVICE)
     latest = place.latest()
     assert latest is not None
     file = read_snapshot(place.snapshot(latest.snapshot), views)
@@ -76,7 +76,7 @@ def _replace(project: Project, changed: dict[bytes, bytes | None]) -> None:
 
 
 def _rows(project: Project) -> dict[bytes, bytes]:
-    place = shelf(project, SERVICE)
+    place = snapshot_folder(project, SERVICE)
     latest = place.latest()
     assert latest is not None
     return dict(
@@ -136,7 +136,7 @@ def test_a_row_is_null_where_the_features_that_devices_keep_are(built: Shop) -> 
 
 
 def test_a_snapshot_that_no_device_takes_fails(project: Project) -> None:
-    place = shelf(project, SERVICE)
+    place = snapshot_folder(project, SERVICE)
     latest = place.latest()
     assert latest is not None
     file = place.path(latest.snapshot)
@@ -166,7 +166,7 @@ def test_a_snapshot_that_no_device_takes_fails(project: Project) -> None:
 
 
 def test_what_cannot_be_compared_is_said(project: Project) -> None:
-    place = shelf(project, SERVICE)
+    place = snapshot_folder(project, SERVICE)
     latest = place.latest()
     assert latest is not None
     whole = place.snapshot(latest.snapshot)
@@ -238,7 +238,7 @@ def _without_package(shop: Shop) -> Project:
 
 def _flip(project: Project, place: int) -> str:
     """Flips a byte of the own rows of the n-th owner in the file of all; returns the owner."""
-    folder = shelf(project, SERVICE)
+    folder = snapshot_folder(project, SERVICE)
     latest = folder.latest()
     assert latest is not None
     file = folder.owners(latest.snapshot)
@@ -278,7 +278,7 @@ def test_a_byte_of_an_owner_is_found_by_the_owner(of_owners: Shop) -> None:
 
 def test_what_is_wrong_with_an_owner_is_found_though_it_is_signed(of_owners: Shop) -> None:
     opened = _without_package(of_owners)
-    place, key = shelf(opened, SERVICE), signer(opened)
+    place, key = snapshot_folder(opened, SERVICE), signer(opened)
     latest = place.latest()
     assert latest is not None
     with open_owners(place.owners(latest.snapshot)) as owners:
@@ -312,7 +312,7 @@ def test_what_is_wrong_with_an_owner_is_found_though_it_is_signed(of_owners: Sho
 
 def test_a_file_of_owners_that_was_altered_or_is_gone_fails(of_owners: Shop) -> None:
     opened = _without_package(of_owners)
-    place = shelf(opened, SERVICE)
+    place = snapshot_folder(opened, SERVICE)
     latest = place.latest()
     assert latest is not None
     file = place.owners(latest.snapshot)

@@ -529,7 +529,7 @@ def test_a_server_that_answers_something_else_to_a_single_row(exported: Shop, pr
         configured = msgspec.structs.replace(settings(opened, url, 0, private=True), workers=1, now=at)
         with running(configured, file) as child:
             with closing(Client(contract, child, log)) as direct:
-                assert direct.refused() is None
+                assert direct.rejection_reason() is None
             with altering(log) as front, closing(Client(contract, child, front)) as api:
                 online = OnlineSide(OnlineStore(client, contract), url, api, at)
                 history = next(history for history in histories if history.view.name == "customer_orders")

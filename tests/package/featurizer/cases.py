@@ -26,7 +26,7 @@ from isthmus.features.request.layout import VALID, Layout, input_name
 from isthmus.features.types import TYPES
 from isthmus.features.values.columns import Values, from_python
 from isthmus.package.featurizer.form import CASTS, NUMBERS, OPERATORS, REALS, WHOLES, RawInput, text_of
-from isthmus.package.featurizer.trace import GraphInput, traced
+from isthmus.package.featurizer.trace import GraphInput, build_head
 from isthmus.transforms.rowwise.core.graph import assembled
 
 FILE = Path(__file__).parents[2] / "fixtures" / "heads.txt"
@@ -295,7 +295,7 @@ def torn() -> Iterator[tuple[str, bytes]]:
 def operator_cases(count: int, seed: int) -> Iterator[str]:
     """Of every operator on each of its types, by ONNX Runtime."""
     graph, layout, outputs = operators()
-    head = traced(graph, sources(layout), outputs, None, session)
+    head = build_head(graph, sources(layout), outputs, None, session)
     columns = rows(layout, count, seed)
     feeds = {name: tensor for name, tensor in layout.feeds(columns).items() if name != input_name(VALID)}
     answers = [tensor.T for tensor in session(graph).run([*outputs], feeds)]

@@ -13,7 +13,7 @@ from isthmus.distill.decoder.tokenizer import new_generation, require_interpreta
 from isthmus.features.errors import ConfigurationError, DependencyError, PackageError, RequestError
 from isthmus.features.types import TYPES, DataType
 from isthmus.package.clients import FOLDER
-from isthmus.package.generation.prompt import Control, Generation, shown
+from isthmus.package.generation.prompt import Control, Generation, format_feature
 from isthmus.package.generation.tokenizer import GrowingText, Tokenizer
 from tests.texts import texts
 from tests.tokenizing import BEGIN, END, SPLIT, trained
@@ -188,7 +188,7 @@ def test_other_control_tokens_than_the_manifest_says_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_features_are_texts(value: Any, dtype: DataType, expected: str) -> None:
-    assert shown(value, dtype) == expected
+    assert format_feature(value, dtype) == expected
 
 
 def test_a_host_without_tokenizers_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.types import Bool, DataType, Int32, Int64, String
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
-from isthmus.package.snapshot.file import Header, SnapshotFile, unpacked
-from isthmus.package.snapshot.owners import generation_of
-from isthmus.package.snapshot.signature import Sealer, create_key
-from isthmus.package.snapshot.store import Latest, Shelf
+from isthmus.package.snapshot.file import Header, SnapshotFile, to_snapshot_row
+from isthmus.package.snapshot.owners import split_by_owner
+from isthmus.package.snapshot.signature import SnapshotSigner, create_key
+from isthmus.package.snapshot.store import Latest, SnapshotFolder
 from tests.features.support import MOMENTS, VALUES, columns_of, encode_row, make_view, schemas, values_of
 
 Key = tuple[Any, ...]
@@ -35,10 +35,10 @@ KEY_FILE = "SNAPSHOT_TEST_KEY"
 
 
 @cache
-def sealer() -> Sealer:
+def sealer() -> SnapshotSigner:
     file = Path(os.environ.setdefault(KEY_FILE, f"{mkdtemp()}/key.pem"))
     create_key(file)
-    return Sealer.of(file)
+    return SnapshotSigner.of(file)
 
 
 @st.composite
@@ -66,17 +66,24 @@ def made(views: Sequence[ViewContract], rows: Sequence[Content], number: int = 1
         event, known = (np.array([row[n] for row in content.values()], np.int64) for n in (0, 1))
         packed = RowCodec(view).encode(event, known, columns_of(view, [row[2] for row in content.values()]))
         times = zip(packed, event.tolist(), known.tolist(), strict=True)
-        files[view.name] = dict(zip(encode_keys(view.keys, keys), (unpacked(*row) for row in times), strict=True))
+        files[view.name] = dict(
+            zip(encode_keys(view.keys, keys), (to_snapshot_row(*row) for row in times), strict=True)
+        )
     counts = tuple((view.name, len(content)) for view, content in zip(views, rows, strict=True))
     return sealer().seal(SnapshotFile(Header("prod", "service", "5" * 64, "c" * 64, 1_700, number, counts), files))
 
 
 def put_owners(
-    shelf: Shelf, views: Sequence[ViewContract], rows: Sequence[Content], owner: Column, number: int = 1, keep: int = 3
+    shelf: SnapshotFolder,
+    views: Sequence[ViewContract],
+    rows: Sequence[Content],
+    owner: Column,
+    number: int = 1,
+    keep: int = 3,
 ) -> Latest:
     """Makes a snapshot in which each owner has a file the newest of a shelf."""
     file = made(views, rows, number)
-    generation, own = generation_of(file.header, owner, views, file.rows)
+    generation, own = split_by_owner(file.header, owner, views, file.rows)
     with shelf.locked():
         return shelf.add_owners(generation, own, sealer().sign, keep)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features.errors import DataError
-from isthmus.package.snapshot.delta import applied, difference
+from isthmus.package.snapshot.delta import apply_delta, difference
 from tests.package.snapshot.support import contents, made, views
 from tests.package.snapshot.test_file import ROWS, VIEWS
 
@@ -21,7 +21,7 @@ def test_it_leads_from_any_snapshot_to_any_other(data: st.DataObject) -> None:
         for view, rows in zip(of, before, strict=True)
     ]
     base, target = made(of, before), made(of, after, number=2)
-    assert applied(base.data, difference(base, target)) == target.data
+    assert apply_delta(base.data, difference(base, target)) == target.data
 
 
 def test_rows_that_stay_cost_a_few_bytes() -> None:
@@ -30,7 +30,7 @@ def test_rows_that_stay_cost_a_few_bytes() -> None:
     base, target = made(VIEWS, rows), made(VIEWS, changed, number=2)
     delta = difference(base, target)
     assert len(delta) < len(target.parts[0]) + 250 < len(target.data) / 50
-    assert applied(base.data, delta) == target.data
+    assert apply_delta(base.data, delta) == target.data
 
 
 def test_torn_or_altered_anywhere_it_is_refused() -> None:
@@ -42,7 +42,7 @@ def test_torn_or_altered_anywhere_it_is_refused() -> None:
         altered[place] ^= 1 << place % 8
         for harmed in (delta[:place], bytes(altered)):
             with pytest.raises(DataError):
-                applied(base.data, harmed)
+                apply_delta(base.data, harmed)
 
 
 @given(st.binary(max_size=60))
@@ -52,10 +52,10 @@ def test_garbage_is_refused(noise: bytes) -> None:
     for harmed in (noise, delta[:77] + noise, delta + noise):
         # A step of no bytes changes nothing.
         with suppress(DataError):
-            assert applied(base.data, harmed) == target.data
+            assert apply_delta(base.data, harmed) == target.data
 
 
 def test_from_another_snapshot_it_is_refused() -> None:
     base, target = made(VIEWS, ROWS), made(VIEWS, [ROWS[0], {}], number=2)
     with pytest.raises(DataError, match="is for another snapshot; expected"):
-        applied(target.data, difference(base, target))
+        apply_delta(target.data, difference(base, target))

@@ -13,8 +13,8 @@ from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.types import Float32, Int64, String
 from isthmus.features.values.entitykey import decode_values
 from isthmus.features.values.rows import RowCodec
-from isthmus.package.snapshot.file import SnapshotFile, packed, read_snapshot
-from isthmus.package.snapshot.signature import Sealer, create_key, require_sealed
+from isthmus.package.snapshot.file import SnapshotFile, read_snapshot, to_online_row
+from isthmus.package.snapshot.signature import SnapshotSigner, create_key, require_sealed
 from tests.features.support import bits, bits_of, make_view
 from tests.package.snapshot.support import Content, as_documented, contents, made, sealer, views
 
@@ -40,7 +40,7 @@ def test_it_is_written_as_documented_and_gives_back_every_bit(data: st.DataObjec
     for view, content in zip(of, rows, strict=True):
         found = {decode_values(key): row for key, row in read.rows[view.name].items()}
         assert found.keys() == content.keys()
-        block = RowCodec(view).decode([packed(row, view) for row in found.values()])
+        block = RowCodec(view).decode([to_online_row(row, view) for row in found.values()])
         expected = [content[key] for key in found]
         assert list(zip(block.event.tolist(), block.known.tolist(), strict=True)) == [row[:2] for row in expected]
         for column in view.fields:
@@ -102,7 +102,7 @@ def test_a_file_of_other_views_is_refused() -> None:
 
 def test_the_signature_of_somebody_else_is_refused(tmp_path: Any) -> None:
     create_key(tmp_path / "other.pem")
-    other = Sealer.of(tmp_path / "other.pem").seal(made(VIEWS, ROWS))
+    other = SnapshotSigner.of(tmp_path / "other.pem").seal(made(VIEWS, ROWS))
     with pytest.raises(DataError, match="not signed by the key"):
         require_sealed(other, sealer().public_key)
 
@@ -125,4 +125,4 @@ def test_a_key_that_browsers_cannot_use_is_refused(tmp_path: Any) -> None:
     key = generate_private_key(SECP384R1())
     file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(ConfigurationError, match="has curve secp384r1; expected secp256r1"):
-        Sealer.of(file)
+        SnapshotSigner.of(file)

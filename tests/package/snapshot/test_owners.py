@@ -18,7 +18,7 @@ from isthmus.features.types import Bool, Bytes, DataType, Int32, Int64, String, 
 from isthmus.package.snapshot.file import Header, read_header, read_snapshot
 from isthmus.package.snapshot.owners import key_of, open_owners, text_of, value_of, write_owners
 from isthmus.package.snapshot.signature import signed_by
-from isthmus.package.snapshot.store import Shelf
+from isthmus.package.snapshot.store import SnapshotFolder
 from tests.features.support import FIRST, LAST, MOMENTS, VALUES, values_of
 from tests.package.snapshot.support import Content, as_documented, made, put_owners, sealer, views
 from tests.package.snapshot.test_file import ROWS, VIEWS
@@ -59,7 +59,7 @@ def test_each_owner_has_the_rows_that_a_filter_gives(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Sequence[ViewContract], Sequence[Content], Column]
 ) -> None:
     of, rows, owner = drawn
-    shelf = Shelf(tmp_path_factory.mktemp("shelf"))
+    shelf = SnapshotFolder(tmp_path_factory.mktemp("shelf"))
     latest = put_owners(shelf, of, rows, owner)
     names = [sorted(key.name for key in view.keys) for view in of]
     values = {
@@ -85,9 +85,9 @@ def test_each_owner_has_the_rows_that_a_filter_gives(
 def test_what_all_have_is_stored_once(tmp_path: Path) -> None:
     own = {(n,): (n, n, {"n": n, "x": n / 3}) for n in range(2000)}
     shared = {(f"place {n}",): (n, n, {"text": "wet" * 20, "n": n}) for n in range(300)}
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     latest = put_owners(shelf, VIEWS, [own, shared], OWNER)
-    of_one = shelf.own(key_of(7, OWNER), latest)
+    of_one = shelf.owner_snapshot(key_of(7, OWNER), latest)
     assert of_one is not None
     assert shelf.owners(latest.snapshot).stat().st_size < 2000 * 250 + 2 * len(of_one[1])
     assert 2000 * len(of_one[1]) > 50_000_000
@@ -124,17 +124,17 @@ def test_a_file_for_all_has_no_word_of_owners() -> None:
 
 def test_torn_or_flipped_it_is_found_or_nothing(tmp_path: Path) -> None:
     """Whatever byte of the file it is: it cannot be read, or devices refuse the file, or it is as it was."""
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     latest = put_owners(shelf, VIEWS, ROWS, OWNER)
     file, key, signed = shelf.owners(latest.snapshot), key_of(7, OWNER), signed_by(sealer().public_key)
-    whole, good = file.read_bytes(), shelf.own(key, latest)
+    whole, good = file.read_bytes(), shelf.owner_snapshot(key, latest)
     assert good is not None
     refused = torn = 0
     flipped = [whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :] for place in range(0, len(whole), 11)]
     for harmed in (*flipped, *(whole[:size] for size in range(0, len(whole), 997))):
         file.write_bytes(harmed)
         try:
-            found = shelf.own(key, latest)
+            found = shelf.owner_snapshot(key, latest)
         except DataError:
             torn += 1
             continue
@@ -157,7 +157,7 @@ def test_torn_or_flipped_it_is_found_or_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_row_of_owners_is_named(tmp_path: Path, damage: str) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     latest = put_owners(shelf, VIEWS, ROWS, OWNER)
     with closing(sqlite3.connect(shelf.owners(latest.snapshot), isolation_level=None)) as db:
         # Of one owner alone: keys are distinct.
@@ -166,12 +166,12 @@ def test_a_damaged_row_of_owners_is_named(tmp_path: Path, damage: str) -> None:
         list(owners)
     if "SET key" not in damage:
         with pytest.raises(DataError, match="is damaged"):
-            shelf.own(key_of(7, OWNER), latest)
+            shelf.owner_snapshot(key_of(7, OWNER), latest)
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
-    latest = put_owners(Shelf(tmp_path), VIEWS, ROWS, OWNER)
-    with open_owners(Shelf(tmp_path).owners(latest.snapshot)) as owners:
+    latest = put_owners(SnapshotFolder(tmp_path), VIEWS, ROWS, OWNER)
+    with open_owners(SnapshotFolder(tmp_path).owners(latest.snapshot)) as owners:
         generation = owners.generation
     # As in a folder that nobody may write to, or without room for another name.
     with pytest.raises(OSError, match=r"unable to open database file.*owners"):
@@ -179,19 +179,19 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_under_a_damaged_key_nobody_gets_the_rows_of_another(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     latest = put_owners(shelf, VIEWS, ROWS, OWNER)
     with closing(sqlite3.connect(shelf.owners(latest.snapshot), isolation_level=None)) as db:
         db.execute("UPDATE owners SET key = ? WHERE key = ?", [key_of(6, OWNER), key_of(7, OWNER)])
     with pytest.raises(DataError, match=r"is damaged .*of another k"):
-        shelf.own(key_of(6, OWNER), latest)
+        shelf.owner_snapshot(key_of(6, OWNER), latest)
 
 
 def test_what_is_not_there_is_no_file_of_owners(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), open_owners(tmp_path / "none"):
         pass
     odd = tmp_path / "a #?%41 file.owners"
-    latest = put_owners(Shelf(tmp_path), VIEWS, ROWS, OWNER)
-    Shelf(tmp_path).owners(latest.snapshot).rename(odd)
+    latest = put_owners(SnapshotFolder(tmp_path), VIEWS, ROWS, OWNER)
+    SnapshotFolder(tmp_path).owners(latest.snapshot).rename(odd)
     with open_owners(odd) as owners:
         assert len(owners) == 2

@@ -11,16 +11,16 @@ import pytest
 from isthmus.features.contract.schema import Column
 from isthmus.features.errors import DataError
 from isthmus.features.types import Int64
-from isthmus.package.snapshot.delta import applied
+from isthmus.package.snapshot.delta import apply_delta
 from isthmus.package.snapshot.file import read_snapshot
 from isthmus.package.snapshot.owners import key_of, open_owners
 from isthmus.package.snapshot.signature import require_sealed, signed_by
-from isthmus.package.snapshot.store import LATEST, Latest, Shelf
+from isthmus.package.snapshot.store import LATEST, Latest, SnapshotFolder
 from tests.package.snapshot.support import made, put_owners, sealer
 from tests.package.snapshot.test_file import ROWS, VIEWS
 
 
-def _add(shelf: Shelf, number: int, keep: int = 3) -> bytes:
+def _add(shelf: SnapshotFolder, number: int, keep: int = 3) -> bytes:
     file = made(VIEWS, [{(number,): (number, number, {"n": number, "x": 1.0}), **ROWS[0]}, ROWS[1]], number)
     with shelf.locked():
         shelf.add(file, VIEWS, keep)
@@ -30,12 +30,12 @@ def _add(shelf: Shelf, number: int, keep: int = 3) -> bytes:
 OWNER = Column("k", Int64)
 
 
-def _add_owners(shelf: Shelf, number: int, keep: int = 3) -> Latest:
+def _add_owners(shelf: SnapshotFolder, number: int, keep: int = 3) -> Latest:
     rows = {(n,): (number, number, {"n": n + number, "x": 1.0}) for n in range(20)}
     return put_owners(shelf, VIEWS, [rows, ROWS[1]], OWNER, number, keep)
 
 
-def _whole(shelf: Shelf) -> int:
+def _whole(shelf: SnapshotFolder) -> int:
     """The number of the newest snapshot; every file that the folder promises is there and leads to it."""
     latest = shelf.latest()
     if latest is None:
@@ -54,12 +54,12 @@ def _whole(shelf: Shelf) -> int:
     require_sealed(file, sealer().public_key)
     assert (file.digest, file.header.number) == (latest.snapshot, latest.number)
     for digest in latest.earlier:
-        assert applied(shelf.snapshot(digest), shelf.delta(digest, latest)) == newest
+        assert apply_delta(shelf.snapshot(digest), shelf.delta(digest, latest)) == newest
     return latest.number
 
 
 def test_the_last_ones_lead_to_the_newest_and_older_ones_go(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "service")
+    shelf = SnapshotFolder(tmp_path / "service")
     assert shelf.latest() is None
     files = [_add(shelf, number) for number in range(1, 7)]
     latest = shelf.latest()
@@ -71,7 +71,7 @@ def test_the_last_ones_lead_to_the_newest_and_older_ones_go(tmp_path: Path) -> N
 
 
 def test_what_a_killed_process_has_left_goes_with_the_next_one(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     _add(shelf, 1)
     part = tmp_path / f".{'0' * 64}.snapshot.123.partial"
     part.write_bytes(b"half")
@@ -81,7 +81,7 @@ def test_what_a_killed_process_has_left_goes_with_the_next_one(tmp_path: Path) -
 
 
 def test_without_differences_only_the_newest_stays(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     for number in (1, 2):
         _add(shelf, number, keep=0)
     assert sorted(path.suffix for path in shelf.folder.iterdir() if path.suffix) == [".snapshot"]
@@ -89,7 +89,7 @@ def test_without_differences_only_the_newest_stays(tmp_path: Path) -> None:
 
 
 def test_an_earlier_one_that_is_damaged_leads_nowhere(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     _add(shelf, 1)
     before = shelf.latest()
     assert before is not None
@@ -103,7 +103,7 @@ def test_an_earlier_one_that_is_damaged_leads_nowhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damaged", [b"{}", b'{"snapshot": "\xff"}'])
 def test_a_damaged_pointer_is_named(tmp_path: Path, damaged: bytes) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     _add(shelf, 1)
     (tmp_path / LATEST).write_bytes(damaged)
     with pytest.raises(DataError, match="cannot be read"):
@@ -111,7 +111,7 @@ def test_a_damaged_pointer_is_named(tmp_path: Path, damaged: bytes) -> None:
 
 
 def test_an_owner_of_no_type_is_a_damaged_pointer(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     _add_owners(shelf, 1)
     whole = (tmp_path / LATEST).read_bytes()
     for other in (b"Int65", b"Float64", b"Int64\\n", b""):
@@ -121,8 +121,8 @@ def test_an_owner_of_no_type_is_a_damaged_pointer(tmp_path: Path) -> None:
 
 
 def test_an_owner_goes_on_by_differences(tmp_path: Path) -> None:
-    shelf, key = Shelf(tmp_path), key_of(7, OWNER)
-    had = [shelf.own(key, _add_owners(shelf, number)) for number in range(1, 7)]
+    shelf, key = SnapshotFolder(tmp_path), key_of(7, OWNER)
+    had = [shelf.owner_snapshot(key, _add_owners(shelf, number)) for number in range(1, 7)]
     latest = shelf.latest()
     assert latest is not None
     assert (_whole(shelf), len(latest.earlier), latest.owner) == (6, 3, ("k", "Int64"))
@@ -130,27 +130,27 @@ def test_an_owner_goes_on_by_differences(tmp_path: Path) -> None:
     *earlier, newest = [file for file in had if file is not None]
     assert len(earlier) == 5
     for place, (digest, data) in enumerate(earlier):
-        found = shelf.own(key, latest, digest)
+        found = shelf.owner_snapshot(key, latest, digest)
         assert found is not None
         assert found[0] == newest[0]
         # Of the three before it there is a difference; who has an older one gets the whole file.
         assert (found[1] == newest[1]) == (place < 2)
-        assert place < 2 or applied(data, found[1]) == newest[1]
-    assert shelf.own(key, latest, newest[0]) == (newest[0], b"")
+        assert place < 2 or apply_delta(data, found[1]) == newest[1]
+    assert shelf.owner_snapshot(key, latest, newest[0]) == (newest[0], b"")
     # The file of another owner is no file of this one.
-    other = shelf.own(key_of(8, OWNER), latest)
+    other = shelf.owner_snapshot(key_of(8, OWNER), latest)
     assert other is not None
-    assert shelf.own(key, latest, other[0]) == newest
-    assert shelf.own(key_of(20, OWNER), latest) is None
+    assert shelf.owner_snapshot(key, latest, other[0]) == newest
+    assert shelf.owner_snapshot(key_of(20, OWNER), latest) is None
     shelf.owners(latest.earlier[0]).write_bytes(b"torn")
-    assert shelf.own(key, latest, earlier[-1][0]) == newest
+    assert shelf.owner_snapshot(key, latest, earlier[-1][0]) == newest
     shelf.owners(latest.snapshot).unlink()
     with pytest.raises(FileNotFoundError):
-        shelf.own(key, latest)
+        shelf.owner_snapshot(key, latest)
 
 
 def test_with_an_owner_and_without_one_it_begins_anew(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     for number, add in enumerate((_add, _add_owners, _add_owners, _add, _add), 1):
         add(shelf, number)
         assert _whole(shelf) == number
@@ -162,7 +162,7 @@ def test_with_an_owner_and_without_one_it_begins_anew(tmp_path: Path) -> None:
 
 
 def test_a_signature_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = SnapshotFolder(tmp_path)
     _add_owners(shelf, 1)
     files = {path.name for path in tmp_path.iterdir()}
 
@@ -178,7 +178,7 @@ def test_a_signature_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.accept
 @pytest.mark.parametrize("kind", ["all", "owners"])
 def test_killed_at_any_moment_the_newest_is_whole(tmp_path: Path, kind: str) -> None:
-    random, shelf = Random(0), Shelf(tmp_path / "service")
+    random, shelf = Random(0), SnapshotFolder(tmp_path / "service")
     numbers = []
     sealer()  # its key is the other processes', too
     for _ in range(50):
@@ -194,7 +194,7 @@ def test_killed_at_any_moment_the_newest_is_whole(tmp_path: Path, kind: str) -> 
 
 
 if __name__ == "__main__":
-    shelf = Shelf(Path(sys.argv[1]))
+    shelf = SnapshotFolder(Path(sys.argv[1]))
     known = shelf.latest()
     number = known.number if known else 0
     add = _add_owners if sys.argv[2] == "owners" else _add

@@ -15,8 +15,8 @@ from isthmus.features.types import TYPES
 from isthmus.features.values.entitykey import encode_keys
 from isthmus.features.values.rows import RowCodec
 from isthmus.package.clients import CLIENT, CLIENTS, FOLDER
-from isthmus.package.snapshot.delta import applied
-from isthmus.package.snapshot.file import SnapshotFile, packed, read_snapshot
+from isthmus.package.snapshot.delta import apply_delta
+from isthmus.package.snapshot.file import SnapshotFile, read_snapshot, to_online_row
 from isthmus.package.snapshot.signature import require_sealed
 from tests.package.snapshot import vectors
 from tests.package.snapshot.vectors import FIRST_FILE, SECOND_FILE, VIEWS, differences, refused, shown
@@ -43,10 +43,10 @@ def test_python_refuses_what_devices_refuse() -> None:
                 _read(data)
     for _, delta, answer in differences():
         if answer == "newer":
-            assert applied(FIRST_FILE.data, delta) == SECOND_FILE.data
+            assert apply_delta(FIRST_FILE.data, delta) == SECOND_FILE.data
         else:
             with pytest.raises(DataError):
-                _read(applied(FIRST_FILE.data, delta))
+                _read(apply_delta(FIRST_FILE.data, delta))
 
 
 @pytest.mark.parametrize("case", ["rows", "time", "types", "keys"])
@@ -66,7 +66,7 @@ def _row(step: dict[str, Any]) -> dict[str, Any]:
     row = FIRST_FILE.rows[view.name].get(encode_keys(view.keys, keys)[0])
     if row is None:
         return {"status": "not_found", "event": None, "known": None, "values": nothing}
-    block = RowCodec(view).decode([packed(row, view)])
+    block = RowCodec(view).decode([to_online_row(row, view)])
     event, known = int(block.event[0]), int(block.known[0])
     columns = [(column, block.columns[column.name]) for column in view.fields]
     values = {

@@ -27,7 +27,7 @@ from isthmus.features.values.rows import HEADER as ROW_HEADER
 from isthmus.features.values.rows import RowCodec
 from isthmus.package.snapshot.delta import difference
 from isthmus.package.snapshot.file import Header, SnapshotFile
-from isthmus.package.snapshot.signature import Sealer
+from isthmus.package.snapshot.signature import SnapshotSigner
 from tests.features.support import ALL, FIRST, LAST, make_view
 from tests.package.snapshot.support import Content, made
 
@@ -51,7 +51,7 @@ DEVICE: dict[str, Any] = {
 }  # fmt: skip
 """What the manifest of a package says of these views."""
 
-SEALER, STRANGER = (Sealer(derive_private_key(secret, SECP256R1())) for secret in (20, 21))
+SEALER, STRANGER = (SnapshotSigner(derive_private_key(secret, SECP256R1())) for secret in (20, 21))
 """Keys that everybody knows, for tests alone."""
 
 NULLS = (2**31 - 1, "東")
@@ -123,7 +123,7 @@ EVERY_KEY: Content = {
 }
 
 
-def sealed(body: bytes, sealer: Sealer = SEALER) -> bytes:
+def sealed(body: bytes, sealer: SnapshotSigner = SEALER) -> bytes:
     """Bytes with a signature that is the same each time."""
     halves = decode_dss_signature(sealer.key.sign(body, ECDSA(SHA256(), deterministic_signing=True)))
     return body + b"".join(half.to_bytes(32) for half in halves)

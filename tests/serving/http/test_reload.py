@@ -38,7 +38,7 @@ ASKED: dict[str, Any] = {"features": ["punctuality:flights"], "entities": {"carr
 
 
 def _known(current: Path) -> bool:
-    return any(LISTS.name in contract.views for contract in Generations.read(current).every())
+    return any(LISTS.name in contract.views for contract in Generations.read(current).contracts())
 
 
 def _watched(current: Path) -> bool:

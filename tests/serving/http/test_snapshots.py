@@ -13,9 +13,9 @@ import pytest
 
 from isthmus.features.contract.schema import Column
 from isthmus.features.types import Int64, String
-from isthmus.package.snapshot.delta import applied
+from isthmus.package.snapshot.delta import apply_delta
 from isthmus.package.snapshot.file import SnapshotFile, read_header, read_snapshot
-from isthmus.package.snapshot.store import Shelf
+from isthmus.package.snapshot.store import SnapshotFolder
 from tests.package.snapshot.support import made, put_owners
 from tests.package.snapshot.test_file import ROWS, VIEWS
 from tests.serving.support import CONTRACT, Server, serving
@@ -23,7 +23,7 @@ from tests.serving.support import CONTRACT, Server, serving
 PLAIN = {"accept-encoding": "identity"}
 
 
-def _add(shelf: Shelf, number: int, keep: int = 3) -> SnapshotFile:
+def _add(shelf: SnapshotFolder, number: int, keep: int = 3) -> SnapshotFile:
     many = {(n,): (n, n, {"n": n * number % 7, "x": n / 3}) for n in range(200)}
     file = made(VIEWS, [many, ROWS[1]], number)
     with shelf.locked():
@@ -32,13 +32,13 @@ def _add(shelf: Shelf, number: int, keep: int = 3) -> SnapshotFile:
 
 
 @pytest.fixture
-def offered(tmp_path: Path, redis_url: str) -> Iterator[tuple[Server, Shelf]]:
+def offered(tmp_path: Path, redis_url: str) -> Iterator[tuple[Server, SnapshotFolder]]:
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     with serving(tmp_path, redis_url, snapshots=str(tmp_path / "snapshots")) as server:
-        yield server, Shelf(tmp_path / "snapshots" / "late")
+        yield server, SnapshotFolder(tmp_path / "snapshots" / "late")
 
 
-def test_a_device_gets_the_file_then_differences_then_nothing(offered: tuple[Server, Shelf]) -> None:
+def test_a_device_gets_the_file_then_differences_then_nothing(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     first = _add(shelf, 1)
     answer = server.http.get("/snapshots/late", headers=PLAIN)
@@ -47,7 +47,7 @@ def test_a_device_gets_the_file_then_differences_then_nothing(offered: tuple[Ser
     assert answer.headers["etag"] == f'"{first.digest}"'
     second = _add(shelf, 2)
     delta = server.http.get("/snapshots/late", params={"since": first.digest}, headers=PLAIN)
-    assert applied(first.data, delta.content) == second.data
+    assert apply_delta(first.data, delta.content) == second.data
     assert len(delta.content) < len(second.data)
     for known in ({"params": {"since": second.digest}}, {"headers": {"if-none-match": f'"{second.digest}"'}}):
         assert server.http.get("/snapshots/late", **known).status_code == 304  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_a_device_gets_the_file_then_differences_then_nothing(offered: tuple[Ser
     assert server.http.get("/snapshots/late", params={"since": "0" * 64}, headers=PLAIN).content == second.data
 
 
-def test_whoever_accepts_zstandard_gets_less(offered: tuple[Server, Shelf]) -> None:
+def test_whoever_accepts_zstandard_gets_less(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     file = _add(shelf, 1)
     url, accepted = f"{server.http.base_url}/snapshots/late", {"accept-encoding": "gzip, zstd"}
@@ -68,7 +68,7 @@ def test_whoever_accepts_zstandard_gets_less(offered: tuple[Server, Shelf]) -> N
         assert b"".join(answer.iter_raw()) == file.data
 
 
-def test_what_is_not_there_is_named(offered: tuple[Server, Shelf], server: Server) -> None:
+def test_what_is_not_there_is_named(offered: tuple[Server, SnapshotFolder], server: Server) -> None:
     running, shelf = offered
     for http in (running.http, server.http):
         answer = http.get("/snapshots/late")
@@ -86,7 +86,7 @@ def test_what_is_not_there_is_named(offered: tuple[Server, Shelf], server: Serve
     assert running.http.get("/snapshots/late").status_code == 503
 
 
-def test_a_key_needs_the_scope(offered: tuple[Server, Shelf]) -> None:
+def test_a_key_needs_the_scope(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     _add(shelf, 1)
     keys = server.grant(phone="snapshot:late", reader="read:*", everything="snapshot:*")
@@ -100,13 +100,13 @@ def test_a_key_needs_the_scope(offered: tuple[Server, Shelf]) -> None:
 K, PLACE = Column("k", Int64), Column("place", String)
 
 
-def _add_owners(shelf: Shelf, number: int, owner: Column = K) -> None:
+def _add_owners(shelf: SnapshotFolder, number: int, owner: Column = K) -> None:
     many = {(n,): (n, n, {"n": n * number % 7, "x": n / 3}) for n in range(50)}
     places = {**ROWS[1], ("a/b %ü",): (1, 1, {"text": "x", "n": number})}
     put_owners(shelf, VIEWS, [many, places], owner, number)
 
 
-def test_an_owner_gets_the_file_then_differences_then_nothing(offered: tuple[Server, Shelf]) -> None:
+def test_an_owner_gets_the_file_then_differences_then_nothing(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     _add_owners(shelf, 1)
     first = server.http.get("/snapshots/late/7", headers=PLAIN)
@@ -119,7 +119,7 @@ def test_an_owner_gets_the_file_then_differences_then_nothing(offered: tuple[Ser
     delta = server.http.get("/snapshots/late/7", params={"since": known}, headers=PLAIN)
     assert delta.content[:8] == b"isthdiff"
     assert delta.headers["etag"] == whole.headers["etag"] != first.headers["etag"]
-    assert applied(first.content, delta.content) == whole.content
+    assert apply_delta(first.content, delta.content) == whole.content
     newest = whole.headers["etag"].strip('"')
     for same in ({"params": {"since": newest}}, {"headers": {"if-none-match": f'"{newest}"'}}):
         answer = server.http.get("/snapshots/late/7", **same)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_an_owner_gets_the_file_then_differences_then_nothing(offered: tuple[Ser
 
 @pytest.mark.parametrize("place", [-1, 40])
 def test_a_shared_snapshot_that_is_not_what_its_name_says_is_not_served(
-    offered: tuple[Server, Shelf], place: int
+    offered: tuple[Server, SnapshotFolder], place: int
 ) -> None:
     server, shelf = offered
     digest = _add(shelf, 1).digest
@@ -146,7 +146,7 @@ def test_a_shared_snapshot_that_is_not_what_its_name_says_is_not_served(
     assert str(shelf.folder) not in refused.text
 
 
-def test_a_text_is_an_owner_in_percent_encoding(offered: tuple[Server, Shelf]) -> None:
+def test_a_text_is_an_owner_in_percent_encoding(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     _add_owners(shelf, 1, PLACE)
     answer = server.http.get(f"/snapshots/late/{quote('a/b %ü', safe='')}", headers=PLAIN)
@@ -155,7 +155,7 @@ def test_a_text_is_an_owner_in_percent_encoding(offered: tuple[Server, Shelf]) -
     assert server.http.get("/snapshots/late/JF").status_code == 404
 
 
-def test_a_line_break_is_part_of_the_owner(offered: tuple[Server, Shelf]) -> None:
+def test_a_line_break_is_part_of_the_owner(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     texts = ("7", "7\n", "\n7", "a\r\nb")
     put_owners(shelf, VIEWS, [ROWS[0], {(text,): (1, 1, {"text": "x", "n": 1}) for text in texts}], PLACE)
@@ -170,7 +170,7 @@ def test_a_line_break_is_part_of_the_owner(offered: tuple[Server, Shelf]) -> Non
     assert logged == {"/snapshots/{service}/{value:owner}"}
 
 
-def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> None:
+def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     _add_owners(shelf, 1)
 
@@ -199,7 +199,7 @@ def test_whose_snapshot_is_not_there_is_named(offered: tuple[Server, Shelf]) -> 
     assert "isthmus features snapshot" in refused("/snapshots/late/7", 503)["remedy"]
 
 
-def test_a_key_of_an_owner_opens_its_snapshot_alone(offered: tuple[Server, Shelf]) -> None:
+def test_a_key_of_an_owner_opens_its_snapshot_alone(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     _add_owners(shelf, 1)
     keys = server.grant(
@@ -223,7 +223,7 @@ def test_a_key_of_an_owner_opens_its_snapshot_alone(offered: tuple[Server, Shelf
     assert answer.json()["found"] == "lacks the scope snapshot:late/8"
 
 
-def test_the_log_does_not_say_whose_snapshot_was_asked_for(offered: tuple[Server, Shelf]) -> None:
+def test_the_log_does_not_say_whose_snapshot_was_asked_for(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     _add_owners(shelf, 1)
     server.http.get("/snapshots/late/7777777")
@@ -248,7 +248,7 @@ def test_the_log_does_not_say_whose_snapshot_was_asked_for(offered: tuple[Server
 
 
 @pytest.mark.accept
-def test_while_owners_are_written_every_answer_leads_to_a_whole_one(offered: tuple[Server, Shelf]) -> None:
+def test_while_owners_are_written_every_answer_leads_to_a_whole_one(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     _add_owners(shelf, 1)
     first = server.http.get("/snapshots/late/7", headers=PLAIN)
@@ -267,7 +267,7 @@ def test_while_owners_are_written_every_answer_leads_to_a_whole_one(offered: tup
             continue
         assert answer.status_code == 200
         kinds.add(answer.content[:8])
-        data = applied(data, answer.content) if answer.content.startswith(b"isthdiff") else answer.content
+        data = apply_delta(data, answer.content) if answer.content.startswith(b"isthdiff") else answer.content
         assert f'"{read_snapshot(data, VIEWS).digest}"' == answer.headers["etag"]
         digest = answer.headers["etag"].strip('"')
     writer.join()
@@ -275,7 +275,7 @@ def test_while_owners_are_written_every_answer_leads_to_a_whole_one(offered: tup
 
 
 @pytest.mark.accept
-def test_while_snapshots_are_written_every_answer_leads_to_a_whole_one(offered: tuple[Server, Shelf]) -> None:
+def test_while_snapshots_are_written_every_answer_leads_to_a_whole_one(offered: tuple[Server, SnapshotFolder]) -> None:
     server, shelf = offered
     had, ended = _add(shelf, 1), Event()
 
@@ -293,7 +293,7 @@ def test_while_snapshots_are_written_every_answer_leads_to_a_whole_one(offered: 
             continue
         assert answer.status_code == 200
         kinds.add(answer.content[:8])
-        data = applied(data, answer.content) if answer.content.startswith(b"isthdiff") else answer.content
+        data = apply_delta(data, answer.content) if answer.content.startswith(b"isthdiff") else answer.content
         had, before = read_snapshot(data, VIEWS), had
         assert f'"{had.digest}"' == answer.headers["etag"]
         assert had.header.number > before.header.number

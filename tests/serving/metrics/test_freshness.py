@@ -90,7 +90,7 @@ def test_what_a_model_reads_of_an_earlier_contract_counts_as_well(tmp_path: Path
         server.deploy(package)
         wait(lambda: server.http.get("/readyz").json().get("model") == "late", "the model")
         materialized(own, PUNCTUALITY, NOW - HOUR)
-        following = Generations(CONTRACT).placed(changed)
+        following = Generations(CONTRACT).with_slots(changed)
         Generations(CONTRACT).switch(following, NOW).write(tmp_path / "contract.json")
         wait(lambda: server.http.get("/readyz").json()["contract"] == following.hash, "the switch")
         assert by_view(server, AGE) == {"punctuality": 3600}

@@ -80,14 +80,14 @@ def test_a_deployment_knows_the_way_back_and_until_when(packages: list[Path], fi
     assert promoted.probation.before.digest == package_digest(packages[1])
     assert rollback(file, Generations(CONTRACT), at=NOW + 7).deployment.probation is None
     assert put(packages[0], file, NOW + 8, seconds=0).probation is None
-    assert all(event.deployment == event.deployment.alone for event in DeploymentHistory(file).read())
+    assert all(event.deployment == event.deployment.without_trials for event in DeploymentHistory(file).read())
 
 
 def test_after_probation_nothing_is_there_for_the_former_model(packages: list[Path], file: Path) -> None:
     first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
     assert second.probation is not None
-    assert second.loaded(second.probation.until - 1) == [second.alone, first]
-    assert second.loaded(second.probation.until) == [second.alone]
+    assert second.loaded(second.probation.until - 1) == [second.without_trials, first]
+    assert second.loaded(second.probation.until) == [second.without_trials]
 
 
 def test_timing_two_models_takes_a_tenth_of_the_time(packages: list[Path], file: Path) -> None:
@@ -206,7 +206,7 @@ def test_nothing_goes_back_to_what_is_being_given_up(packages: list[Path], file:
     assert third.probation.before == first
     again = put(packages[1], file, NOW + 5)
     assert again.probation is not None
-    assert again.probation.before == third.alone, "the decision was about another deployment of it"
+    assert again.probation.before == third.without_trials, "the decision was about another deployment of it"
 
 
 KILLED = """

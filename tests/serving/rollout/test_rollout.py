@@ -290,5 +290,5 @@ def test_a_package_that_only_the_original_has_is_served_from_there(tmp_path: Pat
     assert Deployment.loads(copied.read_bytes(), str(copied)) == deployment
     second = make_package(tmp_path / "second", weight=2.0)
     releases.deploy(second, verdict_of(second), CONTRACT, ServingProfile(), copied, tables=TABLES, at=NOW, share=0.5)
-    assert Deployment.loads(copied.read_bytes(), str(copied)).alone == deployment
+    assert Deployment.loads(copied.read_bytes(), str(copied)).without_trials == deployment
     assert {event.deployment.package for event in DeploymentHistory(copied).read()} >= {deployment.package}

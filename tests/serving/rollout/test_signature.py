@@ -23,7 +23,7 @@ from isthmus.features.files import write_atomically
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.types import Int64
 from isthmus.features.values.columns import from_python
-from isthmus.package.checksums import summed
+from isthmus.package.checksums import verify_checksums
 from isthmus.package.manifest import open_package, package_digest, read_package
 from isthmus.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
 from isthmus.serving.deployment.record import Deployment, unapproved
@@ -50,9 +50,9 @@ def test_signing_changes_neither_sums_nor_digest(tmp_path: Path) -> None:
     Signer(private).sign(package)
     assert (read_package(package), package_digest(package)) == (before, digest)
     assert (package / "model.sig").read_bytes() != first
-    require_signature(summed(package), read_public_key(public))
+    require_signature(verify_checksums(package), read_public_key(public))
     moved = package.rename(tmp_path / "under another name")
-    require_signature(summed(moved), read_public_key(public))
+    require_signature(verify_checksums(moved), read_public_key(public))
     assert [entry.name for entry in tmp_path.glob("*.partial")] == []
 
 
@@ -194,7 +194,7 @@ def test_no_message_shows_the_password(tmp_path: Path) -> None:
     bare, _ = pair(tmp_path, "bare")
     package = make_package(tmp_path / "package")
     Signer(private, "open sesame").sign(package)
-    require_signature(summed(package), read_public_key(public))
+    require_signature(verify_checksums(package), read_public_key(public))
     for key, password, words in (
         (private, None, f"has a password; expected it in {PASSWORD}"),
         (private, "open barley", f"is not a private key that {PASSWORD} opens"),

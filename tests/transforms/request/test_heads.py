@@ -13,7 +13,7 @@ from isthmus.features.request.layout import MASKS, NOTES, Layout, output_name
 from isthmus.features.request.onnxbytes import UnreadableGraph
 from isthmus.features.values.columns import Values
 from isthmus.package.featurizer.interpreter import Head
-from isthmus.package.featurizer.trace import traced
+from isthmus.package.featurizer.trace import build_head
 from isthmus.transforms.rowwise.core.expressions import traced as without_spark
 from tests.package.featurizer import cases
 from tests.package.featurizer.cases import DTYPES, lines, session, sources
@@ -46,7 +46,7 @@ class Portion:
         self._session = session(self.graph)
         self.layout = Layout.loads(self._session.get_modelmeta().custom_metadata_map[NOTES])
         self.outputs = {**{output_name(element): element for element in self.layout.outputs}, MASKS: "bool"}
-        self.head = traced(self.graph, sources(self.layout), self.outputs, None, session)
+        self.head = build_head(self.graph, sources(self.layout), self.outputs, None, session)
 
     def answers(self, columns: Mapping[str, Values]) -> list[Any]:
         """Those of the runtime, (n, fields) each."""

@@ -10,7 +10,7 @@ import numpy as np
 from isthmus.distill.decoder.tokenizer import surrounding_tokens
 from isthmus.distill.types import Index
 from isthmus.features.errors import ConfigurationError, DataError, Problem, extra
-from isthmus.package.generation.tokenizer import ALPHABET, opened
+from isthmus.package.generation.tokenizer import ALPHABET, load_tokenizer
 
 FILE = "tokenizer.json"
 PADDED = 0.01
@@ -33,7 +33,7 @@ class Vocabulary:
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's token ids, after the `begin` tokens. A control token written in a text is plain text."""
-        reader = opened(self.tokenizer)
+        reader = load_tokenizer(self.tokenizer)
         encodings = reader.encode_batch([*texts], add_special_tokens=False)
         return [[*self.begin, *encoding.ids] for encoding in encodings]
 
@@ -108,7 +108,7 @@ def full_vocabulary(tokenizer: Any, config: Any, where: str) -> Vocabulary:
         problems.append(Problem("configuration of the model", found, "an end token that the tokenizer has"))
     if problems:
         raise ConfigurationError(where, problems)
-    file = opened(backend.to_str().encode()).to_str().encode()
+    file = load_tokenizer(backend.to_str().encode()).to_str().encode()
     begin, _ = surrounding_tokens(file, where)
     return Vocabulary(file, int(end), size, begin=tuple(begin))
 

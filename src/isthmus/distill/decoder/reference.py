@@ -137,7 +137,7 @@ class DecoderReference:
         agreement, largest_deviation = equal / count, max(deviations, key=lambda each: each.by)
         outputs = [run(case) for case in self.cases]
         if largest_deviation.by > tolerance:
-            raise GateFailed(f"{file}: {largest_deviation.place}", largest_deviation.says("the model in torch"),
+            raise GateFailed(f"{file}: {largest_deviation.place}", largest_deviation.message("the model in torch"),
                              expected=f"at most {tolerance:.3g}", remedy="leave this precision out")  # fmt: skip
         if agreement < (least := {**AGREEMENT, **settings.agreement}[precision]):
             raise GateFailed(file, f"agrees with the model on {agreement:.1%} of the tokens",

@@ -7,7 +7,7 @@ from typing import Any
 
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.package.generation.prompt import Control, Generation
-from isthmus.package.generation.tokenizer import ALPHABET, Tokenizer, opened
+from isthmus.package.generation.tokenizer import ALPHABET, Tokenizer, load_tokenizer
 
 _REGEX = re.compile(
     r"""(?: \(\?i:[^()\[\]\\]*\)            # letters in either case
@@ -79,7 +79,7 @@ def surrounding_tokens(data: bytes, where: str = "tokenizer.json") -> tuple[list
 
     Raises a ConfigurationError if its post-processor also drops or repeats tokens of the text.
     """
-    own = opened(data)
+    own = load_tokenizer(data)
     bare, full = (own.encode("a", add_special_tokens=special).ids for special in (False, True))
     own.post_processor = None
     if own.encode("a").ids != bare:

@@ -75,7 +75,7 @@ def require_near(file: str, limits: ParityLimits, precision: str, deviations: Se
     if line := limits.tolerance_line(precision, max(each.by for each in deviations)):
         remedy += f", or allow a larger difference: {line}"
     raise ParityFailed(
-        f"{file}: {far.place}", far.says("the student in torch"),
+        f"{file}: {far.place}", far.message("the student in torch"),
         expected=f"at most {far.limit:.3g}, {limits.source(precision)}", remedy=remedy,
     )  # fmt: skip
 

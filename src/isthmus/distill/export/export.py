@@ -50,8 +50,8 @@ from isthmus.package.manifest import (
     Manifest,
     TensorInfo,
     package_digest,
-    placed,
     read_package,
+    tensor_positions,
 )
 
 
@@ -314,7 +314,7 @@ class _Files:
             training_set=material.training_set,
             task=declaration.kind,
             metric=self.trained.task.metric,
-            inputs=placed(row_inputs),
+            inputs=tensor_positions(row_inputs),
             tensors=self.inputs,
             outputs=self.outputs,
             variants=tuple(file.variant for file in self.accepted),

@@ -119,7 +119,7 @@ def _rung(
              for far in limits.compare(precision, case, outputs)]  # fmt: skip
     far, number = max(deviations, key=lambda each: each[0].share)
     case = number if far.by else None
-    text = "same as the student" if case is None else f"{far.place}: {far.says('the student in torch')}"
+    text = "same as the student" if case is None else f"{far.place}: {far.message('the student in torch')}"
     return Rung(
         form, runtime, tolerance, max(each.by for each, _ in deviations), case, holds=far.share <= 1, outcome=text
     )

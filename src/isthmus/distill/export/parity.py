@@ -23,7 +23,7 @@ from isthmus.package.golden import read_golden
 from isthmus.package.inputs import feeds
 from isthmus.package.manifest import WHOLE, Package, Variant
 from isthmus.package.prompts import generated, read_prompts
-from isthmus.package.replay import open_session, rounding, shares
+from isthmus.package.replay import open_session, relative_differences, rounding
 from isthmus.package.verdict import FeatureVerdict, ValueDifference, compare
 
 LEAST, BYTES = 16, 4 << 20
@@ -214,6 +214,6 @@ def _worst(expected: Answers, outputs: Answers, limits: Mapping[str, float]) -> 
     places = np.repeat(np.arange(len(names)), [side.shape[1] for side, _ in pairs])
     floats = np.array([values.dtype.kind == "f" for values in outputs.values()])[places]
     within = np.maximum(allowed[places], np.where(floats, rounding(ours), 0.0))
-    column = shares(differences, within).argmax(1)
+    column = relative_differences(differences, within).argmax(1)
     worst = (np.arange(rows), column)
     return ours[worst], theirs[worst], within[worst], names[places[column]]

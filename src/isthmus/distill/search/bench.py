@@ -118,7 +118,7 @@ class Bench:
         reference = StudentReference(task, self._validation, self._teacher, (), cases)
         _, deviations = reference.compare(candidate.run, ParityLimits.of(task, student, self._validation), precision)
         far = max(deviations, key=lambda each: each.share)
-        words = f"{far.place}: {far.says('the student in torch')}"
+        words = f"{far.place}: {far.message('the student in torch')}"
         if not math.isfinite(far.share):
             raise ParityFailed(f"its graph in {precision}", words)
         facts["difference"] = max(each.by for each in deviations)

@@ -18,7 +18,7 @@ from isthmus.features.request.layout import MASKS, NOTES, VALID, Layout, input_n
 from isthmus.features.request.onnxbytes import UnreadableGraph
 from isthmus.features.types import String
 from isthmus.package.featurizer.form import HEAD, RawInput
-from isthmus.package.featurizer.trace import GraphInput, traced
+from isthmus.package.featurizer.trace import GraphInput, build_head
 from isthmus.package.inputs import ModelInput
 
 REFUSED = "refused"
@@ -93,7 +93,7 @@ def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput])
     refused = REFUSED if any(output.name == REFUSED for output in model.graph.output) else None
     graph: bytes = model.SerializeToString(deterministic=True)
     try:
-        return traced(graph, _sources(inputs), outputs, refused, lambda single: session(single, 1))
+        return build_head(graph, _sources(inputs), outputs, refused, lambda single: session(single, 1))
     except UnreadableGraph as error:
         raise GateFailed(
             HEAD,

@@ -88,7 +88,7 @@ class Generations:
         """Return the contracts that a server serves: the current one, then the retired ones, latest first."""
         return (*([self.current] if self.current else ()), *(item.contract for item in self.retired))
 
-    def every(self) -> Iterator[Contract]:
+    def contracts(self) -> Iterator[Contract]:
         """Iterate over all contracts except forgotten ones."""
         yield from self.served()
         if self.next is not None:
@@ -96,7 +96,7 @@ class Generations:
 
     def views(self) -> dict[str, ViewContract]:
         """Return the views of all contracts except forgotten ones, by hash."""
-        return {view.hash: view for contract in self.every() for view in contract.views.values()}
+        return {view.hash: view for contract in self.contracts() for view in contract.views.values()}
 
     def of_model(self, exported: Contract, service: str) -> Contract | None:
         """Return the latest served contract with the same `service` as `exported`, a model's contract; else None."""
@@ -124,18 +124,18 @@ class Generations:
         require_service(where, exported, self.current, service)
         raise AssertionError("the service has not changed")
 
-    def places(self, view: str) -> list[ViewContract]:
+    def definitions(self, view: str) -> list[ViewContract]:
         """Return the definitions of a view in all contracts except forgotten ones, one per slot in the online store."""
-        return list({item.slot: item for c in self.every() if (item := c.views.get(view)) is not None}.values())
+        return list({item.slot: item for c in self.contracts() if (item := c.views.get(view)) is not None}.values())
 
-    def placed(self, contract: Contract) -> Contract:
+    def with_slots(self, contract: Contract) -> Contract:
         """Return a copy of a contract with each view's slot: a known definition keeps its slot, a new one gets its own.
 
         A slot is a suffix of the view's name in the online store, so that rows of different definitions do not mix.
         """
 
         def place(view: ViewContract) -> ViewContract:
-            known = self.places(view.name)
+            known = self.definitions(view.name)
             if slots := [item.slot for item in known if item.hash == view.hash]:
                 return replace(view, slot=slots[0])
             # Do not reuse slots of forgotten contracts: their rows are being deleted.
@@ -147,7 +147,7 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy whose next contract is `contract`, a result of `placed`; none is next if it is already current.
+        """Return a copy whose next contract is `contract`, a result of `with_slots`; none if it is current.
 
         A different contract that was next before is retired at the time `at`, in microseconds since 1970 UTC.
         """
@@ -166,9 +166,9 @@ class Generations:
         # If the contract was retired, it stays in that file, which is written before `contract.json`.
         return replace(self, current=contract, next=None, retired=_retire(self.retired, replaced, at, []))
 
-    def abandoned(self) -> list[ViewContract]:
+    def deletable_views(self) -> list[ViewContract]:
         """Return views of forgotten contracts whose slots no other contract uses: their online rows can be deleted."""
-        used = {(view.name, view.slot) for contract in self.every() for view in contract.views.values()}
+        used = {(view.name, view.slot) for contract in self.contracts() for view in contract.views.values()}
         views = {(view.name, view.slot): view for contract in self.forgotten for view in contract.views.values()}
         return [view for place, view in views.items() if place not in used]
 

@@ -334,7 +334,7 @@ class Declarations:
             self._wrong(where, f"type {field.dtype!r}", "an Array of a type that a model can read, not of Bytes")
         elif field.size is None:
             self._wrong(
-                where, f"type {field.dtype!r} of any size", f"a declared size: {sized(field.name, field.dtype)}"
+                where, f"type {field.dtype!r} of any size", f"a declared size: {size_hint(field.name, field.dtype)}"
             )
         elif any(field.name in entity.join_keys for entity in self.entities.values()):
             self._wrong(where, "is an Array with the name of a join key", "another name: it would be that key's value")
@@ -367,7 +367,7 @@ def _same_but_case(name: str, names: Iterable[str]) -> str | None:
     return next((known for known in names if str(known).lower() == str(name).lower()), None)
 
 
-def sized(name: str, dtype: DataType) -> str:
+def size_hint(name: str, dtype: DataType) -> str:
     """Return the declaration to suggest in an error about an array field that has no size."""
     return f'declare Field("{name}", {dtype}, size=n)'
 

@@ -25,7 +25,7 @@ _PLAIN = {bool: "True or False", int: "a whole number", float: "a number", str: 
 _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for values that never expire"}
 
 
-def declared(function: F, name: str = "") -> F:
+def explain_arguments(function: F, name: str = "") -> F:
     """Wrap a function so that wrong arguments raise a ConfigurationError, with `name` or the function's own name."""
 
     @functools.wraps(function)

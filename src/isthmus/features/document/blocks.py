@@ -108,7 +108,7 @@ class BlockGroup:
 Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Figure | BlockGroup
 
 
-def drawn(cells: Sequence[Text]) -> bool:
+def only_figures(cells: Sequence[Text]) -> bool:
     """Return True if a column has cells and all are figures: Markdown and terminals then leave out the column."""
     return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
 

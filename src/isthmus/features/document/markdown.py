@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from isthmus.features.document import blocks
-from isthmus.features.document.blocks import Block, Figure, StyledText, TableBlock, Text, drawn
+from isthmus.features.document.blocks import Block, Figure, StyledText, TableBlock, Text, only_figures
 
 # An underscore inside a word is not markup: `late_arrival` stays readable.
 _MARKUP = re.compile(r"""[\\`*\[\]<>|#&~!$]|_(?![^\W_])""")
@@ -38,7 +38,7 @@ def _block(block: Block) -> str:
 
 
 def _table(table: TableBlock) -> str:
-    columns = [n for n in range(len(table.columns)) if not drawn([row[n] for row in table.rows])]
+    columns = [n for n in range(len(table.columns)) if not only_figures([row[n] for row in table.rows])]
     rules = ["---:" if name in table.numbers else "---" for name in table.columns]
     lines = [[*map(_inline, table.columns)], rules, *([*map(_inline, row)] for row in table.rows)]
     return "\n".join(f"| {' | '.join(line[n] for n in columns)} |" for line in lines)

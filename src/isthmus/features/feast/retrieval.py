@@ -110,7 +110,7 @@ class ViewJoin:
         rows = self.source.rows(list(self.columns), self.known_at, condition)
         if len(at) and self.source.contract is None:
             self._warn_of_hidden(rows, last)
-        places = rows.answer(at, keys, os.cpu_count() or 1)
+        places = rows.positions_at(at, keys, os.cpu_count() or 1)
         for feature, column in self.columns.items():
             spine = spine.append_column(column, self.source.values(rows.table, feature, self.types).take(places))
         return spine

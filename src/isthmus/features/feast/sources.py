@@ -292,7 +292,7 @@ class SourceRows:
     created: Ints
     table: pa.Table
 
-    def answer(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
+    def positions_at(self, at: pa.ChunkedArray, keys: Sequence[pa.ChunkedArray], threads: int) -> pa.ChunkedArray:
         """Return, for each time and key, the position of the valid row in `self.table`; null if missing or expired."""
         columns = list(keys) or [pa.array(np.zeros(len(at), np.int64))]
         names = [column.name for column in self.history.view.keys]

@@ -25,7 +25,7 @@ from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.frames import spine_columns
 from isthmus.orchestration.project import Project
 from isthmus.package.snapshot.selection import disclosed, kept_views
-from isthmus.package.snapshot.store import Shelf
+from isthmus.package.snapshot.store import SnapshotFolder
 from isthmus.transforms import engine, sources
 from isthmus.transforms.views.compute import analyze
 
@@ -72,7 +72,7 @@ def apply(project: Project) -> Applied:
             generations = project.generations()
         except ContractMismatch:
             generations, unreadable = Generations(), True
-        before, contract = generations.newest(), generations.placed(definitions.contract)
+        before, contract = generations.newest(), generations.with_slots(definitions.contract)
         changes = differences(before, contract) if before else []
         if unreadable:
             changes = ["the previous contract cannot be read"]
@@ -96,12 +96,12 @@ def apply(project: Project) -> Applied:
 def _withdraw(project: Project, contract: Contract) -> None:
     """Delete device snapshots that disclose more than the contract allows; servers would keep offering them."""
     for folder in project.snapshots.glob("*/"):
-        service, shelf = project.definitions.services.get(folder.name), Shelf(folder)
+        service, shelf = project.definitions.services.get(folder.name), SnapshotFolder(folder)
         device = None if service is None else service.device
         allowed = disclosed(kept_views(contract, folder.name), device) if device else ()
         # A snapshot that is being written may still use the previous contract, so take its lock.
         with shelf.locked():
-            before = shelf.before()
+            before = shelf.latest_or_none()
             if device is None or (before is not None and not {*before.discloses} <= {*allowed}):
                 shelf.clear()
 
@@ -112,7 +112,7 @@ def _has_rows(project: Project, generations: Generations, contract: Contract) ->
     if current is None or all(view in current.views.values() for view in contract.views.values()):
         return True
     served = MaterializationLog(project.offline, project.storage_options).contracts()
-    return not served.intersection(view.hash for before in generations.every() for view in before.views.values())
+    return not served.intersection(view.hash for before in generations.contracts() for view in before.views.values())
 
 
 def _retyped(project: Project, contract: Contract) -> list[Problem]:

@@ -167,7 +167,7 @@ def forget(project: Project, store: OnlineStore) -> None:
         if not left.forgotten:
             return
         # No lock while rows are dropped: it may take long, and no other contract uses these rows.
-        for view in left.abandoned():
+        for view in left.deletable_views():
             store.drop(view)
         with project.locked("contract"):
             replace(project.generations(), forgotten=()).write(project.contract_file)

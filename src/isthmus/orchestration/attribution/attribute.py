@@ -25,10 +25,9 @@ from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.attribution import inputs
 from isthmus.orchestration.attribution.inputs import TIME, TrainingRows
 from isthmus.orchestration.attribution.page import page
-from isthmus.orchestration.attribution.recorded import ID, predictions
-from isthmus.orchestration.attribution.recorded import recorded as recorded_rows
+from isthmus.orchestration.attribution.recorded import ID, load_recorded, predictions
 from isthmus.orchestration.attribution.report import SCORE, Attribution, Measure, page_file, parts_of, rows_file
-from isthmus.orchestration.attribution.scores import ChosenRows, PackageModels, opened
+from isthmus.orchestration.attribution.scores import ChosenRows, PackageModels, open_models
 from isthmus.orchestration.attribution.shapley import Numbers, Shares, shapley
 from isthmus.orchestration.attribution.stages import (
     CELLS,
@@ -98,12 +97,12 @@ def attribute(  # noqa: PLR0913 - the options of the command
     else:
         package = open_package(artifacts.last_package())
         precision = precision or serving_profile(project, package.files.folder).precision
-    with opened(artifacts, package, precision, product, progress) as models:
+    with open_models(artifacts, package, precision, product, progress) as models:
         progress("joining what was served", 0.2)
         chosen = (
             _of_training_set(artifacts, models, days, fed)
             if answers is None
-            else recorded_rows(artifacts, answers, models)
+            else load_recorded(artifacts, answers, models)
         )
         scored = models.score(chosen, progress)
     rows, cells, unknown = scored.chosen.rows, scored.cells, scored.chosen.unknown

@@ -25,9 +25,9 @@ from isthmus.features.files import write_atomically
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.attribution.page import parts_table, waterfall
-from isthmus.orchestration.attribution.recorded import prediction, recorded
+from isthmus.orchestration.attribution.recorded import load_recorded, prediction
 from isthmus.orchestration.attribution.report import Measure, parts_of
-from isthmus.orchestration.attribution.scores import ScoredRows, opened
+from isthmus.orchestration.attribution.scores import ScoredRows, open_models
 from isthmus.orchestration.attribution.shapley import Shares, shapley
 from isthmus.orchestration.attribution.stages import CELLS, NEEDS, coalitions
 from isthmus.orchestration.project import Project
@@ -89,9 +89,9 @@ def explain(project: Project, identity: str, *, progress: Progress = silent) -> 
     package = answers.package
     artifacts = Artifacts.of(project, package.manifest.name)
     name = artifacts.declared.name
-    with opened(artifacts, package, answers.precision, RUNTIMES["ONNX Runtime"], progress) as models:
+    with open_models(artifacts, package, answers.precision, RUNTIMES["ONNX Runtime"], progress) as models:
         progress("joining what was served", 0.2)
-        scored = models.score(recorded(artifacts, answers, models), progress)
+        scored = models.score(load_recorded(artifacts, answers, models), progress)
         rows = _rows(scored, models.scores.student_inputs)
     at = answers.part["at"][0].as_py().isoformat().replace("+00:00", "Z")
     result = Explanation(

@@ -22,7 +22,7 @@ from isthmus.features.values.arrow import micros
 from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.record import history_of
-from isthmus.orchestration.training.staleness import aged
+from isthmus.orchestration.training.staleness import with_stale_inputs
 
 TIME = "event_timestamp"
 
@@ -80,7 +80,9 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
     offline = project.offline_store()
     if declared.student.device is not None:
         age = declared.student.device.age // clock.MICROSECOND
-        return aged(project, declared, rows.examples, rows.table, fixed(np.full(len(rows.places), age)), computed=False)
+        return with_stale_inputs(
+            project, declared, rows.examples, rows.table, fixed(np.full(len(rows.places), age)), computed=False
+        )
     features: dict[str, list[str]] = {}
     for view, feature in contract.read(service):
         features.setdefault(view, []).append(feature)

@@ -61,7 +61,7 @@ class RecordedRows:
     fields: Sequence[str]
     left_out: dict[str, int]
 
-    def keep(self, mask: Mask, why: str) -> "RecordedRows":
+    def select(self, mask: Mask, why: str) -> "RecordedRows":
         """Return only the rows in the mask; `left_out` of the result counts the skipped rows under the reason `why`."""
         if mask.all():
             return self
@@ -139,7 +139,7 @@ def _count(answers: pa.Table) -> int:
     return int(pc.sum(answers["rows"]).as_py() or 0)
 
 
-def recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
+def load_recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
     """Return predictions with three forms of their features: ideal, as Redis returned them, and as fed to the model.
 
     `answers` are the predictions, and `models` the opened models of their package. Rows that cannot be used are counted
@@ -204,8 +204,8 @@ def recorded_rows(declared: Distillation, answers: PackagePredictions, examples:
         [name for name in keys if table[name].null_count < len(table)],
         [name for name in request if name in served.column_names], dict(left_out),
     )  # fmt: skip
-    found = found.keep(known, "the row that Redis returned is not in the history: see `isthmus answers replay`")
-    found = found.keep(alike[known], "the model was fed different inputs: see `isthmus answers replay`")
+    found = found.select(known, "the row that Redis returned is not in the history: see `isthmus answers replay`")
+    found = found.select(alike[known], "the model was fed different inputs: see `isthmus answers replay`")
     _require(len(found.scores), declared, found.left_out)
     return found
 
@@ -288,7 +288,7 @@ def _with_teacher(
             table = with_column(table, item.name, to_arrow(complete[item.name], item.dtype))
     whole = replace(found, rows=found.rows._replace(table=table))
     why = f"their requests lack {', '.join(dict.fromkeys(names))}, which the teacher reads"
-    whole = whole.keep(~lacking, why).keep(~refused[~lacking], "a request transform refuses them")
+    whole = whole.select(~lacking, why).select(~refused[~lacking], "a request transform refuses them")
     _require(len(whole.scores), declared, whole.left_out)
     return whole
 

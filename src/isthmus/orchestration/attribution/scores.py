@@ -31,7 +31,7 @@ from isthmus.orchestration.attribution.stages import (
     Features,
     score_cells,
 )
-from isthmus.orchestration.models.students import packaged
+from isthmus.orchestration.models.students import student_of_package
 from isthmus.orchestration.runtimes.products import RUNTIMES, Product
 from isthmus.package.featurizer.form import HEAD
 from isthmus.package.featurizer.interpreter import Head
@@ -77,7 +77,7 @@ class ScoredRows:
 
 
 @contextmanager
-def opened(
+def open_models(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
     """Yield a package's teacher, student, and model files in `precision` for the runtime `product`, for the block.
@@ -94,7 +94,7 @@ def opened(
     files = _files(package, precision, product.formats[-1])
     requests = RequestInputs.of(contract, declared.teacher.name)
     progress("opening the student", 0.0)
-    with packaged(artifacts.project, declared, package) as trained:
+    with student_of_package(artifacts.project, declared, package) as trained:
         scores = Scores(trained.task, trained.student)
         yield PackageModels(scores, trained.task.material, package, files, product, requests)
 

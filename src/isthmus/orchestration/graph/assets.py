@@ -152,7 +152,7 @@ def _sources(graph: AssetGraph) -> dg.AssetsDefinition:
     return look
 
 
-def observe(instance: dg.DagsterInstance, project: Path) -> None:
+def record_source_versions(instance: dg.DagsterInstance, project: Path) -> None:
     """Record in `instance` the version of each source that is new or has changed. Only later changes trigger builds."""
     graph = AssetGraph(outline(project.resolve()))
     for event in _new_observations(instance, graph.outline, _source_keys(graph)):

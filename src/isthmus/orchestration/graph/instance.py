@@ -8,7 +8,7 @@ import dagster as dg
 
 from isthmus.features.errors import ConfigurationError, Problem
 from isthmus.features.files import write_atomically
-from isthmus.orchestration.graph.assets import observe
+from isthmus.orchestration.graph.assets import record_source_versions
 from isthmus.orchestration.project import Project
 
 INSTANCE = b"""\
@@ -57,7 +57,7 @@ def dagster_home(project: Project) -> Path:
         for pool, limit in project.settings.orchestration.pools.model_dump().items():
             instance.event_log_storage.set_concurrency_slots(pool, limit)
         _end_killed_runs(instance)
-        observe(instance, project.root)
+        record_source_versions(instance, project.root)
     return home
 
 

@@ -43,7 +43,7 @@ def run_step(project: "Project", request: StepRequest, progress: Progress) -> It
         if step.changes_status and not (isinstance(event, NodeCheck) and event.passed):
             from isthmus.orchestration import status
 
-            status.note(project)
+            status.write_status(project)
 
 
 def _apply_changes(project: "Project", progress: Progress) -> None:

@@ -26,11 +26,11 @@ from isthmus.features.types import UnixTimestamp
 from isthmus.orchestration.artifacts import DATA, Artifacts, TrainingSet, serving_profile
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.project import Project
-from isthmus.package.checksums import summed
+from isthmus.package.checksums import verify_checksums
 from isthmus.package.inputs import ModelInput
 from isthmus.package.manifest import Package, open_package, read_package
 from isthmus.package.signature import require_signature
-from isthmus.package.snapshot.selection import kept
+from isthmus.package.snapshot.selection import device_manifest
 from isthmus.transforms import engine
 from isthmus.transforms.tables import parquet
 from isthmus.transforms.tables.reaching import reaching
@@ -147,15 +147,15 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     from isthmus.distill.tabular.tensors import columns
     from isthmus.features.pointintime.staleness import fixed
     from isthmus.features.values.arrow import to_arrow
-    from isthmus.orchestration.training.staleness import aged, rows_file, seen
+    from isthmus.orchestration.training.staleness import device_rows_file, rows_file, with_stale_inputs
 
     project, declared, table, test = artifacts.project, artifacts.declared, material.table, material.parts.test
-    file = seen(project, declared, examples)
+    file = device_rows_file(project, declared, examples)
 
     def at_ages(rows: Index, ages: Sequence[int]) -> list[pa.Table]:
         # Join all ages as one spine, so that each view is read once.
         spine, each = pa.concat_tables([table.take(rows)] * len(ages)), np.repeat(np.array(ages, np.int64), len(rows))
-        joined = aged(project, declared, examples, spine, fixed(each), computed=False)
+        joined = with_stale_inputs(project, declared, examples, spine, fixed(each), computed=False)
         return [joined.slice(place * len(rows), len(rows)) for place in range(len(ages))]
 
     def completed() -> pa.Table:
@@ -225,13 +225,13 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
             contract={"hash": contract.hash, **contract.as_dict()},
             profile=project.settings.profiles.serving,
             cache=artifacts.outputs,
-            device=kept(contract, artifacts.declared.student, artifacts.declared.stale),
+            device=device_manifest(contract, artifacts.declared.student, artifacts.declared.stale),
             progress=progress,
         )
     if signer is not None:
         signer.sign(report.path)
     if public_key is not None:
-        require_signature(summed(report.path), public_key)
+        require_signature(verify_checksums(report.path), public_key)
     cards.write_serving(report)
     cards.write(artifacts, model, report.path)
     write_atomically(artifacts.package_pointer, report.path.name.encode())
@@ -255,7 +255,7 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
 
 
 @contextmanager
-def packaged(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
+def student_of_package(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
     """Yield the student from which a package was exported, with its task. The package's contract may be outdated.
 
     Modules of the project can be imported during the block. Raise DataError if the student or its training set is
@@ -313,16 +313,16 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
     return {result.metric: result.found for result in results}
 
 
-def require_boundary(project: Project, declared: Distillation) -> None:
+def require_costs(project: Project, declared: Distillation) -> None:
     """Check that training and serving cost of the last package were measured with the settings of the serving profile.
 
     Raise GateFailed if a measurement is missing or has other settings, DataError if package or student is missing.
     """
-    from isthmus.distill.reports.boundarycard import require_boundary as require
+    from isthmus.distill.reports.boundarycard import require_boundary
 
     artifacts = Artifacts(project, declared)
     report, profile = artifacts.packaged_report(), serving_profile(project, artifacts.last_package())
-    require(report)
+    require_boundary(report)
     served = {"precision": profile.precision, "threads": profile.threads}
     half = report["serving"]
     if differing := [name for name, value in served.items() if half[name] != value]:
@@ -336,5 +336,5 @@ def require_boundary(project: Project, declared: Distillation) -> None:
 
 def require_release(project: Project, declared: Distillation) -> None:
     """Check the last package's measured cost and its student's gates; raise GateFailed or DataError if one fails."""
-    require_boundary(project, declared)
+    require_costs(project, declared)
     _require_gates(declared, Artifacts(project, declared).packaged_report())

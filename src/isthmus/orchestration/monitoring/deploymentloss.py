@@ -39,7 +39,7 @@ def losses(
     package is gone or damaged.
     """
     bounds = bounds_on(declared.bounds, LOST)
-    if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runs[:2]:
+    if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runtime_key[:2]:
         return ()
     if deployment.probation is None:
         return tuple(
@@ -52,7 +52,7 @@ def losses(
     if chosen.any():
         places = np.unique(answers.answer[chosen])
         served = ServedAnswers(project)
-        again = served.table.named(answers.part["id"].take(pa.array(places)))
+        again = served.table.by_id(answers.part["id"].take(pa.array(places)))
         former[np.isin(answers.answer, places)] = rescore(served, again, DeployedModel(before))[:, 0]
     chosen &= np.isfinite(former)
     return tuple(_loss(bound, before, labels[chosen], answers.outputs[chosen, 0], former[chosen]) for bound in bounds)
@@ -90,7 +90,7 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
     return msgspec.structs.replace(known, value=found.value, least=found.least(CHANCE))
 
 
-def take_back(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
+def roll_back_if_worse(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
     """Roll back a deployment if one of its losses (`found`) is significantly above its bound, and record the reason.
 
     Return a sentence about the rollback, or about its failure, which raises nothing. Return "" if no loss exceeds its

@@ -51,7 +51,7 @@ def served_drift(
     recent = recent[pc.equal(contracts, answered.part["contract"][int(at.argmax())]).to_numpy()]
     ids = answered.part["id"].take(pa.array(_spread(recent)))
     answers = ServedAnswers(project, folder)
-    found = [group for _, group in answers.predictions(answers.table.named(ids))]
+    found = [group for _, group in answers.predictions(answers.table.by_id(ids))]
     groups = [group for group in found if isinstance(group, Group)]
     if not groups and isinstance(problem := found[-1], IsthmusError):
         raise problem

@@ -69,7 +69,7 @@ def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
     return values
 
 
-def class_places(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
+def class_indices(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
     """Return the index of each label in `classes`; -1 if the label is null or not in `classes`."""
     if not pa.types.is_string(column.type):
         column = column.cast(pa.int64())  # truth values, too

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints, Mask
-from isthmus.orchestration.recording.nearest import closest, first_of_each, identities
+from isthmus.orchestration.recording.nearest import closest, nearest_per_match, number_rows
 
 _NEVER = np.iinfo(np.int64).max
 EVENT, KNOWN = "event_timestamp", "known_at"
@@ -59,7 +59,7 @@ def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, to
     rows = _distinct(spine.select(list(dict.fromkeys([*answers.column_names, EVENT, KNOWN, label]))))
     event = micros(rows[EVENT])
     known = np.where(pc.is_valid(rows[label]).to_numpy(), micros(rows[KNOWN]), _NEVER)
-    number = identities(rows.select(answers.column_names), answers)
+    number = number_rows(rows.select(answers.column_names), answers)
     own, query = number[: len(rows)], number[len(rows) :]
     order = np.lexsort((known, event, own))
     own, event, known = own[order], event[order], known[order]
@@ -87,14 +87,14 @@ def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, to
 
 
 def _distinct(rows: pa.Table) -> pa.Table:
-    number = identities(rows)
+    number = number_rows(rows)
     first = np.unique(number, return_index=True)[1]
     return rows if len(first) == len(rows) else rows.take(pa.array(np.sort(first)))
 
 
 def _places(spine: pa.Table, rows: pa.Table) -> Ints:
     """Return, for each distinct row, the index of its first occurrence in the spine."""
-    number = identities(spine.select(rows.column_names))
+    number = number_rows(spine.select(rows.column_names))
     return np.sort(np.unique(number, return_index=True)[1])
 
 
@@ -119,4 +119,4 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
 
 def nearest_answers(matches: LabelMatches, at: Ints) -> Mask:
     """Mark one answer per matched label: the nearest in time, or in a tie the earliest by `at`, the answers' times."""
-    return first_of_each(np.where(matches.why < 0, matches.row, -1), matches.distance, at)
+    return nearest_per_match(np.where(matches.why < 0, matches.row, -1), matches.distance, at)

@@ -34,14 +34,14 @@ from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.monitoring import figures
 from isthmus.orchestration.monitoring.answers import PackageAnswers, package_folder, read_answers
 from isthmus.orchestration.monitoring.bounds import judge
-from isthmus.orchestration.monitoring.deploymentloss import losses, take_back
+from isthmus.orchestration.monitoring.deploymentloss import losses, roll_back_if_worse
 from isthmus.orchestration.monitoring.drift import served_drift
 from isthmus.orchestration.monitoring.labels import CODES, LabelMatches, Without, match_labels, nearest_answers
 from isthmus.orchestration.monitoring.page import page, page_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.served import key_values
-from isthmus.orchestration.server.collect import repeat, sentence
+from isthmus.orchestration.server.collect import describe_error, run_every
 from isthmus.package.manifest import read_package
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout.releases import in_force
@@ -104,7 +104,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
             judge(bound, packages[0] if packages else None, all_slices)
             for bound in bounds_on(declared.bounds, PRODUCTION)
         ),
-        undone="" if deployment is None else take_back(project, deployment, lost),
+        undone="" if deployment is None else roll_back_if_worse(project, deployment, lost),
     )  # fmt: skip
     file = production_file(project.state, declared.name)
     write_atomically(page_file(file), page(result).encode())
@@ -128,7 +128,9 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
                 result = monitor(project, each)
             except Exception as error:  # noqa: BLE001 - one failure must not stop the next
                 # Without a name, skip distillations that have no measure, such as rankings.
-                problems += [] if isinstance(error, RequestError) and name is None else [f"{each}: {sentence(error)}"]
+                problems += (
+                    [] if isinstance(error, RequestError) and name is None else [f"{each}: {describe_error(error)}"]
+                )
                 continue
             for bound in (bound for bound in result.bounds if bound.broken):
                 say(f"{each}: {describe(bound)}, expected {requirement(bound)}")
@@ -136,7 +138,7 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
                 say(f"{each}: {result.undone}")
         return "\n".join(problems)
 
-    repeat(turn, SECONDS, say, stopped)
+    run_every(turn, SECONDS, say, stopped)
 
 
 def plain(project: Project, result: Production) -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _labels(declared: Distillation, spine: pa.Table, folder: Path | None, width:
             return "its package is gone, so the order of its classes is not known"
         if not (classes := read_package(folder).classes):
             return "it predicts no classes, but the label has classes now"
-        places: Array = figures.class_places(column, classes).to_numpy().astype(np.float64)
+        places: Array = figures.class_indices(column, classes).to_numpy().astype(np.float64)
         return places
     if width > 1:
         return "it predicts classes, but the label has no classes now"

@@ -73,7 +73,7 @@ def headline(result: Production) -> dict[str, str]:
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
 
-def worst(result: Production) -> TableBlock:
+def slice_table(result: Production) -> TableBlock:
     """Return a table of the worst slices of the first package in `result`, which must have a package."""
     return _table("slice", [(part.name, part) for part in result.packages[0].slices], only=result.metric)
 

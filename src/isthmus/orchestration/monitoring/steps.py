@@ -12,7 +12,9 @@ def _monitor(work: Work) -> Results:
     for check in work.checks:
         metadata: Metadata = {**page.headline(result), **work.metadata(plain(work.project, result))}
         metadata["weeks"] = plots(page.images(result))
-        metadata |= {"slices": markdown(page.worst(result))} if result.packages and result.packages[0].slices else {}
+        metadata |= (
+            {"slices": markdown(page.slice_table(result))} if result.packages and result.packages[0].slices else {}
+        )
         yield "\n".join(problems(result)[check]), metadata
 
 

@@ -79,7 +79,7 @@ class Device(_Figures):
 _DEVICES = TypeAdapter(dict[_Name, Device])
 
 
-def catalogue(root: Path, priced: Iterable[str]) -> dict[str, Device]:
+def catalog(root: Path, priced: Iterable[str]) -> dict[str, Device]:
     """Return the built-in devices by name, extended and replaced by those in the project's `devices.toml`, if any.
 
     Raises one ConfigurationError for wrong figures and for names in `priced` (the price list) that are not devices.

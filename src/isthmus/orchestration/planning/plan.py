@@ -11,8 +11,8 @@ from isthmus.features.errors import extra
 from isthmus.features.profiles import ServingProfile
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.artifacts import Artifacts
-from isthmus.orchestration.models.students import require_boundary
-from isthmus.orchestration.planning.devices import HOST, Device, Precision, catalogue, measure_host
+from isthmus.orchestration.models.students import require_costs
+from isthmus.orchestration.planning.devices import HOST, Device, Precision, catalog, measure_host
 from isthmus.orchestration.planning.roofline import TimeEstimate, Work, roofline, rows_to_ridge
 from isthmus.orchestration.planning.tokenrate import Probe, TextModel, probe
 from isthmus.orchestration.project import Project
@@ -58,7 +58,7 @@ def plan(
     GateFailed if its training or serving cost was not measured, or not with the current serving profile.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
-    known = catalogue(project.root, prices.hour)
+    known = catalog(project.root, prices.hour)
     declarations = project.definitions.distillations.values() if name is None else ()
     students = [_Student.of(Artifacts(project, d)) for d in list(declarations) or [project.distillation(name)]]
     progress("measuring this host", 0.2)
@@ -108,7 +108,7 @@ class _Student:
             from isthmus.distill.onnx.cost import graph_work, weight_bytes
         artifacts.last_model()  # a missing student is reported before a missing package
         package, declared = open_package(artifacts.last_package()), artifacts.declared
-        require_boundary(artifacts.project, declared)
+        require_costs(artifacts.project, declared)
         report = artifacts.packaged_report()
         graphs = {graph.precision: graph.file for graph in package.manifest.variants if graph.format == "onnx"}
         complete = graphs.get("fp32") or next(iter(graphs.values()))

@@ -17,7 +17,7 @@ from isthmus.features.files import private_folder, write_atomically
 from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.table import RecordedAnswers, answers_of
-from isthmus.orchestration.server.collect import repeat
+from isthmus.orchestration.server.collect import run_every
 from isthmus.package.manifest import open_package, read_contract
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.recorder.batch import AnswerBatch, DamagedBatchError, OtherVersionError, batches, count, size
@@ -81,7 +81,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
     with project.locked("recorded"):
         began = time.time()
         paths = segments(project.spool)
-        last = table.last(list(dict.fromkeys(map(_run, paths))))
+        last = table.last_batches(list(dict.fromkeys(map(_run, paths))))
         waiting = _Lot()
         for number, path in enumerate(paths):
             progress("collecting recorded answers", number / len(paths))
@@ -118,7 +118,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
         answers += _commit(project, table, waiting, last)
         keep_days = (project.settings.server.record or Recording()).keep_days
         if keep_days is not None:
-            table.keep(keep_days, clock.now())
+            table.delete_older(keep_days, clock.now())
         note_collected(project.spool, began)
     progress("all recorded answers are in the table", 1.0)
     return CollectedAnswers(answers, missing, tuple(problems.sentences))
@@ -129,7 +129,7 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 
     New problems and errors go to `say` and do not end the loop.
     """
-    repeat(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
+    run_every(lambda: "\n".join(collect(project).problems), project.settings.stores.history_seconds, say, stopped)
 
 
 def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[str, int]) -> int:
@@ -220,18 +220,18 @@ def keep_contracts(project: Project, hashes: set[str]) -> None:
 
 def _known(project: Project) -> Iterator[Contract]:
     generations = project.generations()
-    yield from (*generations.every(), *generations.forgotten)
+    yield from (*generations.contracts(), *generations.forgotten)
     for package in sorted(folder_of(project.deployment_file).glob("*")):
         with suppress(IsthmusError):
             yield read_contract(open_package(package))
 
 
-def contract_of(project: Project, known: str) -> Contract | None:
-    """Return the contract with the hash `known`, None if it is gone; raise a DataError if its saved file is damaged."""
-    file = contracts_folder(project) / f"{known}.json"
+def find_contract(project: Project, contract_hash: str) -> Contract | None:
+    """Return the contract with this hash, None if it is gone; raise a DataError if its saved file is damaged."""
+    file = contracts_folder(project) / f"{contract_hash}.json"
     try:
         return Contract.loads(file.read_bytes(), str(file))
     except FileNotFoundError:
-        return next((contract for contract in _known(project) if contract.hash == known), None)
+        return next((contract for contract in _known(project) if contract.hash == contract_hash), None)
     except IsthmusError as error:
         raise DataError(str(file), "is not a contract", remedy="remove the file") from error

@@ -41,7 +41,7 @@ class Causes:
         then = group.answers["runtime"][place].as_py()
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
-    def of(self, group: Group, name: str) -> Iterator[tuple[int, Cause, str]]:
+    def explain(self, group: Group, name: str) -> Iterator[tuple[int, Cause, str]]:
         """Yield (row index, cause, explanation) for each row of the view `name` that differs from the history."""
         rows = np.flatnonzero(~group.now[name].same(group.then[name]))
         if not len(rows):

@@ -16,7 +16,7 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
     ties go to the earlier time. If several rows of `left` have the same match, only the nearest one keeps it, in a tie
     the first one; the others get -1.
     """
-    number, count = identities(left, right), len(left)
+    number, count = number_rows(left, right), len(left)
     for name in left.column_names:
         number[np.concatenate([column.is_null().to_numpy() for column in (left[name], right[name])])] = -1
     order = np.lexsort((right_times, number[count:]))
@@ -24,7 +24,7 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
     valid = (place >= 0) & (distance <= tolerance) & (number[:count] >= 0)
     match = np.full(count, -1)
     match[valid] = order[place[valid]]
-    result: Ints = np.where(first_of_each(match, distance, np.zeros(count, np.int64)), match, -1)
+    result: Ints = np.where(nearest_per_match(match, distance, np.zeros(count, np.int64)), match, -1)
     return result
 
 
@@ -50,7 +50,7 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
     return best, distance
 
 
-def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
+def nearest_per_match(match: Ints, distance: Ints, at: Ints) -> Mask:
     """For each index in `match` but -1, mark the row with the least `distance`; in a tie, the row earliest by `at`."""
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
@@ -59,7 +59,7 @@ def first_of_each(match: Ints, distance: Ints, at: Ints) -> Mask:
     return chosen
 
 
-def identities(*tables: pa.Table) -> Ints:
+def number_rows(*tables: pa.Table) -> Ints:
     """Return a number per row, table after table. Rows with equal values (or nulls) in all columns share a number."""
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)

@@ -149,7 +149,7 @@ def _differences(
     if not group.requests.rows.any():
         return
     for name in group.histories:
-        for row, cause, why in causes.of(group, name):
+        for row, cause, why in causes.explain(group, name):
             place = int(group.answer[row])
             unequal.add(place)
             yield place, cause, why

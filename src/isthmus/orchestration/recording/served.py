@@ -24,7 +24,7 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints, Mask, Values
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.collect import absence, contract_of
+from isthmus.orchestration.recording.collect import absence, find_contract
 from isthmus.orchestration.recording.requests import Keys, Requests, features_of, lookup_of, read_requests, unreadable
 from isthmus.orchestration.recording.storedrows import (
     StoredRows,
@@ -246,7 +246,7 @@ class ServedAnswers:
 
     def contract(self, known: str) -> Contract:
         """Return the contract with hash `known`; raise UnreadableAnswersError if it is gone, DataError if damaged."""
-        contract = self._once(("contract", known), lambda: contract_of(self.project, known))
+        contract = self._once(("contract", known), lambda: find_contract(self.project, known))
         if contract is None:
             why = f"contract {known[:12]} is gone: neither the project nor a package has it"
             raise UnreadableAnswersError(Cause.CONTRACT, why)

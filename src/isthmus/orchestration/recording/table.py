@@ -84,7 +84,7 @@ class RecordedAnswers:
     def of(cls, project: Project) -> "RecordedAnswers":
         return cls(project.offline, project.storage_options)
 
-    def last(self, runs: Sequence[str]) -> dict[str, int]:
+    def last_batches(self, runs: Sequence[str]) -> dict[str, int]:
         """Return the number of the last batch in the table by run, 0 for a run without a batch there."""
         with self._stored.reading():
             table = self._stored.open(check=False)
@@ -115,7 +115,7 @@ class RecordedAnswers:
         self._stored.append(rows, transactions=noted, retries=0, partition_by=["day"])
         return len(rows)
 
-    def keep(self, days: float, now: int) -> None:
+    def delete_older(self, days: float, now: int) -> None:
         """Delete answers written over `days` days before `now` (microseconds since 1970); then compact the table."""
         with self._stored.writing():
             table = self._stored.open(check=False)
@@ -153,7 +153,7 @@ class RecordedAnswers:
                 return 0, -1
             return sum(pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()), table.version()
 
-    def named(self, ids: pa.ChunkedArray) -> pa.Table:
+    def by_id(self, ids: pa.ChunkedArray) -> pa.Table:
         """Return the answers with these ids, in this order; ids that the table lacks are skipped."""
         rows = self.read(ds.field("id").isin(ids))
         return rows.take(pc.index_in(ids, value_set=rows["id"]).drop_null())

@@ -8,7 +8,7 @@ from isthmus.distill.runtimes.litert.process import LiteRTProgram
 from isthmus.distill.runtimes.process import Program, ProgramRejected
 from isthmus.package.golden import Inputs
 from isthmus.package.manifest import Format, Manifest, Package, Variant
-from isthmus.package.replay import GOLDEN_TOLERANCE, Answers, refused
+from isthmus.package.replay import GOLDEN_TOLERANCE, Answers, rejection_error
 
 _PROGRAMS: Mapping[Format, type[Program]] = {
     "pte": ExecuTorchProgram,
@@ -36,4 +36,4 @@ class ProgramRuntime:
             with self._program(model, manifest.fed(variant), manifest.outputs, variant.most) as program:
                 return [program.ask(case.fed(variant)) for case in cases]
         except ProgramRejected as error:
-            raise refused(manifest, variant, self.name, error) from error
+            raise rejection_error(manifest, variant, self.name, error) from error

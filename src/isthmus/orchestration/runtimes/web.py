@@ -17,7 +17,7 @@ from isthmus.features.errors import DependencyError, PackageError
 from isthmus.features.files import scratch_folder
 from isthmus.package.golden import Inputs, TensorBytes
 from isthmus.package.manifest import Manifest, Package, Variant
-from isthmus.package.replay import SECONDS, Answers, refused
+from isthmus.package.replay import SECONDS, Answers, rejection_error
 
 NAME = "onnxruntime-web"
 # Largest allowed difference from recorded outputs. Browsers have no fused multiply-add, so the last bits may differ.
@@ -67,7 +67,7 @@ class WebRuntime:
         try:
             output = self.node.run("check.mjs", files, variant.file, _CASES, kind=_Output)
         except NodeFailed as error:
-            raise refused(manifest, variant, NAME, error) from error
+            raise rejection_error(manifest, variant, NAME, error) from error
         for what, names, tensors in (
             ("inputs", output.inputs, manifest.tensors),
             ("outputs", output.outputs, manifest.outputs),

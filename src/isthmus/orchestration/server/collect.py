@@ -69,28 +69,30 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
                 say(f"collected {counts.rows:,} pushed rows of {table}")
         return ""
 
-    repeat(turn, project.settings.stores.history_seconds, say, stopped)
+    run_every(turn, project.settings.stores.history_seconds, say, stopped)
 
 
-def repeat(turn: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Call `turn`, which returns a problem or "", every `seconds`: forever, or until `stopped` is set.
+def run_every(
+    action: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None
+) -> None:
+    """Call `action`, which returns a problem or "", every `seconds`: forever, or until `stopped` is set.
 
-    Catches errors of `turn`. Passes each problem or error to `say`, unless the previous call ended with the same one.
+    Catches errors of `action`. Passes each problem or error to `say`, unless the previous call ended with the same one.
     """
     stopped, before = stopped or Event(), ""
     while not stopped.is_set():
         began = time.monotonic()
         try:
-            problem = turn()
+            problem = action()
         except Exception as error:  # noqa: BLE001 - the next turn may succeed
-            problem = sentence(error)
+            problem = describe_error(error)
         if problem and problem != before:
             say(problem)
         before = problem
         stopped.wait(max(0.0, seconds - (time.monotonic() - began)))
 
 
-def sentence(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the message of an IsthmusError; for another error its class, the place in the code and its first line."""
     if isinstance(error, IsthmusError):
         return str(error)
@@ -114,7 +116,7 @@ def _tables(project: Project, views: Collection[str] | None) -> dict[str, list[V
     generations = project.generations()
     newest = generations.newest()
     tables: dict[str, list[ViewContract]] = {}
-    for contract in (*([newest] if newest else ()), *generations.every(), *generations.forgotten):
+    for contract in (*([newest] if newest else ()), *generations.contracts(), *generations.forgotten):
         for view in contract.views.values():
             if views is not None and view.name not in views:
                 continue

@@ -18,7 +18,7 @@ from dagster_webserver.webserver import DagsterWebserver
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from isthmus.serving.http.guard import refused, require_own_page
+from isthmus.serving.http.guard import error_response, require_own_page
 from isthmus.serving.wire.errors import ForbiddenError
 
 MODULE = "isthmus.orchestration.server.dagster"
@@ -44,7 +44,7 @@ class OwnPages:
                 self._require(scope)
         except ForbiddenError as error:
             if scope["type"] == "http":
-                await refused(error, scope)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return

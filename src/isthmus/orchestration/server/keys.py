@@ -13,8 +13,8 @@ from isthmus.serving.keys import Keyring, make, problems, required
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
     """Create an API key and store only its hash. Return name, scopes and the key, which cannot be shown again.
 
-    From then on, servers reject requests without a key, even after all keys are revoked, until `open_to_all` is called.
-    Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and
+    From then on, servers reject requests without a key, even after all keys are revoked, until `allow_without_key` is
+    called. Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and
     `snapshot:SERVICE/VALUE` for one owner's snapshot. Raises a ConfigurationError for an invalid name or scope, and a
     RequestError if the name exists.
     """
@@ -43,8 +43,8 @@ def describe(project: Project) -> dict[str, Any]:
 def revoke(project: Project, name: str) -> dict[str, Any]:
     """Remove an API key by name; servers reject it from the next request on. Return a report: `left` keys remain.
 
-    If no key is left, servers reject every request until `create` or `open_to_all` is called. Raises a RequestError if
-    no key has the name.
+    If no key is left, servers reject every request until `create` or `allow_without_key` is called. Raises a
+    RequestError if no key has the name.
     """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
@@ -58,7 +58,7 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
     return report
 
 
-def open_to_all(project: Project) -> dict[str, Any]:
+def allow_without_key(project: Project) -> dict[str, Any]:
     """Let servers on loopback answer without a key unless `require_keys` is set. RequestError while a key exists."""
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)

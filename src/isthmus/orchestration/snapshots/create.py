@@ -29,11 +29,11 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.package.signature import PASSWORD
 from isthmus.package.snapshot.delta import difference
-from isthmus.package.snapshot.file import LARGEST, Header, Rows, SnapshotFile, read_snapshot, unpacked
-from isthmus.package.snapshot.owners import OwnFile, generation_of
+from isthmus.package.snapshot.file import LARGEST, Header, Rows, SnapshotFile, read_snapshot, to_snapshot_row
+from isthmus.package.snapshot.owners import OwnFile, split_by_owner
 from isthmus.package.snapshot.selection import disclosed, kept_views, of_kept_keys
-from isthmus.package.snapshot.signature import Sealer, create_key
-from isthmus.package.snapshot.store import Latest, Shelf
+from isthmus.package.snapshot.signature import SnapshotSigner, create_key
+from isthmus.package.snapshot.store import Latest, SnapshotFolder
 
 KEY = "key.pem"  # generated private key, in the folder of snapshots, for projects without a configured key
 SHORT = 16  # digits of a digest in the file name of a delta on a file host
@@ -78,8 +78,8 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
     the service. Raises a ContractMismatch if the definitions have not been applied, a GateFailed if a table breaks an
     expectation of its view, and a DataError if no row has a key that devices keep, or a file is too large for devices.
     """
-    service, device = declared(project, name)
-    place, sealer = shelf(project, service.name), signer(project)
+    service, device = device_service(project, name)
+    place, sealer = snapshot_folder(project, service.name), signer(project)
     for line in undisclosed(project, service.name):
         progress(f"devices get {line}", 0.0)
     with place.locked():
@@ -98,7 +98,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         if not any(rows.values()):
             raise DataError(f"snapshot of {service.name}", "no row has a key that devices keep",
                             expected="at least one", remedy="look at `keys` of its Snapshot")  # fmt: skip
-        before, discloses = place.before(), disclosed(views, device)
+        before, discloses = place.latest_or_none(), disclosed(views, device)
         number = max(clock.now(), before.number + 1 if before else 0)
         counts = tuple((view.name, len(rows[view.name])) for view in views)
         header = Header(
@@ -117,15 +117,15 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
 
 @dataclass(frozen=True)
 class _Parts:
-    place: Shelf
-    sealer: Sealer
+    place: SnapshotFolder
+    sealer: SnapshotSigner
     device: Declared
     discloses: tuple[str, ...]
     tables: Mapping[str, str]
 
 
 def _write_whole(parts: _Parts, file: SnapshotFile, views: list[ViewContract]) -> SnapshotReport:
-    place, before, sealed = parts.place, parts.place.before(), parts.sealer.seal(file)
+    place, before, sealed = parts.place, parts.place.latest_or_none(), parts.sealer.seal(file)
     header = sealed.header
     _require_small(header.service, len(sealed.data), "name the `keys` of its Snapshot, or read fewer features")
     latest = place.add(sealed, views, parts.device.keep, discloses=parts.discloses, tables=parts.tables)
@@ -140,8 +140,8 @@ def _write_owners(
     parts: _Parts, header: Header, owner: Column, views: list[ViewContract], rows: Mapping[str, Rows],
     progress: Progress,
 ) -> SnapshotReport:  # fmt: skip
-    place, before, sizes = parts.place, parts.place.before(), list[int]()
-    generation, own = generation_of(header, owner, views, rows)
+    place, before, sizes = parts.place, parts.place.latest_or_none(), list[int]()
+    generation, own = split_by_owner(header, owner, views, rows)
     largest, of_largest = b"", 0
     if not own:
         raise DataError(f"snapshot of {header.service}", f"no row has a {owner.name} whose device keeps it",
@@ -164,9 +164,9 @@ def _write_owners(
     since = None
     # A damaged previous snapshot has no delta.
     with suppress(DataError):
-        if before and before.snapshot in latest.earlier and (previous := place.own(largest, before)):
+        if before and before.snapshot in latest.earlier and (previous := place.owner_snapshot(largest, before)):
             since = previous[0]
-    delta = place.own(largest, latest, since) if since else None
+    delta = place.owner_snapshot(largest, latest, since) if since else None
     return SnapshotReport(
         latest.snapshot, header.made, dict(header.views), max(sizes), None if delta is None else len(delta[1]),
         parts.discloses, place.owners(latest.snapshot), len(sizes), int(statistics.median(sizes)),
@@ -181,8 +181,8 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
     """List features, by view and keys, that devices get with the next snapshot of service `name` but have not yet."""
-    service, device = declared(project, name)
-    before = shelf(project, service.name).before()
+    service, device = device_service(project, name)
+    before = snapshot_folder(project, service.name).latest_or_none()
     known = () if before is None else before.discloses
     lines = [line for line in disclosed(kept_views(project.applied(), service.name), device) if line not in known]
     parts = [(view, *feature.split(" of ", 1)) for view, feature in (line.split(":", 1) for line in lines)]
@@ -192,7 +192,7 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
     )
 
 
-def declared(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
+def device_service(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
     """Return service `name` (None: the only one with a `device`) and its `device`; RequestError if it has none."""
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
@@ -207,22 +207,22 @@ def declared(project: Project, name: str | None) -> tuple[FeatureService, Declar
     return services[name], devices[name]
 
 
-def shelf(project: Project, service: str) -> Shelf:
-    return Shelf(project.snapshots / service)
+def snapshot_folder(project: Project, service: str) -> SnapshotFolder:
+    return SnapshotFolder(project.snapshots / service)
 
 
-def signer(project: Project) -> Sealer:
+def signer(project: Project) -> SnapshotSigner:
     """Return a signer with the configured private key, or with `snapshots/key.pem`, which is created if missing.
 
     Raises a ConfigurationError if the key is unusable, and a DependencyError without the extra `devices`.
     """
     configured = project.settings.packages.signing_key
     if configured is not None:
-        return Sealer.of(project.root / configured, os.environ.get(PASSWORD))
+        return SnapshotSigner.of(project.root / configured, os.environ.get(PASSWORD))
     file = project.snapshots / KEY
     if not file.exists():
         create_key(file)
-    return Sealer.of(file)
+    return SnapshotSigner.of(file)
 
 
 def copy(project: Project, name: str | None, out: Path) -> Latest:
@@ -234,7 +234,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
     DataError if there is no snapshot.
     """
     service = require_hostable(project, name)
-    place = shelf(project, service.name)
+    place = snapshot_folder(project, service.name)
     with place.locked():
         latest = place.latest()
         if latest is None:
@@ -256,7 +256,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
     """Return the service `name` (None: the only one with a `device`); raise RequestError if each owner has a file."""
-    service, device = declared(project, name)
+    service, device = device_service(project, name)
     if device.owner is not None:
         raise RequestError(
             f"snapshot of {service.name}",
@@ -276,6 +276,6 @@ def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -
         packed = codec.encode(event, known, columns)
         times = zip(packed, event.tolist(), known.tolist(), strict=True)
         packed_rows.update(
-            zip(encode_keys(view.keys, key_values(view, rows)), (unpacked(*row) for row in times), strict=True)
+            zip(encode_keys(view.keys, key_values(view, rows)), (to_snapshot_row(*row) for row in times), strict=True)
         )
     return packed_rows

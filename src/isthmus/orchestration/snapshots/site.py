@@ -12,14 +12,14 @@ from isthmus.features.files import publish
 from isthmus.orchestration.artifacts import Artifacts, serving_profile
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.web import NAME, SOURCES, installed
-from isthmus.orchestration.snapshots.create import copy, shelf, signer
+from isthmus.orchestration.snapshots.create import copy, signer, snapshot_folder
 from isthmus.package.clients import CLIENT, FOLDER, GENERATORS
 from isthmus.package.manifest import Manifest, read_package
 from isthmus.package.snapshot.file import read_header, read_snapshot
 from isthmus.package.snapshot.owners import open_owners
 from isthmus.package.snapshot.selection import kept_views
 from isthmus.package.snapshot.signature import require_sealed
-from isthmus.package.snapshot.store import Shelf
+from isthmus.package.snapshot.store import SnapshotFolder
 
 NOTE = "page.json"
 _SHARED = (
@@ -108,7 +108,7 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
         copy(project, service, folder / _SNAPSHOTS)
         data = (folder / _SNAPSHOTS / service).read_bytes()
     else:
-        data = _example(shelf(project, service), where, remedy)
+        data = _example(snapshot_folder(project, service), where, remedy)
     header, _ = read_header(data, where)
     if header.hash != manifest.device.hash or (header.owner and header.owner[0]) != manifest.device.owner:
         raise DataError(where, f"has another contract or owner than the package: {header.hash[:12]}",
@@ -133,7 +133,7 @@ def _on_device(project: Project, manifest: Manifest, folder: Path) -> dict[str, 
     return {"snapshot": snapshot, "instead": _expected(project, package)}
 
 
-def _example(place: Shelf, where: str, remedy: str) -> bytes:
+def _example(place: SnapshotFolder, where: str, remedy: str) -> bytes:
     """Return the file of the first owner. Its contract, owner name and signature are checked for all owners' files."""
     latest = place.latest()
     if latest is None or latest.owner is None:

@@ -22,7 +22,7 @@ from isthmus.features.offline.store import Prepared, TableWrite
 from isthmus.features.progress import Progress, silent
 from isthmus.features.quality.validation import Finding
 from isthmus.features.types import SCALARS, String
-from isthmus.orchestration.frames import landed_sources, source_frames, view_names
+from isthmus.orchestration.frames import copy_sources, source_frames, view_names
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import gate
 from isthmus.orchestration.tables import lookback
@@ -53,7 +53,7 @@ def build(
     selected = [project.definitions.views[name] for name in view_names(project, views)]
     store, now = project.offline_store(), project.now()
     tables = [contract.views[view.name].table for view in selected]
-    with landed_sources(project, selected) as landed, project.building(tables), ExitStack() as stack:
+    with copy_sources(project, selected) as landed, project.building(tables), ExitStack() as stack:
         contents = _contents(project, selected, landed)
         # Compute and check all views before writing, so that a bad view leaves every table unchanged.
         findings: list[Finding] = []
@@ -164,7 +164,7 @@ def build_range(
         return built
     selected = [declared[name] for name in ranges]
     with ExitStack() as stack:
-        landed = stack.enter_context(landed_sources(project, selected, _within(selected, contract, ranges)))
+        landed = stack.enter_context(copy_sources(project, selected, _within(selected, contract, ranges)))
         contents = _contents(project, selected, landed)
         frames = stack.enter_context(source_frames(project, selected, landed))
         for n, view in enumerate(selected):
@@ -233,7 +233,7 @@ class _Run:
         if days is not None:
             within = (days.first * DAY, days.end * DAY)
             if reach is not None:
-                frames = lookback.narrowed(self.view, frames, days, reach)
+                frames = lookback.limit_sources(self.view, frames, days, reach)
         try:
             yield from stream_view(self.view, self.compiled, frames, within)
         except DataError as error:
@@ -297,7 +297,7 @@ def _within(views: Iterable[FeatureView], contract: Contract, ranges: Mapping[st
     for view in views:
         days, part = ranges[view.name], (FIRST, LAST)
         if (reach := contract.views[view.name].lookback) is not None:
-            part = (days.first * DAY - lookback.widest(reach), days.end * DAY + lookback.widest(reach))
+            part = (days.first * DAY - lookback.read_reach(reach), days.end * DAY + lookback.read_reach(reach))
         for source in view.sources:
             read.setdefault(source.name, []).append(part)
     spans = {name: (min(first for first, _ in parts), max(end for _, end in parts)) for name, parts in read.items()}

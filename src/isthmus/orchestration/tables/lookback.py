@@ -24,13 +24,13 @@ Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
-def widest(reach: int) -> int:
+def read_reach(reach: int) -> int:
     """Return how far a build reads sources before and after its days for the lookback `reach`; both in microseconds."""
     # `require_enough` reads twice as far, or a day farther if the lookback is shorter than a day.
     return reach + max(reach, DAY)
 
 
-def narrowed(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frames:
+def limit_sources(view: FeatureView, frames: Frames, days: Days, reach: int) -> Frames:
     first, end = days.first * DAY - reach, days.end * DAY + reach
     own = {source.name: sources.narrow(frames[source.name], source, first, end) for source in view.sources}
     return {**frames, **own}
@@ -47,7 +47,7 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
         return
     # The first day, because it has the fewest earlier source rows.
     day = Days(days[0], days[0] + 1)
-    wider = narrowed(view, frames, day, widest(contract.lookback))
+    wider = limit_sources(view, frames, day, read_reach(contract.lookback))
     declared = _sorted(contract, list(rows.groups(day)))
     doubled = _sorted(contract, list(stream_view(view, contract, wider, (day.first * DAY, day.end * DAY))))
     if difference := _difference(contract, declared, doubled):

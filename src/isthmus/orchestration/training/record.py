@@ -21,7 +21,7 @@ from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, col
 from isthmus.orchestration.training.requestcolumns import RequestColumns, request_columns
 
 
-def repeat(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
+def reproduce(project: Project, record: str, out: Path | str | None = None, *, join: str = "embedded") -> TrainingSet:
     """Write a training set again from the same table versions: the bytes are the same, even if tables changed.
 
     `record` is the folder of the training set, its record file or its id. Replaces the files in that folder, or writes

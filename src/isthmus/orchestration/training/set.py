@@ -15,7 +15,7 @@ from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import baseline
 from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, data_of, require_join, training_data
-from isthmus.orchestration.training.record import repeat
+from isthmus.orchestration.training.record import reproduce
 from isthmus.orchestration.training.requestcolumns import request_columns
 from isthmus.transforms.views.compute import compute_spine
 
@@ -44,7 +44,7 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
         raise RequestError("training-set", "these options cannot be combined", expected="one of " + ", ".join(kinds))
     if like is not None and features is None and status and not as_served:
         progress(f"reproducing {like}", 0.0)
-        return repeat(project, like, out, join=join)
+        return reproduce(project, like, out, join=join)
     if spine is not None and features is not None and out is not None:
         progress(f"joining {features} to {spine}", 0.0)
         return training_data(project, features, spine, status=status, as_served=as_served, join=join).write(out)

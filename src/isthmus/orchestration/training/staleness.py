@@ -20,7 +20,7 @@ from isthmus.package.snapshot.selection import of_kept_keys
 _FOLDER, _FILE = "device", "rows.parquet"
 
 
-def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str:
+def device_rows_file(project: Project, declared: Distillation, examples: TrainingSet) -> str:
     """Return the path of a Parquet file with a training set's rows as devices see them. Writes it if missing.
 
     Each row gets the student's inputs from a snapshot of random age, up to the limit of the student's `device`, which
@@ -28,7 +28,9 @@ def seen(project: Project, declared: Distillation, examples: TrainingSet) -> str
     if a table version is gone.
     """
     device = _device(declared)
-    return rows_file(examples, device, lambda: aged(project, declared, examples, examples.table(), drawn(device)))
+    return rows_file(
+        examples, device, lambda: with_stale_inputs(project, declared, examples, examples.table(), drawn(device))
+    )
 
 
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
@@ -42,7 +44,7 @@ def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Tab
     return str(folder / _FILE)
 
 
-def aged(
+def with_stale_inputs(
     project: Project,
     declared: Distillation,
     examples: TrainingSet,

@@ -49,7 +49,7 @@ class Client:
         self._connection: http.client.HTTPConnection | None = None
         self._lot = LOT
 
-    def singly(self) -> "Client":
+    def one_row_per_request(self) -> "Client":
         """Return a client that sends one row per request over the same connection; opens it first if necessary."""
         self._connection = self._connection or self._connect()
         single = copy.copy(self)
@@ -93,7 +93,7 @@ class Client:
         answer: dict[str, Any] = json.loads(self._post(path, msgspec.json.encode(body), Format.JSON))
         return answer
 
-    def refused(self) -> str | None:
+    def rejection_reason(self) -> str | None:
         """Ask why the server does not serve the deployed package; return None if it serves it or none is deployed."""
         report = json.loads(self._send("GET", "/models"))
         outdated = next((model["outdated"] for model in report["models"]), None)
@@ -135,7 +135,7 @@ class Client:
     def _bodies(
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int
     ) -> Iterator[bytes]:
-        """Yield request bodies of at most `LOT` rows (one row for `singly`) within the server's limit for a body."""
+        """Yield request bodies of at most `LOT` rows (1 for `one_row_per_request`) and the server's body limit."""
         for start in range(0, rows, self._lot):
             yield from self._split(fixed, columns, start, min(start + self._lot, rows))
 

@@ -29,15 +29,15 @@ from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.artifacts import Artifacts
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.runtimes.nodeclient import DeviceQuestions
-from isthmus.orchestration.snapshots.create import shelf, signer
+from isthmus.orchestration.snapshots.create import signer, snapshot_folder
 from isthmus.orchestration.verification.sides import ComparedRows, questions_at, sample_with_keys
 from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_values
 from isthmus.package.manifest import Package
-from isthmus.package.snapshot.file import Header, SnapshotFile, packed, read_header, read_rows, read_snapshot
+from isthmus.package.snapshot.file import Header, SnapshotFile, read_header, read_rows, read_snapshot, to_online_row
 from isthmus.package.snapshot.owners import Lines, Owners, open_owners, text_of
 from isthmus.package.snapshot.selection import kept_views, of_kept_keys
 from isthmus.package.snapshot.signature import require_sealed, signed_by
-from isthmus.package.snapshot.store import Latest, Shelf
+from isthmus.package.snapshot.store import Latest, SnapshotFolder
 from isthmus.package.verdict import EXAMPLES, FeatureVerdict, ValueDifference
 
 # Rows of the training set that a device answers at most.
@@ -97,7 +97,7 @@ def compare_snapshot(
     service, device = declared.student.name, declared.student.device
     if device is None:
         return ComparedSnapshot()
-    place = shelf(project, service)
+    place = snapshot_folder(project, service)
     latest = place.latest()
     if latest is None:
         return ComparedSnapshot(skipped="none was written: run `isthmus features snapshot`")
@@ -140,7 +140,9 @@ class _OtherContract(Exception):
     """Raised if a snapshot belongs to another contract; its text is the reason to skip it."""
 
 
-def _read(place: Shelf, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str) -> SnapshotFile:
+def _read(
+    place: SnapshotFolder, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str
+) -> SnapshotFile:
     data = place.snapshot(latest.snapshot)
     if hashlib.sha256(data).hexdigest() != latest.snapshot:
         raise DataError(SNAPSHOT, _ALTERED)
@@ -151,7 +153,7 @@ def _read(place: Shelf, latest: Latest, contract: Contract, views: Sequence[View
 
 
 def _read_owners(
-    place: Shelf, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str
+    place: SnapshotFolder, latest: Latest, contract: Contract, views: Sequence[ViewContract], key: str
 ) -> tuple[SnapshotFile, FeatureVerdict]:
     path = place.owners(latest.snapshot)
     with path.open("rb") as written, open_owners(path) as owners:
@@ -320,5 +322,5 @@ def _compare(
 
 def _device_answer(view: ViewContract, rows: Sequence[bytes | None], at: int) -> ViewAnswer:
     codec = RowCodec(view)
-    block = codec.decode([None if row is None else packed(row, view) for row in rows])
+    block = codec.decode([None if row is None else to_online_row(row, view) for row in rows])
     return answer(view, block, None, at, None, False)

@@ -30,7 +30,7 @@ from isthmus.orchestration.verification.sides import (
     sample_with_keys,
 )
 from isthmus.package.inputs import Feeds, ModelInput, feeds
-from isthmus.package.manifest import Package, placed
+from isthmus.package.manifest import Package, tensor_positions
 from isthmus.package.replay import open_session
 from isthmus.package.verdict import FeatureVerdict, Verdict
 
@@ -63,7 +63,7 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     sample = sample_of(questions, examples, keys)
     offline = point_in_time(questions_at(questions, online.at), histories)
     for history in histories:
-        comparable = pa.array(~online.ahead(history, questions))
+        comparable = pa.array(~online.pushed_only(history, questions))
         questions, offline = questions.filter(comparable), offline.filter(comparable)
     entities = _typed(questions, (column for history in histories for column in history.view.keys))
     served = questions
@@ -98,7 +98,7 @@ def _compare_predictions(
 ) -> tuple[FeatureVerdict, FeatureVerdict]:
     # If a request transform is not defined for a row, the model has no answer and the API refuses the row.
     answered = np.flatnonzero(np.isfinite(expected).all(axis=tuple(range(1, expected.ndim))))
-    refusal = api.refused()
+    refusal = api.rejection_reason()
 
     def compared(client: Client, places: Index) -> FeatureVerdict:
         entities, request = (
@@ -106,19 +106,19 @@ def _compare_predictions(
         )
         some, count = rows.take(places), len(places)
         if refusal is None:
-            sides = farthest(expected[places], client.predict(entities, request, count))
+            sides = largest_differences(expected[places], client.predict(entities, request, count))
             offline, online = (Values(side, np.ones(count, bool)) for side in sides)
             return some.compare(offline, online, Float32, tolerance)
         # A server that refuses the package predicts nothing, so every row differs.
-        first, _ = farthest(expected[places], expected[places])
+        first, _ = largest_differences(expected[places], expected[places])
         offline, nothing = Values(first, np.ones(count, bool)), Values(np.zeros_like(first), np.zeros(count, bool))
         verdict = some.compare(offline, nothing, Float32, tolerance)
         return replace(verdict, examples=[replace(example, online=refusal) for example in verdict.examples])
 
-    return compared(api, answered), compared(api.singly(), answered[spread(len(answered), SINGLES)])
+    return compared(api, answered), compared(api.one_row_per_request(), answered[spread(len(answered), SINGLES)])
 
 
-def farthest(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
+def largest_differences(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
     """Pick the class that differs most in each row; return its expected numbers and answers, NaN if shapes differ."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
@@ -135,7 +135,7 @@ def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedVal
     """Read each model input back from the tensors `fed` to the graph; return its type and values by name."""
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
-    for item, place in zip(inputs, placed(inputs), strict=True):
+    for item, place in zip(inputs, tensor_positions(inputs), strict=True):
         tensor = fed[place.tensor]
         if item.row:  # a request transform in the graph reads it with its own type
             tensors[item.name] = item.dtype, Values(tensor[place.position], next(masks))

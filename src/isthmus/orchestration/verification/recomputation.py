@@ -113,7 +113,7 @@ class _Engine:
         answered, online = self._answers(api, keys, current, rows)
         offline = {name: values.take(answered) for name, values in expected.items()}
         compared = self._compare(self._rows.take(answered), offline, online, self._tolerances)
-        alone, online = self._answers(api.singly(), keys, current, rows[spread(len(rows), SINGLES)])
+        alone, online = self._answers(api.one_row_per_request(), keys, current, rows[spread(len(rows), SINGLES)])
         return compared, self._compare(self._rows.take(alone), self._in_batches(current, alone, FEW), online)
 
     def _answers(

@@ -67,12 +67,12 @@ class OnlineSide:
         with answering(self.url):
             return self.store.keys(view)
 
-    def ahead(self, history: ViewHistory, keys: pa.Table) -> Mask:
+    def pushed_only(self, history: ViewHistory, keys: pa.Table) -> Mask:
         """Return a mask (n,) of the keys whose row in Redis became known after every row of the offline table."""
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Read each key's row in Redis; return a mask of rows to skip (see `ahead`), known times and content hashes.
+        """Read each key's row in Redis; return the mask of `pushed_only`, and known times and content hashes.
 
         Times and hashes are null for a key without a valid row.
         """

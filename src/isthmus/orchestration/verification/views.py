@@ -47,7 +47,7 @@ def compare_view(
         trained = offline_values(keys, history)
     served = _served(online.api, keys, history)
     singles = spread(len(keys), SINGLES)
-    alone = _served(online.api.singly(), keys.take(pa.array(singles)), history)
+    alone = _served(online.api.one_row_per_request(), keys.take(pa.array(singles)), history)
     # Read after the answers, so that a row pushed in between is skipped rather than reported as a difference.
     ahead, served[KNOWN], served[CONTENT] = online.stored(history, keys)
     # If training has no row for a key, use the time of the served row.

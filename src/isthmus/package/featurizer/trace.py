@@ -23,7 +23,7 @@ class GraphInput(NamedTuple):
     rows: bool = False
 
 
-def traced(
+def build_head(
     graph: bytes, sources: Sequence[GraphInput], outputs: Mapping[str, str], refused: str | None, session: Session
 ) -> bytes:
     """Trace an ONNX graph from its input tensors to its outputs, and return the content of `head.json`.

@@ -96,7 +96,7 @@ def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, st
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 
 
-def shown(value: Any, dtype: DataType) -> str:
+def format_feature(value: Any, dtype: DataType) -> str:
     """Format a feature that is not null as text of a prompt: strings unchanged, other values as JSON.
 
     A 32-bit number has only the digits that identify it: 0.1, not 0.10000000149011612.

@@ -27,7 +27,7 @@ LONG = 1 << 12
 """Characters of a text that takes milliseconds to tokenize."""
 
 
-def opened(data: bytes) -> "Own":
+def load_tokenizer(data: bytes) -> "Own":
     """Open a tokenizer from JSON; it never truncates or pads, and reads control tokens in a text as plain text."""
     with extra("generate"):
         from tokenizers import Tokenizer as Own
@@ -48,7 +48,7 @@ class Tokenizer:
     def __init__(self, data: bytes, generation: Generation, where: str = "tokenizer.json") -> None:
         self._generation, self._where = generation, where
         try:
-            self._own = opened(data)
+            self._own = load_tokenizer(data)
             added = json.loads(data)["added_tokens"]
         except DependencyError:
             raise

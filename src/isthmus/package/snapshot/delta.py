@@ -71,7 +71,7 @@ def _encoded(step: _Step) -> bytes:
     return _number(count) + step.data if step.place is None else _number(count + 1) + _number(step.place)
 
 
-def applied(base: bytes, delta: bytes, where: str = "difference") -> bytes:
+def apply_delta(base: bytes, delta: bytes, where: str = "difference") -> bytes:
     """Apply a delta to the file `base`; return the new file. Raise DataError if the delta is damaged or unfit."""
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")

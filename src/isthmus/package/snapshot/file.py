@@ -66,7 +66,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     owner: tuple[str, str] | None = None
 
 
-def head(header: Header) -> bytes:
+def encode_header(header: Header) -> bytes:
     """Encode the part of a file before its rows: magic, version, size and header."""
     text = msgspec.json.encode(header)
     return _START.pack(MAGIC, VERSION, len(text)) + text
@@ -89,7 +89,7 @@ class SnapshotFile:
     def parts(self) -> list[bytes]:
         """The bytes of the file in pieces: the header, each row with its key, the signature."""
         rows = [key + row for name, _ in self.header.views for key, row in sorted(self.rows[name].items())]
-        return [head(self.header), *rows, self.signature]
+        return [encode_header(self.header), *rows, self.signature]
 
     @cached_property
     def data(self) -> bytes:
@@ -104,13 +104,13 @@ class SnapshotFile:
         return SnapshotFile(self.header, self.rows, signature)
 
 
-def packed(row: bytes, view: ViewContract) -> bytes:
+def to_online_row(row: bytes, view: ViewContract) -> bytes:
     """Convert a snapshot's row to a packed row of the online store, with 0 in place of the content hash."""
     event, known = _TIMES.unpack_from(row)
     return ROW_HEADER.pack(1, view.prefix, event, known, 0) + row[_TIMES.size :]
 
 
-def unpacked(row: bytes, event: int, known: int) -> bytes:
+def to_snapshot_row(row: bytes, event: int, known: int) -> bytes:
     """Convert a packed row of the online store to a snapshot's row, with these event and known times (microseconds)."""
     return _TIMES.pack(event, known) + row[ROW_HEADER.size :]
 

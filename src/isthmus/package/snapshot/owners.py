@@ -26,7 +26,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.types import TYPES, DataType
 from isthmus.features.values.entitykey import KeyValue, decode_values, encode_keys, key_part
-from isthmus.package.snapshot.file import Header, Rows, head
+from isthmus.package.snapshot.file import Header, Rows, encode_header
 
 _TABLES = (
     "CREATE TABLE generation (content BLOB NOT NULL)",
@@ -114,7 +114,7 @@ class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lines = [next(rest) if shared is None else shared for shared in self.shared]
         views = tuple((name, len(rows)) for (name, _), rows in zip(self.header.views, lines, strict=True))
         header = msgspec.structs.replace(self.header, views=views, owner=(self.owner[0], text_of(value)))
-        return OwnFile([head(header), *(line for rows in lines for line in rows)])
+        return OwnFile([encode_header(header), *(line for rows in lines for line in rows)])
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class OwnFile:
         return OwnFile([*self.parts, signature])
 
 
-def generation_of(
+def split_by_owner(
     header: Header, owner: Column, views: Sequence[ViewContract], rows: Mapping[str, Rows]
 ) -> tuple[SharedSnapshot, dict[bytes, list[Lines]]]:
     """Split a snapshot's rows into a part that all owners share, and a dict of each owner's rows by encoded owner.

@@ -55,7 +55,9 @@ def _values_of(key: str, device: Snapshot) -> str:
     return f"{key} {', '.join(map(str, device.keys[key]))}" if key in device.keys else f"every {key}"
 
 
-def kept(contract: Contract, service: FeatureService, stale: float | str | None = None) -> DeviceManifest | None:
+def device_manifest(
+    contract: Contract, service: FeatureService, stale: float | str | None = None
+) -> DeviceManifest | None:
     """Describe what a device keeps, for the manifest; None if the service has no `device`.
 
     `stale` is for devices without a recent snapshot: a number is the answer, a text names the package that answers

@@ -19,11 +19,11 @@ _HALF = SIGNATURE_SIZE // 2
 
 
 @dataclass(frozen=True)
-class Sealer:
+class SnapshotSigner:
     key: "EllipticCurvePrivateKey"
 
     @classmethod
-    def of(cls, file: Path, password: str | None = None) -> "Sealer":
+    def of(cls, file: Path, password: str | None = None) -> "SnapshotSigner":
         """Load a P-256 key; raise ConfigurationError if it is unusable, DependencyError without the extra `devices`."""
         with extra("devices"):
             import cryptography  # noqa: F401 - so that a missing `cryptography` names this extra, not `signing`

@@ -48,7 +48,7 @@ class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 @dataclass(frozen=True)
-class Shelf:
+class SnapshotFolder:
     """The folder of a service's snapshots."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Shelf:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus features snapshot`") from error
 
-    def before(self) -> Latest | None:
+    def latest_or_none(self) -> Latest | None:
         """Return the description of the newest snapshot; None without snapshots, and also if it is damaged."""
         try:
             return self.latest()
@@ -98,7 +98,7 @@ class Shelf:
         """Return the path of the file of all owners with this SHA-256, whether or not it exists."""
         return self.folder / f"{digest}.owners"
 
-    def own(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
+    def owner_snapshot(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
         """Return the SHA-256 and bytes of an owner's newest snapshot; None if the owner has no rows.
 
         `since` is the SHA-256 of the snapshot on the device. The bytes are empty if it is still the newest, a delta if
@@ -133,7 +133,7 @@ class Shelf:
         Returns the new description, which includes `discloses` and `tables`. A reader with an older description may
         then find a file missing, and must call `latest` again. The caller must hold the lock.
         """
-        before = self.before()
+        before = self.latest_or_none()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
         deltas = {}
         for digest in earlier[:keep]:
@@ -165,7 +165,7 @@ class Shelf:
         snapshot's bytes. `signed` is called with each owner's key and signed snapshot before the file is in place.
         Returns the new description, which includes `discloses` and `tables`. The caller must hold the lock.
         """
-        before = self.before()
+        before = self.latest_or_none()
         earlier = [] if before is None or before.owner != generation.owner else [before.snapshot, *before.earlier]
         kept = [digest for digest in earlier[:keep] if self.owners(digest).exists()]
         partial = self.folder / f".owners.{os.getpid()}.partial"

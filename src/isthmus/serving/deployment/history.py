@@ -43,7 +43,7 @@ class DeploymentHistory(Journal[Event]):
 
     def _records(self, lines: bytes) -> list[Event]:
         return [
-            msgspec.structs.replace(event, deployment=event.deployment.beside(self._file))
+            msgspec.structs.replace(event, deployment=event.deployment.absolute(self._file))
             for event in super()._records(lines)
         ]
 
@@ -54,10 +54,12 @@ def succession(events: Sequence[Event]) -> list[Deployment]:
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):
             continue
-        places = [n for n, deployment in enumerate(deployments) if deployment.runs == event.deployment.runs]
+        places = [
+            n for n, deployment in enumerate(deployments) if deployment.runtime_key == event.deployment.runtime_key
+        ]
         if event.action == "rollback" and places:
             del deployments[places[-1] :]
-        elif deployments and deployments[-1].runs == event.deployment.runs:
+        elif deployments and deployments[-1].runtime_key == event.deployment.runtime_key:
             deployments.pop()
         deployments.append(event.deployment)
     return deployments

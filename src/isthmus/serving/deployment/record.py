@@ -57,7 +57,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     undone: "Undone | None" = None
 
     @property
-    def alone(self) -> "Deployment":
+    def without_trials(self) -> "Deployment":
         """The deployment without candidate, probation and undone, as stored in the history."""
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
@@ -65,10 +65,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the deployments to load at `now` (µs): this one, its candidate, and a former one during probation."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
-        return [self.alone, *candidate, *former]
+        return [self.without_trials, *candidate, *former]
 
     @property
-    def runs(self) -> tuple[str, str, int]:
+    def runtime_key(self) -> tuple[str, str, int]:
         """Digest, precision and threads, for comparing deployments: if they are equal, both run the same way."""
         return self.digest, self.precision, self.threads
 
@@ -83,14 +83,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             remedy = "run `isthmus deploy`, or the version of Isthmus that wrote it"
             raise PackageError(where, f"is not a deployment ({error})", remedy=remedy) from error
-        return deployment.beside(Path(where))
+        return deployment.absolute(Path(where))
 
     def relative(self, file: Path) -> "Deployment":
-        """Return a copy to write to `file`: paths in the cache next to it become relative. `beside` is the inverse."""
+        """Return a copy to write to `file`, with relative paths in the cache next to it; the inverse of `absolute`."""
         folder = file.parent.resolve()
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
-    def beside(self, file: Path) -> "Deployment":
+    def absolute(self, file: Path) -> "Deployment":
         """Return a copy with absolute package paths, as read from `file`; the inverse of `relative`."""
         folder = file.parent.resolve()
 

@@ -26,7 +26,7 @@ from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http import push, snapshots
 from isthmus.serving.http.generate import TextGeneration
-from isthmus.serving.http.guard import Guarded, Limited, granted, refused
+from isthmus.serving.http.guard import Guarded, Limited, error_response, granted
 from isthmus.serving.http.inference import Inference
 from isthmus.serving.http.middleware import Observed
 from isthmus.serving.http.predict import PredictCall, PredictionService, recorded_by
@@ -370,13 +370,13 @@ class _Application:
             raise
         except Exception as error:
             if not begun and isinstance(error, IsthmusError):
-                response = refused(error, scope)
+                response = error_response(error, scope)
             elif not begun and isinstance(error, HTTPException):
                 response = _no_route(request, error)
             else:
                 # This is a bug: answer the caller unless an answer has begun, and let `Observed` log the place.
                 defect = errors.DefectError("server", "unexpected error", remedy="see the server's log")
-                answer = refused(defect, scope)
+                answer = error_response(defect, scope)
                 if not begun:
                     await answer(scope, receive, send)
                 raise
@@ -413,7 +413,7 @@ def _no_route(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         refusal = errors.NotAllowedError(path, f"does not support {request.method}", expected=allowed)
-        answer = refused(refusal, request.scope)
+        answer = error_response(refusal, request.scope)
         answer.headers["allow"] = allowed
         return answer
-    return refused(errors.NotFoundError(path, "is not a path of this API", remedy="see /docs"), request.scope)
+    return error_response(errors.NotFoundError(path, "is not a path of this API", remedy="see /docs"), request.scope)

@@ -65,7 +65,7 @@ class Guarded:
                     if self._rate is not None and grants.name:
                         self._take(grants.name, self._rate)
             except IsthmusError as error:
-                await refused(error, scope)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -141,7 +141,7 @@ class Limited:
         if counted and self._under_way >= self._limits.concurrency:
             busy = f"{self._under_way:,} requests are in progress"
             remedy = "try again, or raise server.limits.concurrency or server.workers"
-            await refused(errors.BusyError("server", busy, remedy=remedy), scope)(scope, receive, send)
+            await error_response(errors.BusyError("server", busy, remedy=remedy), scope)(scope, receive, send)
             return
         self._under_way += counted
         try:
@@ -153,7 +153,7 @@ class Limited:
         announced = int(_header(scope, b"content-length") or 0)
         if announced > self._limits.body_bytes:
             error = _too_long(f"has {announced:,} bytes", self._limits.body_bytes)
-            await refused(error, scope)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         exchange = _Exchange(receive, send, self._limits.body_bytes)
         deadline = scope[DEADLINE] = Deadline(self._deadlines)
@@ -172,7 +172,7 @@ class Limited:
                 )
             else:
                 late = errors.BusyError("server", f"could not answer within {seconds:g} seconds", remedy="try again")
-            await refused(late, scope)(scope, receive, send)
+            await error_response(late, scope)(scope, receive, send)
 
 
 @dataclass(eq=False)
@@ -246,7 +246,7 @@ def granted(request: Request) -> Grants:
     return grants
 
 
-def refused(error: IsthmusError, scope: Scope) -> Response:
+def error_response(error: IsthmusError, scope: Scope) -> Response:
     """Create the response to an error, and store its class name in the scope for the metrics and the log."""
     scope[REFUSAL] = type(error).__name__
     content = error.as_dict()

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from isthmus.features.errors import DataError, RequestError, nearest, one_of
 from isthmus.package.snapshot import delta
 from isthmus.package.snapshot.owners import key_of, owner_column, value_of
-from isthmus.package.snapshot.store import Latest, Shelf
+from isthmus.package.snapshot.store import Latest, SnapshotFolder
 from isthmus.serving.http.guard import granted
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError
 from isthmus.serving.wire.formats import accepts
@@ -46,7 +46,7 @@ async def answer(request: Request, services: Collection[str], folder: str | None
         granted(request).require_owner(service, value)
     if service not in services:
         raise NotFoundError("service", f"no service {service!r}{nearest(service, services)}", expected=one_of(services))
-    shelf = None if folder is None else Shelf(Path(folder) / service)
+    shelf = None if folder is None else SnapshotFolder(Path(folder) / service)
     accepted = accepts(request.headers.get("accept-encoding", ""), "zstd")
     ask = partial(_read, shelf, service, value, request.query_params.get("since"), accepted=accepted)
     # Use a thread to read files and compress large ones.
@@ -61,7 +61,7 @@ async def answer(request: Request, services: Collection[str], folder: str | None
 
 
 def _read(
-    shelf: Shelf | None, service: str, value: str | None, since: str | None, *, accepted: bool
+    shelf: SnapshotFolder | None, service: str, value: str | None, since: str | None, *, accepted: bool
 ) -> tuple[str, bytes, bool]:
     """Return the newest snapshot's SHA-256, the bytes to send (empty if it is `since`), and True if compressed."""
     try:
@@ -77,7 +77,7 @@ def _read(
     return digest, bytes(pa.compress(data, codec="zstd", asbytes=True)), True
 
 
-def _files(shelf: Shelf | None, service: str, value: str | None, since: str | None) -> tuple[str, bytes]:
+def _files(shelf: SnapshotFolder | None, service: str, value: str | None, since: str | None) -> tuple[str, bytes]:
     for _ in range(_TRIES):
         latest = None if shelf is None else shelf.latest()
         if shelf is None or latest is None:
@@ -98,7 +98,9 @@ def _files(shelf: Shelf | None, service: str, value: str | None, since: str | No
     )
 
 
-def _own(shelf: Shelf, latest: Latest, service: str, value: str | None, since: str | None) -> tuple[str, bytes]:
+def _own(
+    shelf: SnapshotFolder, latest: Latest, service: str, value: str | None, since: str | None
+) -> tuple[str, bytes]:
     """Do the same as `_files` for an owner's snapshot."""
     where = f"snapshot of {service}"
     if latest.owner is None:
@@ -114,7 +116,7 @@ def _own(shelf: Shelf, latest: Latest, service: str, value: str | None, since: s
             where, f"{value!r} is not a valid {owner.name}",
             expected=f"a {owner.dtype.name} as in JSON, without quotes: /snapshots/{service}/{owner.name.upper()}",
         ) from error  # fmt: skip
-    answer = shelf.own(key, latest, since)
+    answer = shelf.owner_snapshot(key, latest, since)
     if answer is None:
         raise NotFoundError(
             where, f"does not exist for {owner.name} {value}", expected=f"a {owner.name} with rows in a table"

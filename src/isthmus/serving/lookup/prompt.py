@@ -9,7 +9,7 @@ from isthmus.features.errors import RequestError
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.columns import Values
-from isthmus.package.generation.prompt import Generation, prompt_features, shown
+from isthmus.package.generation.prompt import Generation, format_feature, prompt_features
 from isthmus.serving.limits import Limits
 from isthmus.serving.lookup.lookup import Lookup, LookupInputs
 from isthmus.serving.wire import decode
@@ -62,5 +62,5 @@ class Prompt:
             values = computed[source][feature] if source in computed else answers[source].columns[feature]
             columns = json_columns(dtype, values.data[None], None if values.valid.all() else ~values.valid[None])
             ((value,),) = orjson.loads(orjson.dumps(columns, option=OPTIONS))
-            texts[name] = self._missing if value is None else shown(value, dtype)
+            texts[name] = self._missing if value is None else format_feature(value, dtype)
         return texts

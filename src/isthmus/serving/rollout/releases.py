@@ -206,7 +206,7 @@ def undo(
     """
     with _changing(file) as (history, _):
         current = _read(file)
-        if current is None or current.probation is None or current.alone != deployment.alone:
+        if current is None or current.probation is None or current.without_trials != deployment.without_trials:
             return False
         before = current.probation.before
         if generations is not None:
@@ -219,7 +219,7 @@ def undo(
 
 
 def _restoration(restored: Deployment, undone: Undone) -> Event:
-    return Event(at=restored.deployed_at, action="rollback", deployment=restored.alone, why=undone.why)
+    return Event(at=restored.deployed_at, action="rollback", deployment=restored.without_trials, why=undone.why)
 
 
 def _on_probation(file: Path, deployment: Deployment, seconds: float, objective_ms: float) -> Deployment:
@@ -228,13 +228,13 @@ def _on_probation(file: Path, deployment: Deployment, seconds: float, objective_
     if before is not None and before.probation is not None and read_decision(file, before):
         # A server is waiting for the lock to undo it.
         before = before.probation.before
-    if before is not None and before.runs == deployment.runs:
+    if before is not None and before.runtime_key == deployment.runtime_key:
         # The same package again: keep the deployment before it.
         before = before.probation.before if before.probation else None
     if before is None or seconds == 0 or (before.model, before.service) != (deployment.model, deployment.service):
         return deployment
     until = deployment.deployed_at + round(seconds * 1e6)
-    probation = Probation(before=before.alone, until=until, latency_objective_ms=objective_ms)
+    probation = Probation(before=before.without_trials, until=until, latency_objective_ms=objective_ms)
     return msgspec.structs.replace(deployment, probation=probation)
 
 
@@ -304,7 +304,7 @@ def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
     if current is None:
         return
     deployed, candidate = succession(events), current.candidate
-    alone = current.alone
+    alone = current.without_trials
     if not deployed or deployed[-1] != alone:
         # The process was killed between writing the two files, or the deployment predates the history.
         if current.undone is not None:

@@ -240,7 +240,7 @@ class ProbationRun(Trial):
         """Return the previous model, already loaded, if `deployment` restores it after a failed trial, else None."""
         if deployment.undone is None or not isinstance(self.former, DeployedModel):
             return None
-        return self.former.again(deployment) if self.former.deployment.runs == deployment.runs else None
+        return self.former.again(deployment) if self.former.deployment.runtime_key == deployment.runtime_key else None
 
     def _slower(self, own: float, other: float) -> bool:
         """Require statistical significance too: a busy machine delays either model at times.

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from isthmus.features.contract.schema import SEPARATOR, Column, Contract, TransformContract, optional
 from isthmus.features.definition import codehash
-from isthmus.features.definition.checks import sized
+from isthmus.features.definition.checks import size_hint
 from isthmus.features.definition.spec import AtRequest, RequestSource
 from isthmus.features.errors import DataError, Problem
 from isthmus.features.request.graph import RowGraph
@@ -113,7 +113,7 @@ def _unusable(where: str, column: Column) -> Problem | None:
     if column.dtype.element is not None and column.size is None:
         feature = column.name.rpartition(SEPARATOR)[2]
         return Problem(f"{where}, input {column.name}", "its arrays may be of any size",
-                       f"a fixed size, which graphs need: {sized(feature, column.dtype)}")  # fmt: skip
+                       f"a fixed size, which graphs need: {size_hint(feature, column.dtype)}")  # fmt: skip
     return None
 
 

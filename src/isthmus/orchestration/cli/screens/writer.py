@@ -87,7 +87,7 @@ def _tables(table: TableBlock, width: int) -> Iterator[RichTable]:
     shown = [
         n
         for n, cells in enumerate(columns)
-        if not blocks.drawn(cells) and not (n and cells and all(map(_empty, cells)))
+        if not blocks.only_figures(cells) and not (n and cells and all(map(_empty, cells)))
     ]
     for is_narrow in (False, True):
         made = [_Column(table, n, [_cell(each, table, n, is_narrow) for each in columns[n]]) for n in shown]
