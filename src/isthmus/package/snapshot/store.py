@@ -1,4 +1,4 @@
-"""The folder of a service's snapshots (`Shelf`): the newest one, some earlier ones, and deltas to the newest.
+"""The folder of a service's snapshots (`SnapshotFolder`): the newest one, some earlier ones, and deltas to the newest.
 
 latest              JSON, see `Latest`: written last, so it names only files that exist
 DIGEST.snapshot     the newest snapshot and some earlier ones, by SHA-256
