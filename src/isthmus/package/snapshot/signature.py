@@ -1,4 +1,4 @@
-"""Sign snapshots (`SnapshotSigner`) with ECDSA and P-256, which browsers, Android and iOS can verify without a library."""
+"""Sign snapshots (`SnapshotSigner`) with ECDSA and P-256, which browsers, Android and iOS verify without a library."""
 
 from collections.abc import Callable
 from contextlib import suppress
