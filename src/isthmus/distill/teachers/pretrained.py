@@ -123,7 +123,7 @@ def pretrained(  # noqa: PLR0913 - options of the model, by name
         revision: commit, tag or branch of a repository. Only a commit never changes.
         offline: use only repositories in the local cache.
         device: device to compute on.
-        pooling: how the output "embedding" sums up positions: their mean, or the first alone.
+        pooling: the output "embedding" is the mean over all positions, or the first position alone.
         labels: class names; by default the configuration's.
 
     Raises:
