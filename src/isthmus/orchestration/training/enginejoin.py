@@ -51,8 +51,8 @@ class EngineJoin:
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Join features to the spine in the engine, then yield the spine's rows in order with the features, in batches.
 
-        Reads the whole spine first, opens a session of the engine for the join, and uses a temporary folder in the
-        offline store. Raises a DataError if the engine fails.
+        Reads the whole spine first, then opens a session of the engine. Both use a temporary folder in the offline
+        store. Raises a DataError if the join fails in the engine, and the errors of `engine.session`.
         """
         # In the offline store, which executors can access even as another user.
         with scratch_folder(Path(self._offline.root), "_join") as folder:

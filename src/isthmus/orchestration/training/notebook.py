@@ -19,25 +19,26 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> "TrainingData":
-    """Join features to the rows of a spine, each as of the row's own moment; one output row per spine row, in order.
+    """Join features to the rows of a spine, each as of the row's own time; one output row per spine row, in order.
 
-    Reads the current tables. Rows are computed when they are read: `.table()` and `.reader()` return Arrow, `.pandas()`
-    a DataFrame whose integers stay integers beside nulls, `.torch()` tensors. `.write(folder)` writes Parquet and a
-    record that `isthmus features training-set --like` reproduces.
+    Uses the current tables. Rows are joined when they are read, and again on each read. `.table()` and `.reader()`
+    return Arrow, `.torch()` returns tensors, and `.pandas()` a DataFrame that keeps integers beside nulls.
+    `.write(folder)` writes Parquet and a record that `isthmus features training-set --like` reproduces.
 
     Args:
         project: the project, or its folder.
         features: name of a service, or features as `view:feature`; the name of a view selects all its features.
         spine: rows with `event_timestamp` in a time zone, the join keys, and any columns to keep: an Arrow table,
-            reader or dataset, a pandas or Polars frame, a path to Parquet or CSV, or a SELECT over the views.
+            reader or dataset, a pandas or Polars frame, a path to Parquet or CSV, or a SELECT over the views and the
+            Parquet sources. The rows of a SELECT or an Arrow reader can be read only once.
         status: whether to add a status column per view: present, null, expired or not_found.
-        as_served: whether to return what was readable online at each moment, by the log of materializations, instead of
-            what could have been known.
+        as_served: whether to join the values that were readable online at each time, by the log of materializations,
+            instead of the values known by then. Requires the join "embedded".
         join: "embedded" to join in this process, "engine" to join in the project's engine. The rows are the same.
 
     Raises:
         ContractMismatch: the definitions have not been applied, or a table was built under another contract.
-        RequestError: a feature is not in the contract, or options cannot be combined.
+        RequestError: a feature is not in the contract, options cannot be combined, or SQL is not a single SELECT.
         DataError: a table is missing, or the spine cannot be read, lacks a column or has a column of the wrong type.
     """
     from isthmus.orchestration.project import Project

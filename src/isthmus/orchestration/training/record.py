@@ -25,8 +25,8 @@ def reproduce(project: Project, record: str, out: Path | str | None = None, *, j
     """Write a training set again from the same table versions: the bytes are the same, even if tables changed.
 
     `record` is the folder of the training set, its record file or its id. Replaces the files in that folder, or writes
-    to the folder `out`. `join` is "embedded" or "engine". Raises a RequestError if the training set does not exist;
-    writes nothing and raises a DataError if a table version, the spine or a request transform is gone or has changed.
+    to the folder `out`. `join` is "embedded" or "engine". Raises a RequestError if the training set does not exist.
+    Raises a DataError if a table version, the spine or a request transform is gone or has changed. Then writes nothing.
     """
     past = _find(project, record)
     where = f"training set {past.id}"
@@ -87,7 +87,7 @@ def _spine(project: Project, past: TrainingSet, histories: list[ViewHistory]) ->
 
 
 def history_of(offline: OfflineStore, past: TrainingSet, name: str) -> ViewHistory:
-    """Return the history of view `name` that training set `past` read; DataError if this version is gone or differs."""
+    """Return the version of view `name` that training set `past` read; raise DataError if it is gone or differs."""
     view, version = ViewContract.from_dict(name, past.views[name]), past.tables[name]
     where, remedy = f"training set {past.id}", "make a new training set: this one cannot be reproduced"
     try:

@@ -25,17 +25,17 @@ class RequestColumns:
 
     @property
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Everything that determines the values: for each transform its hash and the names of the computed fields."""
+        """Everything that determines the values: the hash and the computed fields of each transform, by its name."""
         hashes = {name: transform.hash for name, transform in self.contract.transforms.items()}
         return {part.name: {"hash": hashes[part.name], "fields": [field.name for field in part.fields]}
                 for _, part in self.transforms}  # fmt: skip
 
     def schema(self, joined: pa.Schema) -> pa.Schema:
-        """Return the schema plus the computed columns; raise a DataError if an input is missing or a name is taken."""
+        """Add the computed columns to a schema; raise a DataError if an input is missing or a name is taken."""
         return compute.schema_with(joined, [contract for _, contract in self.transforms])
 
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with the computed columns, in an engine session that opens after the first batch is read."""
+        """Yield the rows with the computed columns. After the first batch is read, opens a session of the engine."""
         rows = iter(joined)
         # Read one batch first: then a join by the engine is done, and Spark allows only one session at a time.
         first = list(islice(rows, 1))

@@ -35,9 +35,9 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
 ) -> TrainingSet:
     """Write the training set that the command line options ask for; raise a RequestError if they cannot be combined.
 
-    With `like`, a folder or id, writes that training set again from the same table versions, to `out` if set. With
-    `spine`, `features` and `out`, joins features to any spine. Otherwise, writes the training set of the distillation
-    `name`, optional if there is only one, and makes it the latest.
+    With `like`, a folder or id, writes that training set again from the same table versions: to `out`, or in its place.
+    With `spine`, `features` and `out`, joins features to any spine. Otherwise, writes the training set of a
+    distillation and makes it the latest. Its `name` is optional if there is only one.
     """
     kinds = {"a distillation": name, "--spine": spine, "--like": like}
     if len([kind for kind, value in kinds.items() if value is not None]) > 1:
@@ -64,10 +64,10 @@ def training_set(
 ) -> TrainingSet:
     """Write a distillation's training set: its spine with the features as of each row's time. Make it the latest one.
 
-    Computes the spine with the project's engine. If the same training set exists, only makes it the latest. Writes
-    statistics if they are missing. With `as_served`, the values are those readable online at each row's time, by the
-    log of materializations. The rows do not depend on `join`. Raises ContractMismatch if the definitions have not been
-    applied. `name` is optional if the project has one distillation.
+    Computes the spine with the project's engine. Does not join again if the same training set exists, but writes its
+    statistics if they are missing. With `as_served`, joins the values that were readable online at each row's time, by
+    the log of materializations. The rows do not depend on `join`, which must be "embedded" with `as_served`. `name` is
+    optional if the project has one distillation. Raises ContractMismatch if the definitions have not been applied.
     """
     contract = project.applied()
     require_join(join, as_served=as_served)

@@ -23,10 +23,10 @@ def is_sql(text: str) -> bool:
 
 
 def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
-    """Run a single SELECT over the tables, and return its rows, which can be read only once. Times are in UTC.
+    """Run a single SELECT over the tables on `threads` threads; return its rows, which can be read only once.
 
-    The query cannot access files, the network or variables of this process. Raises a RequestError if it is not a single
-    SELECT, and a DataError if it fails, perhaps only while the rows are read.
+    Times are in UTC. The query cannot access files, the network or variables of this process. Raises a RequestError if
+    it is not a single SELECT. Raises a DataError if it fails; reading the rows may raise it, too.
     """
     database = duckdb.connect(config={
         "threads": threads, "python_enable_replacements": False,

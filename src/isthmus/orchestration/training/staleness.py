@@ -23,9 +23,9 @@ _FOLDER, _FILE = "device", "rows.parquet"
 def device_rows_file(project: Project, declared: Distillation, examples: TrainingSet) -> str:
     """Return the path of a Parquet file with a training set's rows as devices see them. Writes it if missing.
 
-    Each row gets the student's inputs from a snapshot of random age, up to the limit of the student's `device`, which
-    must be set. The ages are the same in each call. Inputs that only the teacher reads are left out. Raises a DataError
-    if a table version is gone.
+    The student must have a `device`. Each row gets the student's inputs from a snapshot of random age, up to the limit
+    of that `device`. They are null for keys that devices do not keep. The ages are the same in each call. Inputs that
+    only the teacher reads are left out. Raises a DataError if a table version is gone.
     """
     device = _device(declared)
     return rows_file(
@@ -34,9 +34,9 @@ def device_rows_file(project: Project, declared: Distillation, examples: Trainin
 
 
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
-    """Return the path of a Parquet file in the folder of a training set. If missing, call `rows` and write its result.
+    """Return the path of a Parquet file in a training set's folder. If it is missing, write the result of `rows` there.
 
-    `device` and `identity` determine the path, so they must cover everything that determines the rows.
+    Only `device` and `identity` determine the path, so they must cover everything that determines the rows.
     """
     folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity(), **identity})[:12]}"
     if not (folder / _FILE).exists():
@@ -55,10 +55,10 @@ def with_stale_inputs(
 ) -> pa.Table:
     """Return `rows` of the training set `examples` with the student's inputs replaced by values from older snapshots.
 
-    The student must have a `device`. `ages` gets the rows' times and the first row's number, and returns the age of
-    each row's snapshot, all in microseconds. Inputs that only the teacher reads are left out. With `computed`, the
-    project's engine adds inputs from request transforms, which takes seconds even for a few rows. Raises a DataError if
-    a table version that the training set was joined from is gone.
+    The student must have a `device`; inputs are null for keys that it does not keep. `ages` is called with the times of
+    consecutive rows and the number of their first row. It returns the age of the snapshot for each; times and ages are
+    in microseconds. Inputs that only the teacher reads are left out. With `computed`, the project's engine adds inputs
+    from request transforms, which takes seconds even for a few rows. Raises a DataError if a table version is gone.
     """
     contract, service, offline = (
         project.applied(),
