@@ -50,7 +50,7 @@ class Client:
         self._lot = LOT
 
     def one_row_per_request(self) -> "Client":
-        """Return a client that sends one row per request over the same connection; opens it first if necessary."""
+        """Return a client that sends one row per request over the same connection. Opens the connection if needed."""
         self._connection = self._connection or self._connect()
         single = copy.copy(self)
         single._lot = 1
@@ -66,8 +66,8 @@ class Client:
         """Look up features; return a table of keys, features by full name, and the status and event time of each view.
 
         `features` are pairs (view, feature) and (request transform, field). `keys` and `request` have one value per
-        row. Raises DependencyError if the server or Redis does not answer, ContractMismatch if the server or stored
-        rows have another contract, and DataError if the answer has other columns or rows than the request.
+        row. Raises the errors of the API. Also raises DependencyError if the server does not answer, ContractMismatch
+        if it has another contract, and DataError if the answer has other columns or rows than the request.
         """
         entities = {**keys, **{name: _as_json(dtype, values) for name, (dtype, values) in request.items()}}
         schema = self._schema(features, list(keys))
@@ -105,8 +105,8 @@ class Client:
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Ask the server for the deployed model's predictions for `rows` rows: float32, shape (n,) or (n, classes).
 
-        `entities` and `request` have a type and n values for each join key and request field. Raises DependencyError if
-        the server does not answer, and ContractMismatch if it has another contract.
+        `entities` has a type and n values for each join key, and `request` for each request field. Raises the errors of
+        the API, DependencyError if the server does not answer, and ContractMismatch if it has another contract.
         """
         columns = {
             part: {name: _as_json(dtype, values) for name, (dtype, values) in group.items()}
@@ -239,12 +239,12 @@ class Client:
 def private_api(
     project: Project, contract: Contract, url: str, at: int, deployment: Path | None = None
 ) -> Iterator[Client]:
-    """Run a server of the project on a free local port until the block ends; its clock is frozen at `at`.
+    """Run a server of the project on a free local port until the block ends, and yield a client for it.
 
-    Yields a client, whose first request waits until the server is ready. `url` is the Redis of the server, and `at` a
-    time in microseconds since 1970 UTC. The server uses `contract`, and the package in the project's deployment file or
-    in the file `deployment`. Its log in the project's state folder is deleted at the end of the block, but kept after
-    an error.
+    The client's first request waits until the server is ready. `url` is the Redis of the server. The server's clock is
+    frozen at `at`, microseconds since 1970 UTC. It uses `contract`, and the package in the file `deployment`, or else
+    in the project's deployment file. Its log in the project's state folder is deleted at the end of the block, but kept
+    after an error.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     """Compare a package's inputs from offline values with served ones, and the API's predictions with the model's.
 
     Adds the results to `verdict`. Keys and request fields come from up to `count` rows of the package's training set.
-    Skips a row if the online row of its key became known after every row of the offline table. If the server of
+    Skips a row if the row of its key in Redis became known after every row of the offline table. If the server of
     `online` rejects the package, every prediction counts as different.
     """
     contract, manifest = project.applied(), package.manifest
@@ -119,7 +119,7 @@ def _compare_predictions(
 
 
 def largest_differences(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Pick the class that differs most in each row; return its expected numbers and answers, NaN if shapes differ."""
+    """Return the expected number and the answer of the class that differs most, per row; NaN if shapes differ."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]
@@ -132,7 +132,7 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 
 
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
-    """Read each model input back from the tensors `fed` to the graph; return its type and values by name."""
+    """Return the type and values of each model input by name, read back from the tensors `fed` to the graph."""
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, tensor_positions(inputs), strict=True):

@@ -67,7 +67,7 @@ def page(verdict: Verdict, project: str) -> str:
 
 
 def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
-    """Yield the blocks for the terminal: comparisons, runtimes, first differing values, limits, and the page's path."""
+    """Yield the blocks for the terminal: comparisons, first differing values, outcome, and `file`, the page's path."""
     yield _overview(verdict)
     if verdict.runtimes:
         yield runtimes(verdict)

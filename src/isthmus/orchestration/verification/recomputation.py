@@ -33,10 +33,10 @@ def recompute(
 ) -> None:  # fmt: skip
     """Compare the engine's results of request transforms in the latest training set with the results of the graphs.
 
-    Adds the comparisons to `verdict`. Uses a sample of the rows; with `all_keys`, all rows here and up to 2,000 in the
-    server. The graphs run here and in the server of `api` (`API NAME` in the verdict). Both also compute some rows one
-    at a time, which must have the same bits as in a batch: tolerances apply only to comparisons with the engine. A
-    transform is skipped, with a reason, if the training set has no values of it, or values of an older definition.
+    Adds the comparisons to `verdict`. The graphs run here and in the server of `api`, whose comparisons are named
+    `API NAME`. Uses a sample of the rows; with `all_keys`, all rows here and up to 2,000 in the server. Both also
+    compute some rows one at a time, which must have the same bits as in a batch. Other comparisons allow the declared
+    tolerance. Skips a transform, with a reason, if the training set has no values of it or of an older definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -87,7 +87,7 @@ class _Engine:
         self._results = self._fields(table)
 
     def compare_graph(self) -> tuple[Comparison, Comparison]:
-        """Compare graph with engine, and the graph for single rows with the graph for a batch; return both by field."""
+        """Compare graph with engine, and the graph's single rows with its batches; return both comparisons by field."""
         values = self._graph.run(self._inputs).values
         # Rows that the graph refuses are null here, and so differ from the engine's values.
         compared = self._compare(self._rows, self._results, values, self._tolerances)
@@ -98,8 +98,8 @@ class _Engine:
     def compare_answers(self, api: Client) -> tuple[Comparison, Comparison]:
         """Compare a server's answers with expected values, and its answers to single rows with the graph's.
 
-        Returns both comparisons by field. The expected values are the engine's, or the graph's for rows whose stored
-        features have changed since, because the server reads current features. Rows that the graph refuses are skipped.
+        Returns both comparisons by field. The expected values are the engine's. But if a row's stored features have
+        changed since the training set was made, they are the graph's. Skips rows that the graph refuses.
         """
         transform, table = self._transform, self._table
         key_columns = {

@@ -46,7 +46,7 @@ class ClientRun(NamedTuple):
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
     """Run the reference client in Node on the questions in `device`; return its answers or its error, and the duration.
 
-    Takes up to two minutes. Raises neither NodeFailed nor DependencyError. Does not install a missing onnxruntime-web.
+    Takes up to two minutes. Returns NodeFailed and DependencyError instead of raising them. Installs nothing.
     """
     began = time.perf_counter()
     answers: DeviceReport | NodeFailed | DependencyError
@@ -68,10 +68,10 @@ def compare_runtimes(
 ) -> None:
     """Run each file of the package in every runtime available here, and compare the answers with the student's.
 
-    Adds the results to `verdict`, and the reason for each missing runtime to `verdict.skipped`. ONNX Runtime gets all
-    rows of a full verdict, and other runtimes a sample unless `all_keys` is set. The rows of `device`, with stored
-    features from a snapshot, are run too. `client` returns the reference client's answers for these rows; if given,
-    they are the only answers of onnxruntime-web.
+    Adds the results to `verdict`, and the reason for each missing runtime to `verdict.skipped`. `parity` has the
+    student's answers. ONNX Runtime gets all rows of a full verdict, and other runtimes a sample unless `all_keys` is
+    set. Every runtime also gets the rows of `device`, whose stored features come from a snapshot. `client` returns the
+    reference client's answers to the rows of `device`. If both are given, onnxruntime-web answers nothing else.
     """
     all_rows = parity.sample(parity.rows)
     few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
@@ -152,7 +152,7 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare the inputs of a numeric core from Python and the client bit by bit, by tensor. `keys` name the rows."""
+    """Compare a numeric core's inputs of Python (`expected`) and of the client bit by bit. `keys` name the rows."""
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():

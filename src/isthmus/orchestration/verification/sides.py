@@ -63,7 +63,7 @@ class OnlineSide:
     at: int
 
     def keys(self, view: ViewContract) -> Mapping[str, Sequence[KeyValue]]:
-        """Return all keys that have a row of the view in Redis, as the values of each join key by name."""
+        """Return all keys that have a row of the view in Redis: a column of values by the name of each join key."""
         with answering(self.url):
             return self.store.keys(view)
 
@@ -101,7 +101,7 @@ def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Tab
 
 
 def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:
-    """Count the rows of `compared`, and the rows of `table` for a full verdict: rows with all `keys`, at most 2,000."""
+    """Count the rows of `compared`, and the rows of `table` in a full verdict: up to 2,000 rows without a null key."""
     return Sample(len(compared), min(len(_with_keys(table, keys)), CHECKED_ROWS))
 
 

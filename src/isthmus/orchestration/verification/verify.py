@@ -47,13 +47,13 @@ DEVICE_SAMPLE = 100
 def verify(
     project: Project, name: str | None = None, *, all_keys: bool = False, progress: Progress = silent,
 ) -> Verdict:  # fmt: skip
-    """Compare training with serving and the package with its student, and write the verdict and its HTML page.
+    """Compare training with serving and the package with its student; replace the verdict and its HTML page.
 
-    The offline side is the point-in-time join at the current time of the project's clock. The online side has the
-    answers of a private server. Values of request transforms in the latest training set are compared with their graphs,
-    run here and in that server. If the distillation has an exported package, the verdict also compares its model files
-    in every available runtime with the student; its inputs from offline values with its inputs from served values and
-    from a device's snapshot; and the server's predictions with the package's.
+    Compares point-in-time joins at the current time of the project's clock with the answers of a private server. Also
+    compares the request transforms in the latest training set with their graphs, run here and in that server. If the
+    distillation has an exported package, its model files run in every available runtime and are compared with the
+    student. Its inputs from offline values are compared with its inputs from served values and from a device's
+    snapshot, and the server's predictions with the package's.
 
     Collects pushed rows into the offline tables first. Starts Redis if it is embedded, and a server for the duration of
     the call. Creates a signing key for snapshots if devices need one. Reports differences without raising an error.
@@ -61,7 +61,7 @@ def verify(
     Args:
         project: project to verify.
         name: distillation; optional if the project has at most one.
-        all_keys: compare all keys, all rows of the training set and all content hashes instead of a sample.
+        all_keys: compare all keys and content hashes instead of a sample, and more rows of the training set.
         progress: called with a message and a fraction.
 
     Raises:
@@ -69,7 +69,7 @@ def verify(
         DataError: a table is missing or damaged.
         DependencyError: Redis does not answer, or the server cannot start.
         PackageError: the package is damaged, or lacks the signature that the project requires.
-        RequestError: the distillation is unknown.
+        RequestError: the distillation is unknown, or `name` is missing and there are several.
     """
     declared = project.distillation(name) if name or project.definitions.distillations else None
     contract = project.applied()

@@ -36,7 +36,7 @@ def compare_view(
 
     Compares features, status, event time, known time and content hash for a sample of keys, and looks some keys up one
     at a time. Keys whose row was pushed after all rows of the table are skipped and counted in `verdict.ahead`. With
-    `all_keys`, compares every key that either side has, and first checks the table's rows against their content hashes.
+    `all_keys`, compares every key of either side, and first raises a DataError if a content hash in the table is wrong.
     """
     view = history.view
     served_keys = online.keys(view) if all_keys else None
@@ -88,11 +88,10 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
 
 
 def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """Return the values that a point-in-time join gives for keys, by name, one value per row of `keys`.
+    """Return columns of a point-in-time join by name: features, status, event time, known time and content hash.
 
-    The names are the features, the status, and the row's event time, known time and content hash. All but the status
-    are null if the row is missing or expired. `keys` has the join keys and the `event_timestamp` to join at. The view
-    of `history` may be limited to some features.
+    `keys` has the join keys and the `event_timestamp` to join at. All columns but the status are null if the row is
+    missing or expired. The view of `history` may be limited to some features.
     """
     view = history.view
     # Joined like features; these columns show which answers are null.
