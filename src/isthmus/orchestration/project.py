@@ -207,8 +207,8 @@ class Project:
     def definitions(self) -> Definitions:
         """Declarations of the definitions module, checked together.
 
-        The first access executes the module and sets the variable SPARK_CONNECT_MODE_ENABLED; later accesses return the
-        same object, even if the files have changed.
+        The first access executes the module, and sets the environment variable SPARK_CONNECT_MODE_ENABLED. Later
+        accesses return the same object, even if the files have changed.
 
         Raises:
             ConfigurationError: the module cannot be imported, or declarations have errors. All errors are listed.
@@ -311,10 +311,9 @@ class Project:
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
         """Hold a named file lock in the state folder during the block. Waits for it, unless `wait` is False.
 
-        Several processes can hold the lock at once if all of them pass `shared`. Locks: `contract` to change contracts,
-        `retirement` to remove old ones, `keys` to change API keys, `recorded` to collect answers. A deployment needs
-        the contracts to stay, but must not wait for a switch of contracts, so it shares `retirement` and does not take
-        `contract`.
+        Several processes can hold the lock at once if all of them pass `shared`. Locks are `contract` to change
+        contracts, `retirement` to remove old contracts, `keys` to change API keys, and `recorded` to collect answers.
+        Deployments share `retirement`, so that their contract stays.
 
         Raises:
             BlockingIOError: another process holds the lock and `wait` is False.
@@ -338,15 +337,15 @@ class Project:
     def adding_to(self, table: str, *, wait: bool = True) -> AbstractContextManager[None]:
         """Return a context manager that locks an offline table while pushed rows are added to it.
 
-        During its block, no other process adds to the table, and no build that uses `building` runs. Entering it waits
-        for such processes, or raises a BlockingIOError if `wait` is False.
+        During the block, no other process adds rows to the table or builds it. Entering the block waits for such
+        processes; if `wait` is False, it raises a BlockingIOError instead.
         """
         return self.locked(_lock_of(table), wait=wait)
 
     def freshness_objectives(self) -> dict[str, float]:
         """Return the freshness objectives of the settings: the maximum age of the newest row in seconds, by view.
 
-        Raise ConfigurationError if a name is not a view of the current or the next contract. Without an applied
+        Raise ConfigurationError if a name is not a view of the current or the next contract. Without a readable
         contract, the names are not checked.
         """
         with suppress(ContractMismatch):
@@ -370,7 +369,7 @@ class Project:
     def recording(self) -> Recording | None:
         """Return the settings for recording answers, or None if servers do not record.
 
-        Raise ConfigurationError if a private view is not in the current or the next contract. Without an applied
+        Raise ConfigurationError if a private view is not in the current or the next contract. Without a readable
         contract, the names are not checked.
         """
         record = self.settings.server.record

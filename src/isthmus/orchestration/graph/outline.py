@@ -38,8 +38,8 @@ FILE = "outline.json"
 def outline(root: Path) -> Outline:
     """Return the outline of the project in the absolute folder `root`: the plain data that Dagster's graph needs.
 
-    If isthmus.toml, a Python file or a setting in the environment has changed since the last call, the outline is
-    compiled in another process, and cached in `.isthmus/outline.json`. Raise IsthmusError if it cannot be compiled.
+    If `digest` has changed since the last call, compiles the outline in another process, and caches it in
+    `.isthmus/outline.json`. Raises an IsthmusError if the outline cannot be compiled.
     """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:

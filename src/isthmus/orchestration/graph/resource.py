@@ -97,10 +97,10 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
     def run(self, context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> Results:
         """Run the selected part of a step in a separate process, and yield its results after that process has ended.
 
-        `nodes` are node ids by asset key.
+        `nodes` are node ids by asset key. If the step fails, results of the nodes done by then come before the error.
 
         Raises:
-            Failure: the step failed, or its process was killed. Dagster does not retry it.
+            Failure: the step failed. Dagster does not retry it. After a crash of the process, no results are yielded.
             RetryRequested: a dependency, such as Redis, is temporarily unavailable. Dagster retries the step three
                 times, after 10, 20 and 40 seconds.
         """
@@ -133,7 +133,7 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
         """Start the process of a step and wait until it ends. `extras` are sent to it with Dagster Pipes.
 
         If the run is canceled, the process has 60 seconds to end before it is killed. Raises Dagster's
-        DagsterPipesExecutionError if the process exits with another code than 0.
+        DagsterPipesExecutionError if the exit code is not 0.
         """
         client = PipesSubprocessClient(message_reader=Messages(), termination_timeout_seconds=60)
         # The step exits if the process with this pid is gone, even if that happens while the step starts.
@@ -144,7 +144,7 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
 def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> StepRequest:
     """Return a request for the part of a step that the Dagster run selected: its nodes and days, or its checks.
 
-    `nodes` has all node ids by asset key, in the order of the project; the request keeps that order.
+    `nodes` has all node ids by asset key. The request keeps the order of `nodes`.
     """
     order = list(nodes.values())
     if isinstance(context, dg.AssetCheckExecutionContext):

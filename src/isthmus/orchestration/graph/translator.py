@@ -80,11 +80,11 @@ def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
 
 
 def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
-    """Return the condition under which Dagster materializes a node automatically, or None if it never does.
+    """Return the condition of automatic materialization; None for sources, the contract and builds by day.
 
-    Most nodes are materialized again after a dependency was; the first time is up to the user. Recorded answers are
-    collected every hour. A training set is rebuilt only on the project's schedule or after drift. A snapshot is also
-    rewritten on its own schedule. Sources, the contract and builds by day have no condition.
+    A node must have been materialized by the user once. Then most nodes follow their dependencies, if those pass their
+    blocking checks. A snapshot is also rewritten on its own schedule. A training set is rebuilt only after drift or on
+    the project's schedule. Recorded answers are collected every hour.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()

@@ -20,7 +20,7 @@ SEARCH = "search.html"
 
 
 def write_serving(exported: "ExportReport") -> None:
-    """Write the measured serving cost of a package to a JSON file beside the package, for the boundary card."""
+    """Write the measured serving cost of a package to a JSON file in the state folder, for the boundary card."""
     half = {**msgspec.structs.asdict(exported.served), "runtime": exported.runtime, "device": "cpu", "host": host()}
     write_atomically(serving_file(exported.path), json.dumps(half, indent=2).encode())
 
@@ -35,9 +35,9 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
     """Write the report page, model card and boundary card of a student to its folder `model`, replacing older ones.
 
-    The documents include the serving cost that was measured for `package`, if one is passed. Raise DataError if the
-    report or a measurement is missing or damaged, and ConfigurationError if a gate names a metric that the report
-    lacks.
+    They include the last search, and the serving cost of `package` if it was measured. Raise DataError if the report is
+    missing, or if the report, the search or the measurement is damaged. Raise ConfigurationError if a gate names a
+    metric that the report lacks.
     """
     from isthmus.distill.reports.boundarycard import boundary_card
     from isthmus.distill.reports.modelcard import model_card

@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class ReleaseReport:
-    """Report of a deployment or rollback. `server` says whether the project's server has switched."""
+    """Report of a deployment or rollback. `server` says in words whether the project's server has switched."""
 
     rollout: Rollout
     server: str
@@ -41,17 +41,17 @@ class ReleaseReport:
 
 
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> ReleaseReport:
-    """Deploy the last package of a distillation to the API, in place of the deployed package.
+    """Deploy the last package of a distillation in place of the deployed package. A candidate is removed, too.
 
-    With `share`, the package becomes a candidate, which answers this share of the requests next to the deployed
-    package; a candidate with share 0 is a shadow, whose answers are never returned. Copies the package into the cache
-    of deployments, deletes packages from it that no recent deployment used, and writes the deployment file and its
-    history. Then waits up to 5 seconds for the project's server to load the deployment, and reports the outcome in
-    `server`; a server that does not switch raises no error.
+    The package is on probation, as in `promote`. With `share`, it instead becomes a candidate, which answers this share
+    of the requests. With share 0, its answers are never returned. A candidate replaces an earlier one, and ends the
+    deployed package's probation. Writes the deployment file, its history and the cache of recent packages. Then waits
+    up to 5 seconds for the project's server to switch. A server that does not switch raises no error.
 
-    Raise GateFailed if the package has no passing verdict or no measured cost, if a gate fails, or if `share` is set
-    and no package is deployed; PackageError if the package is damaged, lacks a required signature, or cannot be loaded;
-    ContractMismatch if features that it reads changed; and DependencyError if another deployment is in progress.
+    Raise GateFailed if the package has no passing verdict or measured cost, if a gate fails, or if a candidate does not
+    fit the deployed package. Raise PackageError if the package is damaged, lacks a required signature, or cannot be
+    loaded. Raise ContractMismatch if the definitions are not applied, or features that the package reads have changed.
+    Raise DataError if nothing was exported, and DependencyError if another deployment is in progress.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -83,9 +83,9 @@ def promote(project: Project) -> ReleaseReport:
     """Make the candidate the deployed package, on probation for `probation_seconds` of the serving profile.
 
     During probation, servers may roll it back. Writes the deployment file and its history, then waits up to 5 seconds
-    for the project's server to switch. Raise GateFailed if no candidate exists or it was stopped, PackageError if its
-    package is damaged or lacks the required signature, ContractMismatch if features that it reads have changed, and
-    DependencyError if another deployment is in progress.
+    for the project's server to switch. Raise GateFailed without a candidate, or if a server has given it up. Raise
+    PackageError if its package is damaged or lacks the required signature, ContractMismatch if features that it reads
+    have changed, and DependencyError if another deployment is in progress.
     """
     with _contracts(project) as contracts:
         done = releases.promote(
@@ -103,8 +103,8 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 
     With `to`, a digest prefix, restore that deployment and remove a candidate, too. After an automatic rollback, `to`
     is required. Writes the deployment file and its history, then waits up to 5 seconds for the project's server to
-    switch. Raise GateFailed if no earlier deployment exists or `to` does not name exactly one, PackageError if its
-    package is damaged or lacks the required signature, ContractMismatch if features that it reads have changed, and
+    switch. Raise GateFailed if no earlier deployment exists or `to` does not name exactly one. Raise PackageError if
+    its package is gone, damaged or unsigned, ContractMismatch if features that it reads have changed, and
     DependencyError if another deployment is in progress.
     """
     key = project.public_key
@@ -116,9 +116,9 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
     """Restore the deployment before `deployment`, and record the reason `why`. Does not wait for servers to switch.
 
-    Return False, and change nothing, if `deployment` is no longer deployed or its probation is over. Raise PackageError
-    if the earlier package is damaged or lacks the required signature, ContractMismatch if features that it reads have
-    changed, and DependencyError if another deployment is in progress.
+    Works also after the probation. Return False, and change nothing, if `deployment` is no longer deployed or never had
+    a probation. Raise PackageError if the earlier package is damaged or lacks the required signature, ContractMismatch
+    if features that it reads have changed, and DependencyError if another deployment is in progress.
     """
     with _contracts(project) as contracts:
         return releases.undo(

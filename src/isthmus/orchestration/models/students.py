@@ -52,11 +52,11 @@ def distill(
 ) -> "DistillationReport":
     """Train teacher, reference, student and control, and write the student's documents. Uses the last training set.
 
-    The reference (only for tables) is the teacher's learner on the student's features. The control is a student without
-    a teacher. The student becomes the latest one of its distillation. If nothing has changed since a student was
-    trained, that student is used; pass `again` to train it anyway. After SIGINT or SIGTERM, the same call continues the
-    training. Raise DataError for an unusable training set, ConfigurationError for an invalid declaration (or, after
-    saving the student, a gate on an unknown metric), and an IsthmusError if training fails.
+    The reference, only for tabular models, is a teacher that reads the student's features. The control is a student
+    without a teacher. The student becomes the latest one of its distillation. Without `again`, an existing student is
+    used if nothing has changed since its training. SIGINT or SIGTERM raises Stopped; the same call then continues the
+    training. Raise DataError for an unusable training set, and an IsthmusError if training fails. Raise
+    ConfigurationError for an invalid declaration or, after saving the student, for a gate on an unknown metric.
     """
     _limit_spinning()
     with extra("distill"):
@@ -85,9 +85,9 @@ def search(
     """Train and measure the students that a distillation's `search` declares, and write a page about them.
 
     `trials` is the total number of trials, including trials of earlier calls; by default the declared number. The
-    search becomes the latest one of its distillation. The declared student is not changed. Raise DataError for an
-    unusable training set or journal, ConfigurationError for a missing or invalid declaration, and DependencyError if
-    another process runs this search, or a library or disk space is missing.
+    search becomes the latest one of its distillation. The distillation's own student stays as it is. Raise DataError
+    for an unusable training set or journal, and ConfigurationError for a missing or invalid declaration. Raise
+    DependencyError if another process runs this search, or a library or disk space is missing.
     """
     _limit_spinning()
     with extra("search"):
@@ -205,9 +205,9 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 
     Also measures serving on this host and writes the student's documents. The package becomes the last one of its
     distillation only if no error is raised. Raise GateFailed if a gate fails, or a file is too slow, too large or too
-    different from the student; ContractMismatch if the student is outdated; DataError if the student or its training
-    set is missing; ConfigurationError if a runtime or the signing key cannot be used; and PackageError if the package
-    lacks the required signature.
+    different from the student. Raise ContractMismatch if the definitions are not applied or the student is outdated.
+    Raise DataError if the student or its training set is missing, ConfigurationError if a runtime or the signing key
+    cannot be used, and PackageError if the package lacks the required signature.
     """
     with extra("mobile"):
         from isthmus.distill.export.export import export as run
@@ -274,11 +274,11 @@ def student_of_package(project: Project, declared: Distillation, package: Packag
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
-    """Run the last package's model files in each of `runtimes`, in order, and compare them with the last student.
+    """Run the last package's golden cases in each of `runtimes`, in order; compare the outputs with the last student's.
 
-    `runtimes` maps names to factories, each called just before its runtime is used. A runtime that is not installed and
-    a deviation raise nothing. Raise DataError if the package, the student or the training set is missing, and
-    PackageError if the package was made from another student.
+    `runtimes` maps names to factories, each called just before its runtime is used. The result reports deviations and
+    missing runtimes; neither raises an error. Raise DataError if the package, the student or the training set is
+    missing, PackageError if the package is of another student, and ContractMismatch if the student is outdated.
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import climb
@@ -298,7 +298,7 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
-    """Check the last student's gates, and return their metrics; raise one GateFailed that lists all failures."""
+    """Return the metrics of the last student's gates. Raise GateFailed if gates fail, DataError without a student."""
     return _require_gates(declared, Artifacts(project, declared).last_report())
 
 
@@ -314,9 +314,9 @@ def _require_gates(declared: Distillation, report: Mapping[str, Any]) -> dict[st
 
 
 def require_costs(project: Project, declared: Distillation) -> None:
-    """Check that training and serving cost of the last package were measured with the settings of the serving profile.
+    """Check that the last package has a measured training cost, and a serving cost for the current serving profile.
 
-    Raise GateFailed if a measurement is missing or has other settings, DataError if package or student is missing.
+    Raise GateFailed if a cost is missing or has other settings, DataError if the package or its student is missing.
     """
     from isthmus.distill.reports.boundarycard import require_boundary
 
@@ -335,6 +335,6 @@ def require_costs(project: Project, declared: Distillation) -> None:
 
 
 def require_release(project: Project, declared: Distillation) -> None:
-    """Check the last package's measured cost and its student's gates; raise GateFailed or DataError if one fails."""
+    """Check the last package with `require_costs`, and its student's gates; raise GateFailed if one fails."""
     require_costs(project, declared)
     _require_gates(declared, Artifacts(project, declared).packaged_report())

@@ -70,8 +70,8 @@ def read_answers(
     """Read a distillation's recorded predictions: one entry per package and precision, the last to answer first.
 
     `columns` are the columns to read from requests. `keys` takes the name of a private join key and returns all its
-    known values, to resolve its recorded hashes. If `[monitor] callers` is set, answers to other callers are skipped.
-    Raise DataError for an unreadable table.
+    known values, to resolve its recorded hashes. Skips answers to callers that `[monitor] callers`, if set, does not
+    name. Requests that cannot be read raise nothing: see `unread`. Raise DataError if the table cannot be read.
     """
     rows = ServedAnswers(project).read(route="predict", callers=project.settings.monitor.callers, columns=_READ)
     models = _models(project)
@@ -115,7 +115,7 @@ def _models(project: Project) -> Callable[[str], str | None]:
 
 
 def package_folder(project: Project, declared: Distillation, digest: str) -> Path | None:
-    """Return the undamaged package folder with this digest: the deployed copy or the last package, else None."""
+    """Return the folder of the package with this digest, deployed or last exported; None if it is gone or damaged."""
     folders = [folder_of(project.deployment_file) / digest]
     artifacts = Artifacts(project, declared)
     with suppress(IsthmusError):

@@ -31,8 +31,8 @@ def require_bounds(result: Production, page: Path) -> None:
 def problems(result: Production) -> Mapping[str, list[str]]:
     """Return sentences about what fails, by check: the check passes if its list is empty.
 
-    `KEEPS` (quality in production) lists broken bounds and a rollback. `LIKE` (inputs as in training) lists the drifted
-    inputs of the first package, which is the deployed one if it has answers.
+    The check `KEEPS` lists broken bounds, and a rollback or its failure. The check `LIKE` lists drifted inputs of the
+    first package, which is the deployed one if it has answers.
     """
     broken = [f"{describe(bound)}, expected {requirement(bound)}" for bound in result.bounds if bound.broken]
     drifted = [
@@ -46,10 +46,10 @@ def problems(result: Production) -> Mapping[str, list[str]]:
 
 
 def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
-    """Check a bound on a measure against a package: its overall quality and its newest week with the measure.
+    """Check a bound against a package: its overall quality, and the newest week that has the bounded measure.
 
     The bound is broken if the whole 95 % interval of a value violates it. A missing package or measure does not break
-    it. A bound on slices is checked against `slices`, which must have all slices: their number widens the intervals.
+    it. A bound on slices is checked against `slices` alone. Pass all slices, because their number widens the intervals.
     """
     measure = bound.metric.partition(".")[2]
     result = Bound(measure=measure, at_least=bound.at_least, at_most=bound.at_most)

@@ -32,11 +32,11 @@ def losses(
 ) -> tuple[QualityLoss, ...]:  # fmt: skip
     """Compute, for each bound on a loss, how much worse the current deployment is than the previous one.
 
-    The previous package is run on all labeled answers since the deployment, with the same stored rows, so that drift
-    that hurts both is not a loss. The losses have no values if the deployment is not on probation. The result is empty
-    if no such bound is declared, nothing is deployed, or `answers` come from another package or precision. `labels` and
-    the mask `chosen` of labels that count have one entry per row of `answers`. Raise PackageError if the previous
-    package is gone or damaged.
+    Runs the previous package on all labeled answers since the deployment, with the same stored rows. `labels` and the
+    mask `chosen` of the labels that count have one entry per row of `answers`. A loss has no value if no rollback is
+    possible, or if it cannot be measured. The result is empty if no such bound is declared, nothing is deployed, or
+    `answers` come from another package or precision. Raise PackageError if the previous package is gone or damaged,
+    and DataError if the table of answers cannot be read.
     """
     bounds = bounds_on(declared.bounds, LOST)
     if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runtime_key[:2]:
@@ -59,7 +59,7 @@ def losses(
 
 
 def rescore(served: ServedAnswers, answers: pa.Table, model: DeployedModel) -> Array:
-    """Run a model on the rows of recorded predictions. Return the outputs in the order of the rows, float64 (n, width).
+    """Run a model on the rows of recorded predictions; return float64 (n, outputs of the model), in the rows' order.
 
     A row is NaN if its request cannot be read, or if its stored row, its contract or an input of this model is missing.
     """
@@ -93,8 +93,8 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
 def roll_back_if_worse(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
     """Roll back a deployment if one of its losses (`found`) is significantly above its bound, and record the reason.
 
-    Return a sentence about the rollback, or about its failure, which raises nothing. Return "" if no loss exceeds its
-    bound, if the deployment is no longer in force, or if its probation is over.
+    Return a sentence about the rollback. A rollback that fails raises nothing; the sentence describes the error. Return
+    "" if no loss exceeds its bound, or if the deployment is no longer in force.
     """
     loss = next((loss for loss in found if loss.beyond), None)
     if loss is None:

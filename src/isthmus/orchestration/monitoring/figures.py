@@ -56,7 +56,7 @@ def measuring(declared: Distillation) -> Measuring:
 
 
 def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
-    """Return labels as numbers, NaN for null; raise DataError if a label is not finite, or not 0 or 1 if binary."""
+    """Return labels as numbers, NaN for null. Raise DataError if one is not finite, or not 0 or 1 if binary."""
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     binary = isinstance(declared.label, Binary)
     fits = (values == 0) | (values == 1) if binary else np.isfinite(values)
@@ -77,7 +77,7 @@ def class_indices(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.Chunked
 
 
 def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) -> Quality:
-    """Compute the measures of the rows in the mask `chosen` (none without rows), and count these rows and all rows."""
+    """Measure the rows in the mask `chosen`, and count these rows and all rows. Without rows, there are no measures."""
     labels, outputs = labels[chosen], outputs[chosen]
     return Quality(answers=len(chosen), rows=len(labels), measures=measured(labels, outputs) if len(labels) else {})
 

@@ -51,10 +51,10 @@ CODES: Mapping[Without, int] = {why: code for code, why in enumerate(Without)}
 def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, tolerance: int, now: int) -> LabelMatches:
     """Match answers with rows of a spine that have equal values in all columns of `answers` and are nearest in time.
 
-    `label` is the name of the label column, and `at` has the times of the answers in microseconds since 1970 UTC. The
-    event time of the row is at most `tolerance` microseconds away; ties go to the earlier time. Among several rows for
-    a time, the one that became known last by `now` counts; on a tie, the answer has no label. An answer also has no
-    label if a label for that time was known when the answer was given, because the answer may have used it.
+    `label` is the name of the label column. `at` has the times of the answers in microseconds since 1970 UTC. A matched
+    row's event time is at most `tolerance` microseconds away; in a tie, the earlier time wins. If several rows have
+    that time, the row that became known last by `now` counts. If two such rows became known together, the answer has no
+    label. An answer also has no label if one for that time was known when the answer was given.
     """
     rows = _distinct(spine.select(list(dict.fromkeys([*answers.column_names, EVENT, KNOWN, label]))))
     event = micros(rows[EVENT])
@@ -101,8 +101,8 @@ def _places(spine: pa.Table, rows: pa.Table) -> Ints:
 def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000) -> Mask:
     """Mark answers at moments that their server's clock passed twice, which makes the moment ambiguous.
 
-    `sequence` orders the answers of each process `run`. Backward steps below `slack` microseconds are ignored, since a
-    slow request ends after faster ones that began later.
+    `run` has the process of each answer, `sequence` its number in the process, and `at` its time in microseconds.
+    Backward steps below `slack` microseconds are ignored: a slow request ends after faster ones that began later.
     """
     twice = np.zeros(len(at), bool)
     order = np.lexsort((sequence, run))
@@ -118,5 +118,5 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
 
 
 def nearest_answers(matches: LabelMatches, at: Ints) -> Mask:
-    """Mark one answer per matched label: the nearest in time, or in a tie the earliest by `at`, the answers' times."""
+    """Mark the nearest answer in time to each matched label; in a tie, the earliest. `at` has the answers' times."""
     return nearest_per_match(np.where(matches.why < 0, matches.row, -1), matches.distance, at)

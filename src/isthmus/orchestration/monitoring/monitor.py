@@ -57,8 +57,8 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 
     Collects recorded answers, computes the spine again, and writes `production_file` and an HTML page beside it. Rolls
     the deployment back if it loses more quality than its bounds allow. The first package of the result is the deployed
-    one, if it has answers. A broken bound raises nothing; see `require_bounds`. Raise RequestError if this kind of
-    label has no production measure, and DataError if the answers or the spine cannot be read or a label is invalid.
+    one, if it has answers. A broken bound raises nothing; see `require_bounds`. Raise RequestError if labels of this
+    kind are not measured, DataError if answers, spine or a label are invalid, ContractMismatch before `isthmus apply`.
     """
     declared = project.distillation(name)
     decides = figures.metric(declared)
@@ -116,8 +116,8 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 def follow(project: Project, name: str | None, say: Callable[[str], None], stopped: Event | None = None) -> None:
     """Call `monitor` every hour until the event `stopped` is set, or forever if `stopped` is None.
 
-    If `name` is None, all distillations that have a measure are monitored. Broken bounds, rollbacks and errors go to
-    `say` and do not end the loop.
+    If `name` is None, all distillations whose labels can be measured are monitored. Broken bounds, rollbacks and errors
+    go to `say` and do not end the loop.
     """
     names = [name] if name is not None else list(project.definitions.distillations)
 

@@ -57,7 +57,7 @@ def page(result: Production) -> str:
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
-    """Yield blocks for the terminal; the last one has the path of the HTML page, which lies beside `file`."""
+    """Yield blocks for the terminal; the last one has the path of the HTML page. `file` is the result's JSON file."""
     yield from _blocks(result, narrow=True)
     if result.packages:
         newest = result.packages[0]

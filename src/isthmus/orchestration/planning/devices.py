@@ -63,12 +63,12 @@ class Device(_Figures):
     note: str = ""
 
     def rate(self, precision: Precision) -> float | None:
-        """Return operations per second, None if unsupported. Without a published int8 peak, int8 is as fast as fp32."""
+        """Return operations per second, None if unsupported. Int8 without a known peak is assumed as fast as fp32."""
         peak: float | None = getattr(self.peak, precision)
         return self.peak.fp32 if peak is None and precision == "int8" else peak
 
     def part(self, threads: int) -> "Device":
-        """Return a CPU cut to `threads` cores and their share of its speed. A GPU or a smaller CPU stays unchanged."""
+        """Return a CPU with only `threads` cores and their share of its speed. A GPU or smaller CPU stays unchanged."""
         if self.kind != "cpu" or threads >= self.cores:
             return self
         share = threads / self.cores

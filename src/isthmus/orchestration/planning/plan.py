@@ -53,9 +53,9 @@ def plan(
 ) -> dict[str, Any]:
     """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
-    Plans all distillations if `name` is None. `rate` is in requests per second; None means the capacity of one device.
-    Calls `speed` and `decoding` to measure this host, and writes nothing. Raises DataError if a package is missing, and
-    GateFailed if its training or serving cost was not measured, or not with the current serving profile.
+    Plans all distillations if `name` is None. `rate` is the load in requests per second; None means as many as one
+    device can serve. Calls `speed` and, for language models, `decoding` to measure this host. Writes nothing. Raises
+    DataError if a package is missing, and GateFailed if its costs were not measured with the current serving profile.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
     known = catalog(project.root, prices.hour)

@@ -44,7 +44,7 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def write(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
-    """Write statistics of a training set's `columns` and `histories` (up to its last event time) to its folder."""
+    """Write statistics to a training set's folder: of `columns`, and of `histories` up to its last event time."""
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
     last = max((time for time in times if time is not None), default=0)
@@ -80,8 +80,8 @@ def _read(folder: Path) -> TrainingStatistics:
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
     """Return the statistics of a view's table that the latest training set of each distillation saved.
 
-    Distillations without such statistics, and training sets that did not join this view contract, are skipped. Raise
-    DataError if statistics cannot be read.
+    Skips distillations without such statistics, and training sets that joined another version of the view's contract.
+    Raise DataError if statistics cannot be read.
     """
     references = []
     for name in project.definitions.distillations:

@@ -31,7 +31,7 @@ def require_online(
 ) -> None:
     """Check all expectations of the views in `histories` before their rows go to Redis or devices.
 
-    Raise one GateFailed that lists the broken expectations, with `where` as the place of the error.
+    Raise one GateFailed that lists the broken expectations; `where` is the step that its message names.
     """
     # The check when a table is built is not enough: a build of a range checks only its own days, and rows may have
     # become too old since.
@@ -45,9 +45,9 @@ def require_online(
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
-    """Check a view's expectations on `data`, and return a finding for each; broken ones raise nothing.
+    """Check a view's expectations on `data`, and return the findings. Broken expectations raise nothing.
 
-    With `part`, `data` has some days only, and only expectations on single rows are checked. If `data` is None, the
+    Set `part` if `data` has only some days: then only expectations on single rows are checked. If `data` is None, the
     result is empty. Raise DataError if the statistics of a training set cannot be read.
     """
     expectations = project.definitions.views[view].expectations

@@ -57,7 +57,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
         return [finding for view in self.views.values() for finding in view.findings if not finding.passed]
 
     def drifted(self) -> list[str]:
-        """Return a sentence for each drifted feature and the training set that it was compared with."""
+        """Return a sentence for each pair of a drifted feature and a training set that it was compared with."""
         return [
             f"view {name}, feature {feature}: {_measures(drift)} of {drift.rows} rows after training set "
             f"{drifts.training_set} of {drifts.name}"
@@ -83,11 +83,11 @@ def quality(
 ) -> QualityReport:
     """Measure the offline tables of views (default: all): statistics, expectations and drift. Writes nothing.
 
-    With `drift`, compare rows with event times after `since` (default: the training set's last event time) up to
-    `until` with the rows that the table had at each distillation's latest training set. Times without a zone are UTC.
+    With `drift`, compare new rows with the rows that the table had at each distillation's latest training set. New rows
+    have event times after `since` (default: the training set's last event time) up to `until`, in UTC without a zone.
     Broken expectations and drift are reported, not raised: see `require_quality`. Raises RequestError for an unknown
-    view or if `since` is not before `until`, ContractMismatch if the definitions were not applied or a table has
-    another contract, and DataError if the statistics of a training set cannot be read.
+    view or if `since` is not before `until`, and ContractMismatch if the definitions are not applied or a table has
+    another contract. Raises DataError if a table or the statistics of a training set are missing or damaged.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip
