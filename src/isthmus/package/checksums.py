@@ -1,4 +1,4 @@
-"""The files of a package folder: checksums (`summed` checks them), size limits and the error for damage (`damaged`)."""
+"""The files of a package folder: checksums, size limits, and the error for a damaged package."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ class PackageFiles:
     sizes: Mapping[str, int]
 
     def read(self, name: str) -> bytes:
-        """Read a file that has a checksum; raise PackageError if its bytes no longer match."""
+        """Read a file; raise PackageError if its bytes do not match its checksum, and KeyError if it has none."""
         data = read_file(self.folder / name)
         _require_sum(self.folder / name, hashlib.sha256(data).hexdigest(), self.sums[name])
         return data
@@ -59,8 +59,8 @@ class PackageFiles:
 def verify_checksums(path: Path) -> PackageFiles:
     """Check every file of a package folder against its checksum; return all checksums and sizes.
 
-    Raises a PackageError if a file is missing, changed, unlisted, too large, or not a plain file with one name: links,
-    hard links and pipes are not opened. The signature is not checked; `signature.require_signature` does that.
+    Raises a PackageError if a file is missing, changed, unlisted or too large, if it is a link, hard link or pipe, or
+    if some system does not allow its name. Does not check the signature: `signature.require_signature` does that.
     """
     sizes = _sizes(path)
     if SUMS not in sizes:
@@ -79,7 +79,7 @@ def verify_checksums(path: Path) -> PackageFiles:
 
 
 def read_file(file: Path) -> bytes:
-    """Read a file without a checksum check; raise PackageError if it is a link, not plain, too large or unreadable."""
+    """Read a file without checking its checksum; raise PackageError for a link, hard link, pipe or too large file."""
     with _opened(file) as opened:
         return opened.read()
 
@@ -111,9 +111,9 @@ def _require_plain(file: Path, status: os.stat_result) -> None:
 
 
 def require_unique_keys(file: Path, data: bytes) -> None:
-    """Raise PackageError if an object in JSON text has a key twice, since readers differ in the value they use.
+    """Raise PackageError if an object in JSON text has a key twice: programs differ in the value they use.
 
-    Invalid JSON raises a ValueError, and JSON that is nested too deeply a RecursionError.
+    Raises a ValueError for invalid JSON, and a RecursionError for JSON that is nested too deeply.
     """
 
     def check(pairs: list[tuple[str, object]]) -> None:

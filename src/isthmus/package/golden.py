@@ -76,7 +76,7 @@ class Inputs(Protocol):
     """A batch of inputs for the files of a package."""
 
     def fed(self, variant: Variant) -> Feeds:
-        """Return the input tensors for a model file by name: those of the core if the file is only the numeric core."""
+        """Return the input tensors of a model file by name. A file with only the numeric core has other inputs."""
 
 
 class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -109,7 +109,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: tuple[GoldenCase, ...]
 
     def columns(self, case: GoldenCase, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """Return the rows of a case as a column per input; raise ValueError if a column is missing or mistyped."""
+        """Return the rows of a case as a column per input; raise ValueError if one is missing or has a wrong type."""
         columns = {}
         for item in inputs:
             position = self.inputs.index(item.name)

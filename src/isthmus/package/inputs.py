@@ -39,12 +39,12 @@ class ModelInput:
 
 
 def feeds(inputs: Sequence[ModelInput], columns: Mapping[str, Values]) -> Feeds:
-    """Build a model's input tensors from columns of n raw values; columns that `inputs` does not name are ignored.
+    """Build a model's input tensors from columns of n raw values. Ignores columns that `inputs` does not name.
 
     "numeric" is float32 (n, numbers), with NaN for null and microseconds for a UnixTimestamp. "categories" is an object
     array (n, categories) of str, with "" for null. A tensor without inputs is left out. Inputs that a request transform
-    reads are rows of further tensors, one per type (`request.layout`). Raises DataError if a column is missing or has a
-    type that models cannot read.
+    reads are in other tensors, one per type, with a row per input (`request.layout`). Raises DataError if a column is
+    missing, or an input has a type that models cannot read.
     """
     missing = [item.name for item in inputs if item.name not in columns]
     if missing:

@@ -30,7 +30,7 @@ class Runtime(Protocol):
         """Return the model files that this runtime can run."""
 
     def ask(self, package: Package, variant: Variant, cases: Sequence[Inputs]) -> Sequence[replay.Answers]:
-        """Run a model file on each case, and return the outputs of each.
+        """Run a model file on each case; return the outputs in the order of the cases.
 
         Raises PackageError if the file fails, and DependencyError if the runtime is not installed.
         """
@@ -93,9 +93,9 @@ class Inspection:
 def inspect(path: Path, *, key: str | None = None, runtime: Runtime | None = None) -> Inspection:
     """Run every check of a package folder, including its model files. A failed check is a result and raises no error.
 
-    This may take minutes. No model file runs if a file does not match its checksum, or if the public key `key` (PEM) is
-    given and the package is not signed with it. `runtime` defaults to ONNX Runtime in this process. Raises
-    DependencyError if a check needs a library that is not installed.
+    May take minutes. `runtime` defaults to ONNX Runtime in this process. Runs no model file if a file does not match
+    its checksum, if the golden cases are damaged, or if the package is not signed with the public key `key` (PEM).
+    Without `key`, does not check a signature. Raises DependencyError if a check needs a library that is not installed.
     """
     runner = runtime or OnnxRuntime()
     checks: list[Check] = []

@@ -71,7 +71,7 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def tensor_positions(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    """Return, for each input in order, its tensor and its position there, as `inputs.feeds` builds the tensors."""
+    """Return the tensor and position of each input, in order, in the tensors that `inputs.feeds` builds."""
     positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
     for item in inputs:
@@ -217,7 +217,7 @@ def open_package(path: Path) -> Package:
 
 
 def read_package(path: Path) -> Manifest:
-    """Check each file's SHA-256, but not the signature, and return the manifest; raise PackageError if invalid."""
+    """Open a package as `open_package` does, and return only its manifest; raise PackageError if it is invalid."""
     return open_package(path).manifest
 
 
@@ -236,7 +236,7 @@ def read_contract(package: Package) -> Contract:
 
 
 def package_digest(path: Path) -> str:
-    """Return the identity of a package: the SHA-256 of its checksum file. An unreadable file raises PackageError."""
+    """Return the SHA-256 of a package's checksum file, its identity, without checks; PackageError if unreadable."""
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:

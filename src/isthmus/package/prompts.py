@@ -45,8 +45,8 @@ def read_prompts(package: Package) -> list[GoldenPrompt]:
 def open_tokenizer(package: Package) -> Tokenizer:
     """Open a package's tokenizer, and check it with the golden prompts.
 
-    Raises PackageError if it is damaged, does not return the recorded tokens, or has more tokens than the model, and
-    DependencyError without the extra `generate`.
+    Raises PackageError if the tokenizer is damaged, returns other tokens than recorded, or has more tokens than the
+    model. Raises DependencyError without the extra `generate`.
     """
     generation = generation_of(package.manifest)
     where = f"package {package.manifest.name}: {generation.tokenizer}"
@@ -76,7 +76,7 @@ def decoder_of(manifest: Manifest, variant: Variant) -> Decoder:
 def generated(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> list[list[int]]:
-    """Return the greedy tokens of a model file after each golden prompt, at most as many as are recorded.
+    """Return the most likely tokens of a model file after each golden prompt, up to the recorded number.
 
     `session` has the file open. Raises PackageError if the file fails or takes two minutes for all prompts together.
     """
@@ -96,7 +96,7 @@ def generated(
 def require_generated(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> int:
-    """Return how many golden tokens a model file reproduces; raise PackageError if one differs or the file fails."""
+    """Return how many recorded tokens a model file reproduces; raise PackageError if one differs or the file fails."""
     count = 0
     for prompt, tokens in zip(prompts, generated(package, variant, session, prompts), strict=True):
         recorded = prompt.answers.get(variant.file, ())

@@ -59,12 +59,12 @@ def deviation(
     name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
     row_name: Callable[[int], str] = "row {}".format,
 ) -> Deviation:  # fmt: skip
-    """Return the value of an output that is farthest from its expected value, relative to its limit.
+    """Return the value in output `name` that is farthest from its expected value, relative to its limit.
 
-    The difference may be within the limit: compare `by` with `limit`. NaN on either side or both, another shape or
-    element type, and unequal integers with a limit below 1 have an infinite difference. With `widths`, floats of
-    different widths are compared, and each limit is at least `rounding(expected)`. `row_name` returns the name of a row
-    number for the result.
+    The difference may be within the limit: compare the result's `by` with its `limit`. It is infinite for NaN on either
+    side or both, for another shape or element type, and for unequal integers if `limit` is below 1. With `widths`,
+    floats of different widths are compared, and each limit is at least `rounding(expected)`. `row_name` turns the
+    number of a row into its name in the result.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
@@ -94,13 +94,13 @@ def rounding(numbers: Array) -> Array:
 
 
 def relative_differences(distance: Array, limits: Array) -> Array:
-    """Divide differences by their limits: 0 for no difference, infinity for a difference with a limit of 0."""
+    """Divide differences by their limits. The result is 0 without a difference, and infinite for a limit of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(distance > 0, distance / limits, 0.0)
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":
-    """Return ONNX Runtime options for `threads` threads that do not spin, for serving and for measuring latency."""
+    """Return ONNX Runtime options with `threads` threads. Idle threads sleep instead of spinning."""
     import onnxruntime  # readers of a package do not need it
 
     options = onnxruntime.SessionOptions()
@@ -110,7 +110,7 @@ def session_options(threads: int) -> "onnxruntime.SessionOptions":
 
 
 def open_session(package: Package, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
-    """Open a model file and its external weights in ONNX Runtime; raise PackageError unless it fits the manifest."""
+    """Open a model file in ONNX Runtime; raise PackageError if it is refused or does not fit the manifest."""
     import onnxruntime  # readers of a package do not need it
 
     manifest, options = package.manifest, session_options(threads)
@@ -138,7 +138,7 @@ def open_session(package: Package, variant: Variant, threads: int) -> "onnxrunti
 def answers(
     session: "onnxruntime.InferenceSession", manifest: Manifest, variant: Variant, batches: Sequence[Feeds]
 ) -> list[Answers]:
-    """Run a session on each batch; return the outputs of each. PackageError if it fails or takes two minutes in all."""
+    """Return the outputs of a session for each batch; raise PackageError if it fails or takes two minutes in all."""
     names = [output.name for output in manifest.outputs]
     with running(manifest, variant) as options:
         return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in batches]
@@ -146,7 +146,7 @@ def answers(
 
 @contextmanager
 def running(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOptions"]:
-    """Yield options for all runs in a `with` block; raise PackageError if the block fails or takes two minutes."""
+    """Yield options for the runs in a block, which end after two minutes. Any error in the block is a PackageError."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -170,7 +170,7 @@ def rejection_error(manifest: Manifest, variant: Variant, runtime: str, error: o
 
 
 def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
-    """Raise PackageError unless the golden rows give the recorded tensors bit for bit; return the number of rows."""
+    """Return the number of golden rows; raise PackageError unless they give the recorded tensors bit for bit."""
     inputs, rows = manifest.model_inputs, 0
     for number, case in enumerate(golden.cases if inputs else ()):
         try:
@@ -188,7 +188,7 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
 
 
 def require_core(package: Package, golden: Golden) -> int:
-    """Raise PackageError unless `head.json` turns golden rows into the recorded core inputs; return the row count."""
+    """Return the number of golden rows; raise PackageError unless `head.json` turns them into the core's inputs."""
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"
     head = Head.loads(package.files.read(HEAD), where)
@@ -223,9 +223,9 @@ def require_reproduced(
     outputs: Sequence[Answers],
     tolerance: float = GOLDEN_TOLERANCE,
 ) -> float:
-    """Compare a model file's outputs, one mapping per golden case, with the golden ones; return the largest difference.
+    """Compare a model file's outputs with the recorded outputs of the golden cases; return the largest difference.
 
-    Raises PackageError if a difference exceeds `tolerance`, scaled by `manifest.rounding / ROUNDING`.
+    `outputs` has a mapping per case. Raises PackageError for a difference above `tolerance * manifest.rounding / 1e-5`.
     """
     tolerance *= manifest.rounding / ROUNDING
     worst = 0.0

@@ -7,19 +7,19 @@ from pathlib import Path
 
 
 def fork_and_wait() -> int | None:
-    """Fork, before threads start; return None in the child, and the child's exit code or -signal in the parent."""
+    """Fork, before threads start. Return None in the child. In the parent, wait for its exit code or -signal."""
     child = os.fork()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 
 
 def limit(seconds: int) -> None:
-    """Limit this process to `seconds` of CPU time since its start; it then gets SIGXCPU, and SIGKILL a second later."""
+    """Limit this process to `seconds` of CPU time since its start. Then it gets SIGXCPU, and SIGKILL a second later."""
     # The hard limit sends SIGKILL, which gives no reason.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 def confine(more: int) -> None:
-    """On Linux, limit this process and its children to their current private writable memory plus `more` bytes each."""
+    """On Linux, limit the private writable memory of this process and of each child to the current size plus `more`."""
     if not sys.platform.startswith("linux"):
         return
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

@@ -80,7 +80,7 @@ class Signer:
 
 
 def read_private_key(file: Path, password: str | None = None) -> "EllipticCurvePrivateKey":
-    """Read an elliptic key (PEM); raise ConfigurationError if unusable, DependencyError without extra `signing`."""
+    """Read an elliptic key (PEM); ConfigurationError if it is unusable, DependencyError without the extra `signing`."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -104,7 +104,7 @@ def read_private_key(file: Path, password: str | None = None) -> "EllipticCurveP
 
 
 def read_public_key(file: Path) -> str:
-    """Read an elliptic public key, and return it as PEM; raise ConfigurationError if the file is unusable."""
+    """Return a public key's PEM; ConfigurationError if it is not elliptic, DependencyError without `signing`."""
     try:
         text = file.read_text(encoding="ascii")
         _public_key(text)
@@ -116,12 +116,12 @@ def read_public_key(file: Path) -> str:
 
 
 def key_name(key: str) -> str:
-    """Return 12 digits of a public key's SHA-256, for messages; raise ValueError if the key is not elliptic PEM."""
+    """Return 12 digits of the SHA-256 of a public key (PEM), for messages; raise ValueError if it is not elliptic."""
     return _name(_hint(_public_key(key)))
 
 
 def require_signature(files: PackageFiles, key: str) -> None:
-    """Read all files again; raise PackageError unless the private key of `key` (PEM) signed exactly these files."""
+    """Read all files again; raise PackageError unless the private key of `key` (PEM) has signed exactly these files."""
     try:
         public = _public_key(key)
     except ValueError as error:

@@ -149,7 +149,7 @@ class Verdict:
     def named(self) -> dict[str, FeatureVerdict]:
         """Return every comparison by its name in messages, such as `view.feature`, `input x` or `file y in z`.
 
-        A row-by-row comparison is listed as `NAME alone` unless the comparison of the same name differs too.
+        A comparison in `singly` is named `NAME alone`, and left out if the comparison `NAME` differs, too.
         """
         parts = flat(self.views)
         parts |= {f"input {name}": part for name, part in self.inputs.items()}
@@ -162,7 +162,7 @@ class Verdict:
         return parts | {f"{name} alone": part for name, part in alone.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert to strict JSON, without `pairs`: an infinite `worst` is null, a value that JSON lacks is its text."""
+        """Convert to strict JSON without `pairs`. An infinite `worst` is null; a value that JSON lacks is its text."""
         sums = {"passed": self.passed, "compared": self.compared, "differing": self.differing}
         plain: dict[str, Any] = _plain({**sums, **asdict(self)})
         for feature in _comparisons(plain):
@@ -222,9 +222,9 @@ def compare(
 ) -> FeatureVerdict:
     """Compare two columns, shape (n,), value by value. Two nulls, two NaNs, or two values with the same bits are equal.
 
-    Arrays are equal if their lengths and elements are. `keys` names the rows of examples, and `times` has their event
-    times in microseconds, or is empty. `tolerance` is the largest ignored absolute difference of floats, or one per
-    row. Raises ValueError if the columns and `keys` differ in length.
+    Arrays are equal if their lengths and elements are. `keys` has the name of each row in examples. `times` has their
+    event times in microseconds, or is empty. `tolerance` is the largest absolute difference of floats to ignore, for
+    all rows or for each. Raises ValueError if the columns and `keys` differ in length.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -263,7 +263,7 @@ def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, Featur
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
-    """Combine comparisons: add counts; keep the largest `worst` and `tolerance`, and three examples; drop `pairs`."""
+    """Combine comparisons: total counts, the largest `worst` and `tolerance`, the first three examples, no `pairs`."""
     return FeatureVerdict(
         sum(part.compared for part in parts),
         sum(part.differing for part in parts),

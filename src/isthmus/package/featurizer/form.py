@@ -135,7 +135,7 @@ class _Version(msgspec.Struct):
 
 
 def text_of(value: Any, element: str) -> str:
-    """Encode a value of type `element`: floats as hex digits of their bits, booleans as 0 or 1, others as text."""
+    """Encode a value of type `element` as text: a float as hex digits of its bits, a boolean as 0 or 1."""
     if element in REALS:
         return struct.pack(f">{element[0]}", value).hex()
     return str(value) if element == "string" else str(int(value))

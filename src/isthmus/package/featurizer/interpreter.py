@@ -1,4 +1,4 @@
-"""Execute `head.json` in Python (`Head`), row by row, with the kernels of the one-row path of request transforms."""
+"""Execute `head.json` in Python (`Head`), row by row, as the server computes a request transform for a single row."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -56,7 +56,7 @@ class Head:
     def feeds(self, columns: Mapping[str, Values]) -> CoreFeeds:
         """Compute the inputs of the model's numeric core, which runs after the head, for n rows.
 
-        `columns` has n values for every raw input by name, and may have more columns. Raises a DataError if a column is
+        `columns` has n values for every raw input by name. Ignores more columns. Raises a DataError if a column is
         missing, and a PackageError if a step fails, such as a division by zero in an invalid file.
         """
         if missing := [item.name for item in self.form.inputs if item.name not in columns]:
@@ -118,9 +118,9 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a function (text, ignored) that tells if a text matches `parts`, in order and with any text between them.
+    """Return a function that tells if its first argument is the text of `parts`, with any text between two parts.
 
-    A part is a list of pieces, with any one character between two pieces.
+    A part is a list of strings (pieces), with any one character between two pieces. The second argument is ignored.
     """
     begin, *middle = ([*chain.from_iterable((None, *piece) for piece in pieces)][1:] for pieces in parts)
     end = middle.pop() if middle else None

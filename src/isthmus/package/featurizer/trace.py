@@ -1,4 +1,4 @@
-"""Create `head.json` from the nodes of an ONNX graph (`traced`), whose input tensors are `GraphInput`s."""
+"""Create `head.json` from the nodes of an ONNX graph (`build_head`), whose input tensors are `GraphInput`s."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ def build_head(
     """Trace an ONNX graph from its input tensors to its outputs, and return the content of `head.json`.
 
     `outputs` has the element type of each output tensor. `refused` names the tensor with the mask of refused rows; None
-    if the graph refuses no rows. `session` opens a model in a runtime, which computes constants of the graph. Raises
-    UnreadableGraph if an operator is unknown or does not give the same bits in every language, or if the result is
-    larger than 16 MiB.
+    if the graph refuses no rows. `session` opens a model in a runtime; it computes the graph's constants. Raises
+    UnreadableGraph if an operator is unknown or may give other bits in another language, or if the result is larger
+    than 16 MiB.
     """
     steps = ProgramBuilder(session)
     form = _Form(steps)
@@ -159,7 +159,10 @@ def _attribute(operation: Operation) -> Any:
 
 
 def parts_of(pattern: str) -> list[list[str]]:
-    """Split a regex at `.*` into parts, and each part at `.` into pieces; raise UnreadableGraph for other operators."""
+    """Split a regex at `.*` into parts, and each part at `.` into pieces.
+
+    Raise UnreadableGraph if the regex has other operators, or does not begin with `(?s)`.
+    """
     parts, place = [[""]], len("(?s)")
     while place < len(pattern):
         if (piece := _PIECES.match(pattern, place)) is None:

@@ -42,7 +42,7 @@ class Cache:
 
     @property
     def values(self) -> Array:
-        """Attention keys and values of the tokens so far, (length, *shape)."""
+        """Attention keys and values of the tokens so far, shape (length, *shape)."""
         return self._values[: self.length]
 
     def append(self, new: Array) -> None:
@@ -65,11 +65,11 @@ class Decoder:
     part: int = PART
 
     def cache(self, most: int | None = None) -> Cache:
-        """Create an empty cache for `most` tokens. The default, and the limit, is the whole context of the model."""
+        """Create an empty cache for `most` tokens, by default and at most for the whole context of the model."""
         return Cache(self.owner, self.shape, min(most or self.generation.context, self.generation.context))
 
     def require_prompt(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens may follow a prompt; raise RequestError if it has no tokens or fills the context."""
+        """Return how many tokens may follow a prompt; raise RequestError if it is empty or fills the context."""
         context = self.generation.context
         if not tokens:
             raise RequestError("prompt", "has no tokens", expected="a text")
@@ -80,7 +80,7 @@ class Decoder:
     def feeds(self, tokens: Sequence[int], cache: Cache) -> dict[str, Array]:
         """Return the graph's inputs for reading `tokens` after the tokens in a cache.
 
-        Raises RequestError if the tokens do not fit into the cache, PackageError if it is the cache of another model.
+        Raises RequestError if the tokens do not fit into the cache, and PackageError for the cache of another model.
         """
         if (cache.owner, cache.shape) != (self.owner, self.shape):
             raise PackageError(
@@ -92,7 +92,7 @@ class Decoder:
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
     def take(self, outputs: Mapping[str, Array], cache: Cache) -> Read:
-        """Append new keys and values to the cache; return logits and best token. PackageError for a NaN or infinity."""
+        """Append the new keys and values to `cache`; return the output. PackageError if a logit is NaN or infinite."""
         (logits,) = outputs[LOGITS]
         # Infinite logits have no lead: infinity minus itself is NaN.
         if not np.isfinite(logits).all():
@@ -107,9 +107,10 @@ class Decoder:
         return Read(logits, token, lead)
 
     def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> Read:
-        """Run the model on tokens (at least one) in parts, append them to the cache, and return the last output.
+        """Run the model on one or more tokens, in parts of limited size; extend `cache`; return the last output.
 
         Raises RequestError if the cache is too small, and PackageError for another model's cache, a NaN or infinity.
+        Earlier parts then stay in the cache.
         """
         for part in self.parts(tokens):
             output = self.take(run(self.feeds(part, cache)), cache)
@@ -122,7 +123,7 @@ class Decoder:
     def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[Read]:
         """Yield the output for each new token after a prompt, always taking the most likely token.
 
-        Ends after a token that ends the text, or after `most` tokens; the package's own limit always applies. Raises
+        Ends after a token that ends the text, or after `most` tokens. The package's own limit always applies. Raises
         RequestError if the prompt is empty or fills the context, and PackageError for a NaN or infinity.
         """
         room = self.require_prompt(prompt)

@@ -62,8 +62,8 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def parts(self, prompt: str, features: Mapping[str, str] | None = None) -> list[str | int]:
         """Fill the template; return its texts and ids of control tokens. Raise RequestError if a feature is missing.
 
-        `features` has the text of each feature in the template. Text from a user or the online store is never read as a
-        control token. Such text and the template's text around it are tokenized as one text.
+        `features` has the text of each feature in the template. Control tokens come only from the template, never from
+        the prompt or a feature. Prompt, features and the template's text around them are joined to one text.
         """
         values = {**(features or {}), PROMPT: prompt}
         if absent := [name for name in _FIELD.findall(self.template) if name not in values]:
@@ -76,7 +76,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 def template_features(template: str) -> list[str]:
-    """List the names in braces in a template except `{prompt}`, in order, without duplicates."""
+    """Return the names in braces in a template, except `{prompt}`, in order and without duplicates."""
     return [name for name in dict.fromkeys(_FIELD.findall(template)) if name != PROMPT]
 
 
@@ -91,15 +91,15 @@ def unknown_features(template: str, contract: Contract, service: str) -> list[Pr
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
-    """Map each feature name for templates, such as `view__feature`, to the pair (view or transform, feature)."""
+    """Map a service's feature names in templates, such as `view__feature`, to pairs (view or transform, feature)."""
     declared = contract.service(service)
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 
 
 def format_feature(value: Any, dtype: DataType) -> str:
-    """Format a feature that is not null as text of a prompt: strings unchanged, other values as JSON.
+    """Format a feature that is not null as text for a prompt: strings unchanged, other values as JSON.
 
-    A 32-bit number has only the digits that identify it: 0.1, not 0.10000000149011612.
+    A Float32 gets only the digits that identify it: 0.1, not 0.10000000149011612.
     """
     if isinstance(value, str):
         return value

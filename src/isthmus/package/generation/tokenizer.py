@@ -28,7 +28,7 @@ LONG = 1 << 12
 
 
 def load_tokenizer(data: bytes) -> "Own":
-    """Open a tokenizer from JSON; it never truncates or pads, and reads control tokens in a text as plain text."""
+    """Open a tokenizer from JSON. It does not truncate or pad, and takes control tokens in a text as plain text."""
     with extra("generate"):
         from tokenizers import Tokenizer as Own
     tokenizer = Own.from_buffer(data)
@@ -68,9 +68,8 @@ class Tokenizer:
     def encode(self, parts: Sequence[str | int], most: int | None = None) -> list[int]:
         """Tokenize texts and control tokens, in order, after the tokens that begin every prompt.
 
-        A long text that certainly has more than `most` tokens raises RequestError at once, but a result may still have
-        more: check its length. Also raises RequestError if a text has characters without tokens, or becomes a control
-        token.
+        Raises RequestError if a long text certainly has more than `most` tokens. A result may still have more: check
+        its length. Also raises RequestError if a text has characters without tokens, or becomes a control token.
         """
         texts = [part for part in parts if isinstance(part, str)]
         if most is not None and sum(map(len, texts)) > LONG and (least := sum(map(self.least, texts))) > most:

@@ -6,7 +6,7 @@
     target      32 bytes  SHA-256 of the new file
     size        4 bytes   of the new file, little-endian
     then, until the end:
-      copy      a number, twice the count of bytes to copy plus 1, then their place in the old file
+      copy      a number, twice the count of bytes to copy plus 1, then their offset in the old file
       insert    a number, twice the count of bytes, then these bytes
 
 Numbers have seven bits per byte, lowest first; the highest bit says that more follow (LEB128). A delta needs no
@@ -30,7 +30,7 @@ class Pieces(Protocol):
 
     @property
     def parts(self) -> list[bytes]:
-        """The bytes of the file in consecutive pieces. Pieces that two files share make the delta small."""
+        """The bytes of the file in consecutive pieces. A delta omits pieces that both files have."""
 
     @property
     def data(self) -> bytes: ...
@@ -48,7 +48,7 @@ class _Step:
 
 
 def difference(base: Pieces, target: Pieces) -> bytes:
-    """Return the delta from `base` to `target`: it copies the pieces that both have, and contains all other pieces."""
+    """Return the delta from `base` to `target`. It contains only the pieces of `target` that `base` does not have."""
     places: dict[bytes, int] = {}
     place = 0
     for part in base.parts:
@@ -72,7 +72,7 @@ def _encoded(step: _Step) -> bytes:
 
 
 def apply_delta(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Apply a delta to the file `base`; return the new file. Raise DataError if the delta is damaged or unfit."""
+    """Apply a delta to the file `base`; return the new file. DataError if the delta is damaged or for another base."""
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
     magic, version, begin, end, size = _START.unpack_from(delta)

@@ -5,7 +5,7 @@
     size        4 bytes   of the header
     header      JSON, see `Header`
     rows        of each view in the header's order, ascending by key:
-      key       each value as in the name of a hash of the online store (`entitykey`), by the names of the join keys
+      key       values as in the name of a hash of the online store (`entitykey`), in the order of the join keys' names
       event     8 bytes   event time, microseconds since 1970 UTC, signed
       known     8 bytes   known time, microseconds since 1970 UTC, signed
       ...       the packed row of the online store (`rows`) from its null bits on, with the snapshot's features only
@@ -105,7 +105,7 @@ class SnapshotFile:
 
 
 def to_online_row(row: bytes, view: ViewContract) -> bytes:
-    """Convert a snapshot's row to a packed row of the online store, with 0 in place of the content hash."""
+    """Convert a snapshot's row to a packed row of the online store, with the content hash 0."""
     event, known = _TIMES.unpack_from(row)
     return ROW_HEADER.pack(1, view.prefix, event, known, 0) + row[_TIMES.size :]
 
@@ -149,7 +149,7 @@ def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snap
 def read_rows(
     view: ViewContract, count: int, data: bytes, place: int = 0, where: str = "snapshot"
 ) -> tuple[dict[bytes, bytes], int]:
-    """Read `count` rows from offset `place`; return rows by key, and the end offset; raise DataError if damaged."""
+    """Read `count` rows of a view at offset `place`; return them by key, and the next offset. DataError if damaged."""
     result: dict[bytes, bytes] = {}
     fixed = _TIMES.size + RowCodec(view).width - ROW_HEADER.size
     variable = any(column.dtype.numpy is None for column in view.fields)

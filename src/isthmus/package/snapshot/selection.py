@@ -19,7 +19,7 @@ _LONGEST = (1 << 63) - 1
 
 
 def kept_views(contract: Contract, service: str) -> list[ViewContract]:
-    """Return the views of a service, each with only the features that the service reads: the content of a snapshot."""
+    """Return the views in a service's snapshot, each with only the features that the service reads."""
     names_of: dict[str, set[str]] = {}
     for view, feature in contract.read(service):
         names_of.setdefault(view, set()).add(feature)
@@ -28,9 +28,9 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
 
 
 def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
-    """Return a mask (n,) of rows whose keys `device` selects; a join key that it does not restrict selects every value.
+    """Return a mask (n,) of the rows whose keys `device` selects.
 
-    The owner's join key restricts nothing: the rows of all owners count.
+    A join key that is not in `device.keys`, such as the owner's, may have any value.
     """
     mask = np.ones(len(rows), bool)
     for key in view.keys:
@@ -41,7 +41,7 @@ def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
 
 
 def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
-    """Describe each feature that a snapshot exposes and for which keys, such as "view:feature of every id"."""
+    """Describe each feature in a snapshot, and whose values it exposes, such as "view:feature of every id"."""
     exposed = []
     for view in views:
         keys = " and ".join(_values_of(key.name, device) for key in view.keys)

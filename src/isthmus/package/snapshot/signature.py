@@ -51,9 +51,9 @@ class SnapshotSigner:
 
 
 def create_key(file: Path) -> None:
-    """Write a new private key without a password, readable only by the user, unless the file exists.
+    """Write a new private key without a password, readable only by the user. Keeps a file that exists.
 
-    A missing parent folder is created. Raises DependencyError without the extra `devices`.
+    Creates a missing parent folder. Raises DependencyError without the extra `devices`.
     """
     with extra("devices"):
         from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -69,13 +69,13 @@ def create_key(file: Path) -> None:
 
 
 def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapshot") -> None:
-    """Raise DataError unless the private key of `public_key` (PEM) signed exactly this snapshot."""
+    """Raise DataError unless the private key of `public_key` (PEM) has signed exactly this snapshot."""
     if not signed_by(public_key, where)(snapshot.data):
         raise DataError(where, "is not signed by the key of the project, or was changed after it was signed")
 
 
 def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
-    """Return a function that tells if the private key of `public_key` signed the bytes of a snapshot.
+    """Return a function that takes the bytes of a snapshot, and tells if the private key of `public_key` signed it.
 
     Raises DataError if the key is not elliptic, and ValueError if it is not PEM.
     """

@@ -55,7 +55,7 @@ class SnapshotFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder and hold its lock during the block; wait for other processes. All writers need the lock."""
+        """Create the folder if needed, and hold its lock in a block. Wait for other processes. Writers need it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -101,9 +101,9 @@ class SnapshotFolder:
     def owner_snapshot(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
         """Return the SHA-256 and bytes of an owner's newest snapshot; None if the owner has no rows.
 
-        `since` is the SHA-256 of the snapshot on the device. The bytes are empty if it is still the newest, a delta if
-        an earlier file still has it, and else the whole snapshot. Raises FileNotFoundError or DataError if the newest
-        file is missing or damaged.
+        `since` is the SHA-256 of the snapshot on the device. If that is the newest, the bytes are empty. If an earlier
+        file has it, they are a delta, and else the whole snapshot. Raises FileNotFoundError if the newest file is
+        missing, and DataError if it is damaged.
         """
         with open_owners(self.owners(latest.snapshot)) as owners:
             newest = owners.file(key)
@@ -130,8 +130,8 @@ class SnapshotFolder:
     ) -> Latest:
         """Write a signed snapshot as the newest, with deltas from up to `keep` earlier ones; delete all other files.
 
-        Returns the new description, which includes `discloses` and `tables`. A reader with an older description may
-        then find a file missing, and must call `latest` again. The caller must hold the lock.
+        `views` are the views in the snapshot. Returns the new description, which includes `discloses` and `tables`.
+        With an older description, a file may now be missing: call `latest` again. The caller must hold the lock.
         """
         before = self.latest_or_none()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
@@ -159,7 +159,7 @@ class SnapshotFolder:
         tables: Mapping[str, str] | None = None,
         signed: Callable[[bytes, OwnFile], None] = lambda _key, _file: None,
     ) -> Latest:
-        """Write a file with a snapshot for each owner as the newest, keep up to `keep` earlier files, delete others.
+        """Write a file with a snapshot of each owner as the newest. Keep up to `keep` earlier files, and delete others.
 
         `own` maps each owner's encoded key to the owner's rows; its keys ascend. `sign` returns the signature of a
         snapshot's bytes. `signed` is called with each owner's key and signed snapshot before the file is in place.
