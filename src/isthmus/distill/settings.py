@@ -73,11 +73,11 @@ class TrainingSettings:
         return failed_checks(self, where, checks)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that the trained weights depend on, by name: all except when to write checkpoints."""
+        """Return the settings that the weights depend on, by name: all except those that begin with `checkpoint`."""
         return {key: value for key, value in asdict(self).items() if not key.startswith("checkpoint")}
 
     def total(self, rows: int) -> int:
-        """Return the number of optimizer steps: `steps` if set, else the batches of all epochs over this many rows."""
+        """Return the number of optimizer steps: `steps` if set, else the number of batches in all epochs."""
         return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
 
     def rate(self, step: int, total: int) -> float:

@@ -32,12 +32,12 @@ def integers(tensor: Any, layout: str) -> Expected:
 
 
 def booleans(tensor: Any, layout: str) -> Expected | None:
-    """Describe a mask, True for elements to use, for `agree`. If the mask is None, return None, which `agree` skips."""
+    """Describe a mask for `agree`; return None if the mask is None. A mask is True for elements to use."""
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Raise a ConfigurationError that lists `problems` and every tensor that is empty or does not fit, if any.
+    """Raise a ConfigurationError if there are `problems`, or if tensors are empty or do not fit; it lists them all.
 
     Sizes with the same name in several layouts must be equal, and all tensors must be on the same device. Arguments
     that are None are skipped.
@@ -56,8 +56,7 @@ def agree_pair(
 ) -> None:
     """Raise a ConfigurationError unless student and teacher are float tensors of this layout, such as "rows classes".
 
-    Any of `problems`, and any of the further `tensors` that does not fit, also raises it. Arguments that are None are
-    skipped. The error lists everything.
+    Calls `agree`, so `problems` and further `tensors` that do not fit are in the error, too.
     """
     agree(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
 
@@ -67,7 +66,7 @@ def positive(name: str, value: float) -> Problem | None:
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """Return a problem if an index is negative or at least `limit`, else None. On a GPU, waits for its result.
+    """Return a problem if an index is negative or at least `limit`, else None. Waits for the GPU if it is there.
 
     Without this check, an index out of range on a GPU would kill the process without naming the tensor.
     """

@@ -1,4 +1,4 @@
-"""The runtimes besides ONNX Runtime for which a package can have model files, and how each converts a student."""
+"""The conversions of a student to the runtimes besides ONNX Runtime: ExecuTorch, LiteRT and Core ML."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The pinned libraries of a runtime, installed without dependencies, since their requirements contradict each other."""
+"""Checks the pinned libraries of a runtime. Users install them with `--no-deps`, since their requirements conflict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Libraries:
 
 
 def libraries(name: str, runtime: str) -> Libraries:
-    """Read the pinned versions of a runtime from `<runtime>.txt` in the package; `name` is the runtime's shown name."""
+    """Read the versions of a runtime's libraries from `distill/<runtime>.txt`; messages call the runtime `name`."""
     lines = Path(__file__).parents[1].joinpath(f"{runtime}.txt").read_text(encoding="utf-8").splitlines()
     return Libraries(name, runtime, dict(line.split("==") for line in lines if not line.startswith("#")))
 

@@ -58,7 +58,7 @@ class Portable:
     head: Callable[[], bytes] | None = None
 
     def require(self, file: str, name: str) -> nn.Module:
-        """Return the network as a module to convert; raise a GateFailed if the task has none or an input has texts."""
+        """Return the network; raise a GateFailed for `file` and the runtime `name` without one, or with text inputs."""
         texts = [tensor.name for tensor in self.tensors if tensor.element == "string"]
         if self.network is None or texts:
             raise GateFailed(
@@ -72,7 +72,7 @@ class Portable:
         return self.network
 
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
-        """Return the maximum of each named size of the inputs, which is 1 for the rows.
+        """Return the maximum of each named size of the inputs. The maximum of the first axis, the rows, is 1.
 
         Raises a GateFailed, for `file` and the runtime `name`, if a size has no maximum or if a first axis is not rows.
         """
@@ -103,7 +103,7 @@ class Portable:
         return examples
 
     def open_sizes(self, max_sizes: Mapping[str, int]) -> dict[str, dict[int, Any]]:
-        """Return for each tensor the sizes that vary between calls, as a torch.export Dim by axis; rows do not vary."""
+        """Return for each input a torch.export Dim per axis that varies. Sizes absent from `max_sizes` do not vary."""
         dims = {name: torch.export.Dim(name, max=size) for name, size in max_sizes.items() if size > 1}
         return {
             tensor.name: {axis: dims[size] for axis, size in enumerate(tensor.shape) if size in dims}
@@ -114,10 +114,10 @@ class Portable:
 def portable_part(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
-    """Return the part of a student that ExecuTorch, LiteRT or Core ML computes: its numeric core, or the whole graph.
+    """Return the part of a student for ExecuTorch, LiteRT or Core ML: its numeric core if it has one, else all of it.
 
-    `row` is an example row; `tensors` and `outputs` describe the whole graph. The part's network is a copy in eval
-    mode, or None if the task has no torch module for it.
+    `row` is the number of an example row; `tensors` and `outputs` describe the whole graph. The part's network is a
+    copy in eval mode, or None if the task has no torch module for it.
     """
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:
@@ -155,8 +155,8 @@ def run_program(
 ) -> Iterator[Run]:
     """Start a child process that runs a program, and yield a function that computes outputs in it.
 
-    The process ends with the `with` block. Raises a GateFailed if the runtime rejects the program or its inputs, and a
-    DependencyError if the runtime is not installed.
+    The process ends with the `with` block. Raises a GateFailed if the runtime rejects the program or its inputs, or
+    takes too long, and a DependencyError if the runtime is not installed.
     """
     try:
         with kind(program.model, tensors, outputs, program.max_sizes) as opened:

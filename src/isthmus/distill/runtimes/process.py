@@ -127,7 +127,7 @@ class Program(AbstractContextManager["Program"]):
     def ask(self, feeds: Feeds) -> dict[str, Array]:
         """Run the program on one or more rows and return the outputs by name.
 
-        Raises a ProgramRejected if inputs have different numbers of rows, or if the process fails or takes too long.
+        Raises a ProgramRejected for no rows or unequal numbers of rows, or if the process fails or takes too long.
         """
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
@@ -238,11 +238,11 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
-    """Run in the child process: limit its memory (Linux), read a model, then requests from stdin; answer on stdout.
+    """Run in the child process: read a model and then requests from stdin, and answer each on stdout.
 
-    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a model. If `prepare`
-    raises an ImportError, answers that the runtime is not installed; errors in loading or running are sent as the
-    model's errors. Returns when stdin ends, or after an error before the first request.
+    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a model. Before loading,
+    limits the process's memory (Linux) by `sys.argv[1]`, in bytes. Answers with an ImportError of `prepare`, and with
+    any error of loading or running. Returns when stdin ends, or after an error before the first request.
     """
     memory = int(sys.argv[1])
     # Libraries print to stdout, which carries the answers: give them /dev/null.

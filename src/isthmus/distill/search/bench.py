@@ -64,11 +64,11 @@ class Bench:
         )  # fmt: skip
 
     def measure(self, number: int, shape: Mapping[str, Any], precision: str, progress: Progress) -> SearchTrial:
-        """Measure a new student, train it if it is within the budget, and return the facts about it.
+        """Measure a new student, train it if it is within the budget, and return its trial.
 
-        Reuses trained weights, and waits while another search trains the same student. Writes a trained student's graph
-        to `graphs/<number>.ort`. An error gives a trial with the status "failed", but a full disk, a `Stopped`, and a
-        DependencyError for which waiting may help are raised.
+        Loads weights from `weights` or saves them there; waits while another search trains the same student. Writes a
+        trained student's graph to `graphs/<number>.ort`. After an error, the trial has the status "failed". Only a full
+        disk, a `Stopped`, and a DependencyError that may pass are raised.
         """
         began, facts = time.perf_counter(), dict[str, Any]()
         try:

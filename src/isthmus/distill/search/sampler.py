@@ -31,11 +31,11 @@ class Known:
 
 
 def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
-    """Return a point of the search space, an index per name, that is not in `known`; None if all have been tried.
+    """Return a point of the search space, an index per name, that is not in `known`; None if `known` has all points.
 
-    `sizes` has the number of values of each name in the space. The first 8 points are random. Then optuna's
-    tree-structured Parzen estimator samples near points that were good in quality, latency or bytes (Ozaki et al.,
-    2020, doi:10.1145/3377930.3389817). The more a point exceeds the budget, the worse it counts.
+    `sizes` has the number of values of each name. The first 8 points are random. Then optuna's tree-structured Parzen
+    estimator prefers points near those that were good in quality, latency or bytes (Ozaki et al., 2020,
+    doi:10.1145/3377930.3389817). The more a known point exceeds the budget, the worse it counts.
     """
     visited = {outcome.place for outcome in known}
     if len(visited) >= math.prod(sizes.values()):

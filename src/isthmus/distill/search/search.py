@@ -57,16 +57,16 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     trials: int | None = None,
     progress: Progress = silent,
 ) -> SearchReport:
-    """Try students until the search has `trials`, students of earlier calls included, and write `search.json`.
+    """Measure students until the search has `trials` of them, earlier calls included, and write `search.json`.
 
     `trials=None` means the declared number. Computes the teacher's missing outputs into `cache`, then trains each
-    student that fits the budget. Each search has a subfolder of `folder`, named by a digest of this machine and
-    everything the search depends on; trained weights are in `folder`/students, checkpoints in `runs`. If there is
-    nothing new to try, returns the stored report.
+    student that fits the budget. The search has a subfolder of `folder`, named by a digest of this machine and
+    everything the search depends on. Trained weights are in `folder`/students, checkpoints in `runs`. Without a new
+    student, returns the stored report. A search in which no student fits does not raise: see `require_fit`.
 
-    Raises a ConfigurationError if the declaration is invalid, a DataError if the table lacks data or an input leaks the
-    label, a DependencyError if the machine lacks a device or space, a GateFailed if the first loss is not finite, and
-    Stopped on SIGINT or SIGTERM. The same call then continues the search.
+    Raises a ConfigurationError for an invalid declaration, a DataError if the table lacks data or an input leaks the
+    label, a DependencyError if a device or space is missing or another process runs this search, a GateFailed if the
+    first loss is not finite, and Stopped on SIGINT or SIGTERM. The same call then continues the search.
     """
     declared, count = _declared(material, trials)
     task = create_task(material)

@@ -32,7 +32,7 @@ class StudentOutput(nn.Module, ABC):
         return last[:, 0]
 
     def calibrate(self, scores: Tensor) -> Tensor:
-        """Calibrate scores, if there is a calibration; clip them if they are numbers. Call it only after training."""
+        """Calibrate logits, if there is a calibration; clip other scores. Call it only after training."""
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
 

@@ -99,14 +99,14 @@ class IsotonicCalibrator(Calibrator):
             buffer.copy_(torch.tensor([*numbers, *[far] * spare]))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Return calibrated logits: add up the rises of all lines below each logit, which every runtime can do."""
+        # Add up the rises of all lines below each logit: every runtime can do this.
         ends = torch.cat([self.starts[1:], self.starts.new_full((1,), _FAR)])
         parts = torch.minimum((logits[:, None] - self.starts).clamp(min=0), ends - self.starts)
         below = (logits - self.starts[0]).clamp(max=0)
         return self.values[0] + below + (parts * self.slopes).sum(1)
 
     def write(self, build: Building, logits: str) -> str:
-        """Add nodes that find and apply each logit's line, capped at its end; return the name of their output."""
+        # Find each logit's line and apply it, capped at its end.
         starts, values, slopes = (buffer.numpy() for buffer in (self.starts, self.values, self.slopes))
         tables = {
             "start": np.insert(starts, 0, starts[0]), "value": np.insert(values, 0, values[0]),
@@ -128,12 +128,11 @@ class IsotonicCalibrator(Calibrator):
 
 
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
-    """Fit an increasing, piecewise linear map of logits; return the logits where its lines start, and its values there.
+    """Fit an increasing, piecewise linear map of logits; return the start of each line and the mapped value there.
 
-    `logits` are (n,), with labels of 0 and 1. The rows are sorted by logit into sqrt(n) / 2 bins, at least 1, at most
-    15. Adjacent bins merge until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al.,
-    1955) and no line is steeper than `STEEPEST` (10). Half a one and half a zero are added to each bin, so that no
-    share is 0 or 1.
+    `logits` (n,), with labels of 0 and 1, are sorted into sqrt(n) / 2 bins, at least 1, at most 15. Adjacent bins merge
+    until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al., 1955) and no line is
+    steeper than `STEEPEST` (10). Half a one and half a zero are added to each bin, so that no share is 0 or 1.
     """
     order = np.argsort(logits, kind="stable")
     # A bin's mean logit represents the bin only if its logits are close, so prefer noisy bins to wide ones.

@@ -29,7 +29,7 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
     Its inputs are `numeric`, float32 (N, numbers) with NaN for null; `categories`, string (N, categories) with "" for
     null; and the inputs of the request transforms, if any. Fields that request transforms compute come last in the
-    network, and are not in `numeric` and `categories`. An input without fields is omitted. Booleans are uint8, since
+    network, and are not in `numeric` and `categories`. An input without fields is omitted. Boolean inputs are uint8:
     ONNX Runtime's Swift package does not accept bool. The output is NaN in rows that a request transform rejects.
     """
     build, request = Building(), request or RequestInputs()
@@ -60,7 +60,7 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
-    """Return the part of the ONNX graph that prepares raw inputs for the network (the core), as a graph of its own.
+    """Return the ONNX graph that prepares raw inputs for the network; its outputs are those of `core_tensors`.
 
     If a request transform may reject rows, the graph also has the output `refused`, bool (N,).
     """
@@ -84,7 +84,7 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
-    """Return the content of `head.json`, with which clients without ONNX Runtime prepare `inputs` for the network.
+    """Return the content of `head.json`: how clients without ONNX Runtime prepare the raw `inputs` for the network.
 
     Raises a GateFailed if a request transform uses an operator whose results are not bitwise equal in every language.
     """

@@ -21,7 +21,7 @@ def separation_auc(values: Values, labels: Array) -> float:
 
     Takes the best of three orders: rising values, falling values, and null or not (arrays: only the last). Texts are
     ordered by their share of ones in the even rows and scored on the odd rows, so a unique key does not count as a
-    leak. Returns 0.5 if there are fewer than `FEW` (20) zeros or ones.
+    leak. An order of fewer than `FEW` (20) zeros or ones counts as 0.5.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -50,10 +50,10 @@ def mean_recall(values: Values, labels: Array) -> float:
 
 
 def rank_correlation(values: Values, labels: Array) -> float:
-    """Return the absolute Spearman correlation of an input's values, (n,), with labels (n,), without rows of null.
+    """Return the absolute Spearman correlation of an input's values, (n,), with labels (n,); ignores null rows.
 
-    Texts are ordered by their mean label in the even rows and scored on the odd rows. Returns 0 for arrays, and for
-    fewer than `FEW` (20) rows.
+    Texts are ordered by their mean label in the even rows and scored on the odd rows. Returns 0 for arrays, for
+    constant values, and for fewer than `FEW` (20) rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]

@@ -26,7 +26,7 @@ NUMBERS = "numbers"
 
 
 def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fit a plan to the rows of a Spark DataFrame before `before`, Unix microseconds, with labels known by then."""
+    """Fit a plan to a Spark DataFrame's rows before `before` (Unix microseconds) whose labels were known by then."""
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 

@@ -43,7 +43,7 @@ class Scores:
         return self._student.answer.from_scores(answers)
 
     def student(self, rows: Columns) -> tuple[Array, Case]:
-        """Return the student's scores, NaN for rows that a transform rejects, and a Case with its files' inputs."""
+        """Return the student's scores, NaN for rows that a transform rejects, and a Case with the graph's inputs."""
         complete, refused = self._material.request_inputs.complete(rows)
         data = network_inputs(complete, self._material.student_inputs, len(refused))
         core = core_feeds(*self._student.prepare(data))

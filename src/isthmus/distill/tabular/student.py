@@ -84,7 +84,7 @@ class CoreNetwork(nn.Module):
 def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
     """Describe the network's prepared inputs: `numbers`, float32 (N, width), and `places`, int32 (N, texts).
 
-    An input without columns is left out. `places` has the rows of the embedding tables to look up.
+    An input without columns is left out. `places` has the row to look up in each embedding table.
     """
     widths = student.prepare.preparation.width, len(student.embeddings)
     tensors = TensorInfo(NUMBERS, "float", ("N", widths[0])), TensorInfo(PLACES, "int32", ("N", widths[1]))

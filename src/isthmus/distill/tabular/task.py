@@ -129,7 +129,7 @@ class TabularTask(Task):
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        """Widths of the hidden layers: as declared, or, if a search sets width or depth, halved from layer to layer."""
+        """Widths of the hidden layers, as declared; if `shape` has width or depth, they halve from layer to layer."""
         declared, (width, depth) = tuple(self.declared.hidden), (self.shape[name] for name in LAYERS)
         if width is None and depth is None:
             return declared
@@ -184,7 +184,7 @@ class TabularTask(Task):
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return `lift_kept`: student's lift over chance divided by the reference's; {} if the latter is 0 or less."""
+        """Return `lift_kept`: lift over chance of the student / of the reference; {} if the reference has no lift."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
@@ -214,7 +214,7 @@ class TabularTask(Task):
         return self._case(student, self._raw(rows), self._data[rows])
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return a case of rows with extreme values that no request transform rejects; empty if all are rejected."""
+        """Return one case, of the extreme rows that no request transform rejects; none if all are rejected."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         _, refused = material.request_inputs.complete(extremes)

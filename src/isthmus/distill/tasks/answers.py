@@ -101,8 +101,8 @@ def _differences(
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
     """Run a graph on rows in batches; return its outputs by key, in the form that `Task.quality` takes.
 
-    `run` runs the graph: it maps inputs to outputs, by name. With `core`, it must run the graph's numeric core instead,
-    and gets the core's inputs.
+    `run` runs the graph: it maps inputs to outputs, by name. With `core`, `run` gets the inputs of the graph's numeric
+    core, and must run only the core.
     """
 
     def running(places: Index) -> Callable[[Feeds], Answers]:

@@ -31,7 +31,7 @@ class RequestInputs:
         return cls(transforms, (*stored, *request), computed)
 
     def graph_inputs(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
-        """Return the graph's inputs: the network's `inputs` that no transform computes, then the transforms' inputs."""
+        """Return the graph's inputs: the `inputs` that no transform computes, then the inputs of the transforms."""
         computed = {transform.full_name(field.name) for transform, field in self.computed}
         rows = (ModelInput(column.name, column.dtype, row=True) for column in self.columns)
         return (*(item for item in inputs if item.name not in computed), *rows)

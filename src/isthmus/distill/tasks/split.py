@@ -102,9 +102,9 @@ def split_table(
 ) -> Split:
     """Split a training set by a hash of the column `by`, or by time with the columns `event_timestamp` and `known_at`.
 
-    A split by time leaves out rows whose label became known after their part ended. Rows with the same value in
-    `within`, which only a split by time uses, stay together: the latest event time and the latest known time among them
-    count for all. Raises a DataError if a column is missing or has nulls, or a part is empty.
+    A split by time leaves out rows whose label became known after their part ended. It keeps rows with equal values in
+    the column `within` together: their latest event time and their latest known time count for all of them. Raises a
+    DataError if a column is missing or has nulls, or a part is empty.
     """
     if by is not None:
         return split_by_value(required_column(table, by, "the values to split by"), shares)
@@ -118,7 +118,7 @@ def split_table(
 
 
 def group_numbers(table: pa.Table, within: str) -> Index:
-    """Number the values of the column `within` from 0; return each row's number. Raise a DataError for nulls."""
+    """Return for each row the number of its value in `within`, from 0; raise a DataError as `required_column` does."""
     values = required_column(table, within, "the groups of rows").combine_chunks()
     numbers: Index = pc.cast(values.dictionary_encode().indices, pa.int64()).to_numpy(zero_copy_only=False)
     return numbers
@@ -145,7 +145,7 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
 
 
 def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
-    """Return a column; raise a DataError if it has nulls, or if it is missing: then with the text `expected`."""
+    """Return a column; raise a DataError if it is missing or has nulls. `expected` describes a missing column."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]

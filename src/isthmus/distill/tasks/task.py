@@ -292,7 +292,7 @@ class Task(ABC):
         return student
 
     def writer(self, student: nn.Module) -> "TextWriter | None":  # noqa: ARG002 - for subclasses
-        """Return the text generator of a student in eval mode; None, the default, if the model generates no text."""
+        """Return the text generator of a student in eval mode, or None, the default, for a task without one."""
         return None
 
     def figures(
@@ -360,15 +360,15 @@ class Task(ABC):
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return further files for the package: content and purpose by name; {} by default. `teacher`: all outputs."""
+        """Return further package files, (content, purpose) by name; {} by default. `teacher` has all its outputs."""
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Compare the outputs of student and teacher for the same rows, by the first output of the same key and shape.
+        """Compare student and teacher on the same rows, by the first output that has the same key and shape in both.
 
-        Returns `agreement` and `kl` for logits, counting each token of a text, and `cosine` for other outputs, NaN if
-        an embedding is zero. Returns only `agreement` if the teacher has `indexes` of its best classes, and an empty
-        dict if no output can be compared.
+        For logits, returns `agreement` and `kl`; each token of a text counts. For other outputs, returns `cosine`, NaN
+        if a row is all zero. If the teacher has only `indexes` of its best classes, returns `agreement` alone. Returns
+        {} if no output can be compared.
         """
         if "logits" in student and "indexes" in teacher:
             return {"agreement": float((student["logits"].argmax(-1) == teacher["indexes"][..., 0]).mean())}
@@ -403,7 +403,7 @@ class Task(ABC):
         return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
 
     def options(self) -> dict[str, Any]:
-        """Return plain data that determines the teacher's outputs besides rows and teacher; part of their cache key."""
+        """Return plain data that also determines the teacher's outputs, for their cache key; {} by default."""
         return {}
 
     def content(self) -> str:
@@ -411,7 +411,7 @@ class Task(ABC):
         return self.material.training_set
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for subclasses
-        """Return further figures for the report, named in `measured`, from each model's metrics; none by default."""
+        """Return further figures for the report, as named in `measured`; {} by default. `quality`: metrics by model."""
         return {}
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for subclasses

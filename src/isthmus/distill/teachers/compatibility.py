@@ -38,7 +38,7 @@ def compatible(
     student: nn.Module | None = None,
     tokenizers: tuple[Any, Any] | None = None,
 ) -> Teacher:
-    """Check that a teacher fits the student; return it, with classes in the order of `labels` if it names its classes.
+    """Check that a teacher fits the student; return the teacher, with its classes, if it names them, as in `labels`.
 
     Args:
         teacher: teacher to check; it is called twice, and must return the same outputs.
@@ -86,7 +86,7 @@ def compatible(
 
 
 def differing_tokens(teacher: Any, student: Any, texts: Sequence[str] = HARD_TEXTS) -> list[Problem]:
-    """Return a problem per text whose ids differ between two tokenizers, and one for different vocabularies."""
+    """Return a problem for each text with different ids in the two tokenizers, and one for different vocabularies."""
     problems = []
     words: list[dict[str, int]] = [getattr(tokenizer, "get_vocab", dict)() for tokenizer in (teacher, student)]
     if all(words) and words[0] != words[1]:

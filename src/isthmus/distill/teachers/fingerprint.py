@@ -33,8 +33,8 @@ def fingerprint(value: Any, *, versioned: bool = False) -> str:
 
     Arrays and tensors count by content. Functions and classes of the user count by their code and everything it refers
     to; library functions and classes by name and library version. Other objects count by the state that pickle would
-    store, without pickling it. Pass `versioned` if the caller's own version identifies the value: parts that cannot be
-    read then count only by the name of their type.
+    store, without pickling it. With `versioned`, parts that cannot be read count only by the name of their type: the
+    caller must then have a version that identifies them.
 
     Raises:
         ConfigurationError: the state of a part cannot be read, and `versioned` is False.

@@ -86,7 +86,7 @@ class PretrainedTeacher(NetworkTeacher):
 
 
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
-    """Return a vector per row: the first position's with `first`, else the mean of positions whose mask is not 0.
+    """Return a vector per row: with `first`, the first position, else the mean of positions whose mask is not 0.
 
     `states` are (rows, positions, width), or feature maps (rows, channels, height, width). The mask is (rows,
     positions); None averages over all positions.

@@ -12,11 +12,11 @@ from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 @contextmanager
 def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict that holds the latest output of each submodule, by its name in `network.named_modules()`.
+    """Yield a dict that each call of `network` fills: the latest output of each submodule, by name.
 
-    This gives access to hidden states, or to queries, keys and values, without changing the model's code. The hooks are
-    removed at the end, also after an error. Raises a ConfigurationError if a submodule does not exist, or, at the end,
-    if the network has overwritten an output in place.
+    `names` are as in `network.named_modules()`. This gives access to hidden states, or to queries, keys and values. The
+    hooks are removed at the end, also after an error. Raises a ConfigurationError if a submodule does not exist, or, at
+    the end, if the network has overwritten an output in place.
     """
     where = f"submodules of {type(network).__name__}"
     modules = dict(network.named_modules(remove_duplicate=False))

@@ -106,7 +106,7 @@ class Teacher(ABC):
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
-        """Raise a ConfigurationError if a part is not frozen: in training mode, requires a gradient, or was changed."""
+        """Raise a ConfigurationError if a part is in training mode, requires a gradient, or was changed."""
         problems, remedy = self._thawed()
         if problems:
             raise ConfigurationError(self.where, problems, remedy=remedy)
@@ -188,7 +188,7 @@ _ABSTAINS = (
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
-    """Return a problem if the labels differ from the expected labels, other than in order; else None."""
+    """Return a problem if the labels differ from the expected labels; else None. Their order does not matter."""
     if sorted(labels) == sorted(expected):
         return None
     more, less = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))

@@ -1,8 +1,8 @@
 """Slows down training for the servers on its machine step by step, and speeds it up again; results stay the same.
 
-A degree says how much training gives way: 0 is a low priority, 1 the lowest priority, each further degree uses fewer
-cores, down to one, and the last degree is a pause. The lowest priority is never raised again during training: it still
-gets all idle time, and on Linux only a privileged user may raise it.
+A degree says how much training gives way. Degree 0 is a low priority, and degree 1 the lowest. Each further degree uses
+fewer cores, down to one; the last is a pause. The degree never falls from 1 to 0: at the lowest priority, training
+still gets all idle time, and on Linux only a privileged user may raise a priority.
 """
 
 import time
@@ -45,7 +45,7 @@ class Policy:
     recovering: bool = False
 
     def next(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """Return the policy for the time `now`. `strained`: the p99 is above its objective; `deepest`: last degree."""
+        """Return the policy from `now` on. `strained` means a p99 above its objective; `deepest` is the last degree."""
         if strained:
             settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
@@ -163,8 +163,8 @@ def throttled(
 ) -> Iterator[Progress]:
     """Yield a progress function that, when called, also slows down or pauses the process if servers need the machine.
 
-    If `latency` is None, yields `progress` itself. `threads` is how many threads the work uses. `paused` is called with
-    the seconds of each pause. The cores and priority of the process are restored at the end.
+    If `latency` is None, yields `progress` itself. The work uses `threads` threads. `paused` is called with the seconds
+    of each pause. At the end, the process gets back its cores, and its priority as far as this user may raise it.
     """
     if latency is None:
         yield progress

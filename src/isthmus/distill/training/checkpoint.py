@@ -65,7 +65,7 @@ class Checkpoints:
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """Return state and tensors of the newest intact checkpoint of this run, or None. Reports each skipped one."""
+        """Return state and tensors of this run's newest intact checkpoint; None without one. Reports skipped ones."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:

@@ -1,4 +1,4 @@
-"""Batches of whole groups of rows, and the settings that would split a group (`cuts`)."""
+"""Batches of whole groups of rows, and a check for settings that would split a group."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
     """Return the row numbers of each batch of an epoch, such that no batch splits a group.
 
     `groups`, int64 (rows,), has the group number of each row. Groups come in random order; rows within a group keep
-    their order. There are as many batches as without groups; each group goes where its last row would be. So a batch
-    is never empty, and has less than twice `batch` rows. No group may have more than `batch` rows.
+    their order. There are as many batches as without groups; a group is in the batch that its last row would be in. So
+    a batch is never empty, and has fewer than twice `batch` rows. No group may have more than `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)

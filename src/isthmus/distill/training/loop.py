@@ -112,7 +112,7 @@ class Training:
         return self.train().state.history
 
     def train(self) -> Outcome:
-        """Train the module in place, with the errors of `run`; return module, final state and the seconds of pauses."""
+        """Do the same as `run`, with the same errors; return module, final state and the seconds of pauses."""
         problems = self.settings.problems(self.where)
         if self.groups is not None:
             problems += group_problems(self.groups, self.settings, self.accelerator.num_processes, self.where)
@@ -252,7 +252,7 @@ class _Run:
                     weights.grad = None
 
     def after_step(self) -> None:
-        """Read losses, evaluate, write a checkpoint, pause, or raise Stopped, whichever is due between two steps."""
+        """Read losses, evaluate, write a checkpoint and pause, if due; raise Stopped if a signal arrived."""
         state, settings, signals = self.state, self.settings, self.signals
         evaluates = state.step == self.total or state.step % (settings.evaluate_every or self.epoch_steps) == 0
         saves = settings.checkpoint_steps is not None and state.step % settings.checkpoint_steps == 0

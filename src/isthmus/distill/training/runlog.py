@@ -23,7 +23,7 @@ class RunLog:
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """Start timing and open the event files: at `step` 0 delete earlier files, else drop the steps after `step`."""
+        """Start timing and open the event files. At step 0, delete earlier files, else hide entries from `step` on."""
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 

@@ -98,10 +98,10 @@ def train_student(  # noqa: PLR0913 - all parts of a run
 ) -> StudentRun:  # fmt: skip
     """Train a student in place, and leave it on the CPU with the best weights.
 
-    Writes checkpoints and event files to `folder`, and resumes from a checkpoint of the same run there. After training,
-    calls `Task.after_training`. Raises a ConfigurationError, before the first step, if student, objective, outputs and
-    settings do not fit; a DependencyError if memory or disk is full; a GateFailed if a number is not finite. Raises
-    Stopped on SIGINT or SIGTERM, with the best weights so far in the student.
+    Resumes from a checkpoint of the same run in `folder`. Writes checkpoints and event files there, and keeps them. At
+    the end, calls `Task.after_training`. Raises a ConfigurationError, before the first step, if student, objective,
+    outputs and settings do not fit; a DependencyError if memory or disk is full; a GateFailed if a number is not
+    finite. Raises Stopped on SIGINT or SIGTERM; the student then has the best weights so far.
     """
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device

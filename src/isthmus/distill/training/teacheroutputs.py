@@ -38,10 +38,10 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
 
 def most_parameters(parameters: int, size: int) -> int:
-    """Return the maximum number of parameters for a student whose teacher has `parameters`, of `size` bytes in total.
+    """Return the maximum number of parameters of a student: the teacher's `parameters`, or `size` / 4 if that is more.
 
-    For a network this is its number of parameters, also in half precision. For trees it is their bytes as float32
-    numbers, since each node is one record.
+    `size` is the teacher's size in bytes, so `size` / 4 counts float32 numbers. Trees have more of these than
+    parameters, since each node is one record.
     """
     return max(parameters, size // 4)
 
@@ -87,7 +87,7 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
 ) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
     """Compute a teacher's missing outputs for these rows and measure its cost; return all outputs and the cost.
 
-    Both are written to the cache, and a teacher whose outputs and cost are cached is not even loaded. Pass `outputs` if
+    Both are written to the cache; if both are there, the teacher is not even loaded. Pass `outputs` if
     `open_outputs` was already called with the same arguments. Pauses while servers need the machine, and calls `paused`
     with the seconds of each pause. Raises a ConfigurationError if the teacher is not a `Teacher`.
     """

@@ -1,4 +1,4 @@
-"""Converts a student to a zipped Core ML package; run as a module, it is the process that converts."""
+"""Converts a student to a zipped Core ML package. Run with `python -m`, it is the child process that converts."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def convert_student(of: Portable) -> Converted:
-    """Convert a student in a child process, reproducibly; raise a GateFailed if this fails or takes over 15 minutes."""
+    """Convert a student for one row at a time, in a child process; raise a GateFailed after an error or 15 minutes."""
     return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
 

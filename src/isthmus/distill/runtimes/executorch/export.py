@@ -35,10 +35,10 @@ def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def convert_student(of: Portable, calibration: Index | None = None) -> Converted:
-    """Convert a student for one row at a time, with reproducible bytes; raise a GateFailed if ExecuTorch cannot run it.
+    """Convert a student for one row at a time, in this process; raise a GateFailed if ExecuTorch cannot convert it.
 
-    XNNPACK computes what it supports, ExecuTorch's portable operators everything else. If `calibration` has row
-    numbers, the operators that XNNPACK's quantizer supports get INT8 weights and inputs, with ranges from these rows.
+    XNNPACK computes the operators it supports, ExecuTorch's portable kernels the others. `calibration` has row numbers:
+    with it, operators that XNNPACK's quantizer supports get INT8 weights and inputs, with ranges from these rows.
     """
     file = f"{of.part}.{'fp32' if calibration is None else 'int8'}.pte"
     module = of.require(file, LIBRARIES.name)
@@ -57,7 +57,7 @@ def convert_student(of: Portable, calibration: Index | None = None) -> Converted
 
 
 def converted_decoder(network: CachedModel) -> Converted:
-    """Convert a language model to read single tokens; switch it to eval mode; raise a GateFailed if this fails."""
+    """Convert a language model to read one token per call; raise a GateFailed on failure. Switches it to eval mode."""
     # With a dynamic number of tokens, ExecuTorch's passes would fix every tensor at the size of the example.
     max_sizes = {TOKENS: 1, PAST: network.context}
     past = torch.zeros(1, network.context, 2 * network.layers, network.shared, network.width)

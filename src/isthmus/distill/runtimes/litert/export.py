@@ -1,4 +1,4 @@
-"""Converts a student to a LiteRT model; run as a module, it is the process that converts."""
+"""Converts a student to a LiteRT model. Run with `python -m`, it is the child process that converts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,8 +21,8 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 def convert_student(of: Portable) -> Converted:
     """Convert a student for one row at a time in a child process, with equal bytes each time; wait up to 15 minutes.
 
-    The converter does not support variable sizes: each is fixed at its maximum, and inputs are padded to it. Raises a
-    GateFailed if the task does not allow padding a size, or if the conversion fails or takes longer.
+    LiteRT's converter does not support variable sizes: each size is fixed at its maximum. Raises a GateFailed if the
+    task does not allow padding inputs to that size, or if the conversion fails or takes longer.
     """
     file = f"{of.part}.fp32.tflite"
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]

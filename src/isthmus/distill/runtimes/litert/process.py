@@ -24,7 +24,7 @@ class LiteRTProgram(process.Program):
     libraries, package = LIBRARIES, "ai_edge_litert"
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Pad the inputs, run the model, and cut its outputs to the input sizes; raise a ProgramRejected on failure."""
+        """Run the model on padded inputs, and cut the outputs back. Raises a ProgramRejected for too large inputs."""
         padded, sizes = dict(feeds), dict[str, int]()
         for tensor in self._tensors:
             array = feeds[tensor.name]

@@ -85,7 +85,7 @@ class Kind(ABC):
 
     @abstractmethod
     def leak(self, column: Values, rows: Index) -> str:
-        """Describe how an input, with these values in `rows`, reveals the label by itself; return "" if it does not."""
+        """Describe how an input alone reveals the label, or return "". `column` has the input's values in `rows`."""
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
         return agreement(student[self.key], teacher[self.key])
