@@ -38,7 +38,7 @@ class Row:
 
 
 def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, Status]:
-    """Return the row of a key that is valid at time `at`, and its status. The row is None if EXPIRED or NOT_FOUND.
+    """Return the row of a key that is valid at time `at`, and the status. If EXPIRED or NOT_FOUND, the row is None.
 
     Among the `rows`, all of one key, with event <= at and known <= at, the greatest (event, known, content) wins. It
     has expired if at - event > ttl. Times and `ttl` are in microseconds; with a `ttl` of None, rows never expire.

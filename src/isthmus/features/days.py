@@ -27,7 +27,7 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """Parse two days like 2024-01-31, `end` exclusive; raise RequestError if one is invalid or no day is left."""
+        """Parse two days like 2024-01-31; `end` is not in the range. Raise RequestError if invalid or without a day."""
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""Describe the differences between two contracts, and the services whose models stop running because of them."""
+"""Describes the differences between two contracts, and the services whose models stop running because of them."""
 
 import json
 import re
@@ -59,7 +59,7 @@ class ServiceChange:
 
 
 def changes(old: Contract, new: Contract) -> list[ContractChange]:
-    """Return every declaration that differs; empty only if both contracts have the same hash."""
+    """Return each declaration that differs, and a renamed project; [] only if both contracts have the same hash."""
     result = []
     if old.project != new.project:
         result.append(ContractChange("project", old.project, "renamed", (f"is now {new.project}",)))
@@ -79,7 +79,7 @@ def changes(old: Contract, new: Contract) -> list[ContractChange]:
 
 
 def differences(old: Contract, new: Contract) -> list[str]:
-    """Describe what changed between two contracts, one line per declaration; empty if nothing did."""
+    """Describe the result of `changes` in words, one line per change."""
     return [str(change) for change in changes(old, new)]
 
 
@@ -89,14 +89,14 @@ def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
 
 
 def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
-    """Return the names of the changed parts of a view that affect its stored rows, not only how rows are read."""
+    """Return the names of the changed parts that affect a view's stored rows; a new `ttl`, for example, does not."""
     columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
     unstored = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
     return [part for part in changed_parts(before.as_dict(), after.as_dict()) if part not in unstored]
 
 
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
-    """Describe each change that stops the models of a service, or adds or removes it; [] if they keep running.
+    """Describe each change that stops a service's models, or adds or removes the service; [] if its models still run.
 
     Raises RequestError if neither contract has the service.
     """
@@ -121,7 +121,7 @@ def view_differences(old: ViewContract, new: ViewContract) -> str:
 
 
 def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
-    """Return what the change from `old` to `new` does to the models of each service, sorted by service name."""
+    """Return the effect of the change from `old` to `new` on each service's models, sorted by service name."""
     result = []
     for name in sorted({*old.services, *new.services}):
         because = tuple(service_differences(old, new, name))
@@ -131,7 +131,7 @@ def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Raise ContractMismatch if `new` stops models exported under `old`, RequestError if neither has the service."""
+    """Raise ContractMismatch if `new` stops models of a service from `old`, RequestError if neither has the service."""
     if because := service_differences(old, new, service):
         raise ContractMismatch(
             where, f"its service has changed since the package was exported ({summary(because)})",

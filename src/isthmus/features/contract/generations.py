@@ -85,7 +85,7 @@ class Generations:
         return self.next or self.current
 
     def served(self) -> tuple[Contract, ...]:
-        """Return the contracts that a server serves: the current one, then the retired ones, latest first."""
+        """Return the contracts that a server serves: the current one if any, then the retired ones, latest first."""
         return (*([self.current] if self.current else ()), *(item.contract for item in self.retired))
 
     def contracts(self) -> Iterator[Contract]:
@@ -99,17 +99,16 @@ class Generations:
         return {view.hash: view for contract in self.contracts() for view in contract.views.values()}
 
     def of_model(self, exported: Contract, service: str) -> Contract | None:
-        """Return the latest served contract with the same `service` as `exported`, a model's contract; else None."""
+        """Return the first of `served` under which models of `service` from the contract `exported` run; else None."""
         for contract in self.served():
             if service in contract.services and not service_differences(exported, contract, service):
                 return contract
         return None
 
     def require_model(self, where: str, exported: Contract, service: str) -> Contract:
-        """Return the latest served contract with the same `service` as `exported`, the contract of a model.
+        """Return the result of `of_model`; raise ContractMismatch, at `where`, if it is None.
 
-        Raise ContractMismatch if no served contract has it, and RequestError if neither `exported` nor the current
-        contract has a service of this name.
+        Raises RequestError if neither `exported` nor the current contract has a service of this name.
         """
         contract = self.of_model(exported, service)
         if contract is not None:
@@ -147,7 +146,7 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy whose next contract is `contract`, a result of `with_slots`; none if it is current.
+        """Return a copy whose next contract is `contract` (from `with_slots`), or None if `contract` is the current one.
 
         A different contract that was next before is retired at the time `at`, in microseconds since 1970 UTC.
         """
@@ -167,7 +166,7 @@ class Generations:
         return replace(self, current=contract, next=None, retired=_retire(self.retired, replaced, at, []))
 
     def deletable_views(self) -> list[ViewContract]:
-        """Return views of forgotten contracts whose slots no other contract uses: their online rows can be deleted."""
+        """Return views of forgotten contracts, except slots that other contracts use: their online rows can be deleted."""
         used = {(view.name, view.slot) for contract in self.contracts() for view in contract.views.values()}
         views = {(view.name, view.slot): view for contract in self.forgotten for view in contract.views.values()}
         return [view for place, view in views.items() if place not in used]

@@ -84,7 +84,7 @@ class ViewContract(_Canonical):
 
     @property
     def table(self) -> str:
-        """The name of the offline table: the view's name, then ".v2" for version 2. View names contain no dot."""
+        """The name of the offline table: for version 1, the view's name; for version 2, the name and ".v2"."""
         return self.name if self.version == 1 else f"{self.name}.v{self.version}"
 
     @cached_property
@@ -178,7 +178,7 @@ class TransformContract(_Canonical):
 
 
 def optional(transforms: Iterable[TransformContract]) -> set[str]:
-    """Return the fields that a request may omit: those with a default in every transform that reads them."""
+    """Return the request fields that may be omitted: every transform that reads them has a default for them."""
     rules = [(field.name, transform.rules.get(field.name)) for transform in transforms for field in transform.request]
     return {name for name, _ in rules} - {name for name, rule in rules if rule is None or rule.default is None}
 
@@ -211,7 +211,7 @@ class ServiceContract:
         computed: tuple[tuple[str, str], ...] = (),
         transforms: Mapping[str, TransformContract] | None = None,
     ) -> "ServiceContract":
-        """Create a service and compute its hash, from all views and transforms that the service reads."""
+        """Create a service with its hash. `views` and `transforms` must have all that it reads; others do not count."""
         used = {transform: (transforms or {})[transform] for transform, _ in computed}
         read = [*features, *(pair for transform in used.values() for pair in transform.stored)]
         service = cls(name, features, request, "", computed)
@@ -290,9 +290,9 @@ class Contract:
         return (*map(self.stored, declared.features), *declared.request, *map(self.computed, declared.computed))
 
     def raw_inputs(self, service: str) -> tuple[Column, ...]:
-        """Return the columns from which a service's model gets all its inputs: stored features, then request fields.
+        """Return the columns that a model and the request transforms read: stored features, then request fields.
 
-        Columns that only request transforms read come last in each group. Computed features are not included.
+        Columns that only transforms read come last in each group. Computed features are not included.
         """
         used = self.used(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))
@@ -339,7 +339,7 @@ class Contract:
 
     @classmethod
     def loads(cls, text: bytes, where: str = "contract.json") -> "Contract":
-        """Parse the result of `dumps`; raise ContractMismatch if it is damaged or does not match the hash in it."""
+        """Parse the result of `dumps`; raise ContractMismatch if it is damaged, or its format unknown or hash wrong."""
         remedy = "run `isthmus apply` to write it again"
         try:
             data = json.loads(text)

@@ -63,7 +63,7 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Add a declaration and all it refers to. If a value has a wrong type, return False and append a problem."""
+        """Add a declaration and all it refers to. For a value of a wrong type, append a problem and return False."""
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"

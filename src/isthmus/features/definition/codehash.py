@@ -41,9 +41,9 @@ class _Seen(list[object]):
 def digest(function: Callable[..., Any], *, state: bool = True) -> str:
     """Return the SHA-256, in hex, of what a function computes. May import user modules that its code imports.
 
-    Without `state`, library objects in containers, instances and closures do not count: the caller hashes them. Raises
-    OSError if the source or the state of an object cannot be read, and SyntaxError if the file no longer matches the
-    code.
+    With `state=False`, library objects in containers, instances and closures do not count; the caller must hash them.
+    Raises OSError if the source or the state of an object cannot be read, and SyntaxError if the file no longer matches
+    the code.
     """
     try:
         described = _describe(function, _Seen([], state=state))
@@ -77,7 +77,7 @@ def class_tree(kind: type) -> ast.ClassDef:
 
 
 def location(function: Callable[..., Any]) -> str:
-    """Return `file:line` of a function for messages, or its name if it has no Python code."""
+    """Return a function's file name and line, "file.py:12", for messages, or its name if it has no Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__name__", None) or type(function).__name__

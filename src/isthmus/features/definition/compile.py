@@ -39,9 +39,9 @@ problems."""
 def compile_contract(
     project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
 ) -> Contract:
-    """Check all declarations of a project and compile them to a contract, whose views have no slot in the online store.
+    """Check all declarations of a project and compile them to a contract. `Generations.with_slots` adds its slots.
 
-    Raises a ConfigurationError with every problem, which names the file `where`. Raises a TypeError if a request
+    Raises a ConfigurationError, for the file `where`, that lists every problem. Raises a TypeError if a request
     transform or a checked request source is declared, but there is no `compiler`.
     """
     declared = Declarations(project)
