@@ -92,7 +92,7 @@ class ViewStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def read(
     data: ds.Dataset | pa.Table, columns: Sequence[str], after: int | None = None, until: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield columns of the rows with event times in (after, until], in microseconds; None leaves an end open."""
+    """Yield these columns of all rows with event times (microseconds) in (after, until]; None leaves an end open."""
     event = ds.field("event_timestamp")
     where = None
     if after is not None:
@@ -118,7 +118,7 @@ def view_statistics(
     after: int | None = None,
     until: int | None = None,
 ) -> ViewStatistics:
-    """Measure the rows of a view's table with event times in (after, until], in microseconds; None sets no limit."""
+    """Measure rows with event times (microseconds) in (after, until]. `version` and `fingerprint` are only copied."""
     measurement = Measurement(view.fields)
     first, last = math.inf, -math.inf
     for batch in read(data, [*(column.name for column in view.fields), "event_timestamp"], after, until):
@@ -168,7 +168,7 @@ class Measurement:
 
 
 def category(value: bool | str | bytes) -> str:
-    """Return the name of a value: bytes as 0x and hexadecimal; a long name is cut, and its digest added."""
+    """Return a value as a category name: bytes in hexadecimal after 0x; a long name is cut and ends with its digest."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -55,11 +55,11 @@ def check(
     now: int,
     references: Sequence[ReferenceStatistics] = (),
 ) -> list[Finding]:
-    """Check the expectations `declared` of a view against the rows `data`; return the findings in order.
+    """Check the expectations `declared` of a view against the rows `data`. Return the findings in order.
 
-    The rows have keys, `event_timestamp` and features. `now` is in microseconds. Pass the references of all training
-    sets in use that read the view. An expectation about drift has a finding for each reference with later rows, or
-    without such a reference, one that has passed. Each other expectation has one finding.
+    `data` has keys, `event_timestamp` and features. `now` is in microseconds. Pass the references of all training sets
+    in use that read the view. `NoDrift` gives a finding for each reference that has later rows. If none has, it gives
+    one finding, which passes. Every other expectation gives one finding.
     """
     if not declared:
         return []

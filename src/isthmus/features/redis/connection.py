@@ -17,10 +17,10 @@ SETTING = "stores.online in isthmus.toml"
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """Connect to the Redis or Redis Cluster at `url` (see `Address`); raise DependencyError if that is not possible.
+    """Connect to the Redis or Redis Cluster at `url` (see `Address`); raise DependencyError if that fails.
 
     A server that answers lookups but rejects writes, because it cannot save, is accepted. `timeout` limits each wait,
-    also of later commands, in seconds. `setting` names the setting with the URL, for error messages.
+    also of later commands, in seconds. `setting` is the name of the setting that has the URL, for error messages.
     """
     options: dict[str, Any] = {"protocol": 2, "socket_timeout": timeout, "socket_connect_timeout": timeout}
     with answering(url, setting):
@@ -45,7 +45,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
 
 @contextmanager
 def answering(url: str, setting: str = SETTING) -> Iterator[None]:
-    """Context: turn Redis errors into a DependencyError without the password. Errors of files pass unchanged."""
+    """Turn Redis and socket errors of the block into DependencyError, without the password. File errors stay."""
     try:
         yield
     except (redis.RedisError, RedisClusterException, OSError) as error:

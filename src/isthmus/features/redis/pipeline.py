@@ -38,7 +38,7 @@ def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
 
 
 def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iterable[Piece]) -> list[int]:
-    """Run a script over the keys of all pieces. Return its counts, each summed over all calls; [] if there are no keys.
+    """Run a script over the keys of all pieces. Return the script's counts, summed over all calls; [] without keys.
 
     A connection that is lost before the first reply is reopened once, so any call may run twice. A later loss raises
     redis.ConnectionError, because a restarted Redis may have lost writes that it had confirmed.
@@ -78,7 +78,7 @@ class _Exchange:
         self._answered = self._retried = False
 
     def run(self, batches: Iterable[Sequence[Command]]) -> Generator[tuple[Sequence[Command], list[Any]]]:
-        """Yield each batch with its replies, in order. Errors that a retry may fix are returned as replies."""
+        """Send batches; yield each with its replies, in order. Errors that a retry may fix are returned as replies."""
         try:
             for batch in batches:
                 self._send(batch)

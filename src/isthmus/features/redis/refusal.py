@@ -72,7 +72,7 @@ _NO_TLS = "begin the URL in {setting} with rediss:// if Redis uses TLS, and with
 
 
 def refusal(error: BaseException) -> Refusal | None:
-    """Explain an error of redis-py, or its first known cause; return None if Redis did not answer (a timeout)."""
+    """Explain an error of redis-py by its first known cause. Return None if Redis did not answer, as in a timeout."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Refusal(f"shows a certificate that is not trusted ({cause.verify_message})", _UNTRUSTED)
@@ -104,7 +104,7 @@ def rejects_only_writes(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """Return the message of an error, without the command that a pipeline puts before it."""
+    """Return an error's message without redis-py's prefix for pipelines, or the error's type if there is no message."""
     message = str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".")
     return message or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
 

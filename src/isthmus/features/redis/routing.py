@@ -1,4 +1,4 @@
-"""Decides which commands go where, without I/O: scripts, slots and retries. The API server uses it with asyncio."""
+"""Builds calls of Lua scripts and groups commands by cluster node, without I/O. The API server uses it with asyncio."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha1
@@ -46,16 +46,16 @@ class Script:
         return (b"EVAL", self._text, *call[2:])
 
     def calls(self, arguments: Sequence[bytes], piece: Piece, *, cluster: bool) -> list[Command]:
-        """Return the commands that run the script over a piece, for a caller that sends all of them at once.
+        """Return the commands that run the script over a piece, for a caller that sends all commands at once.
 
-        The first command carries the script's text, in case Redis lacks it. In a cluster, all commands do.
+        The first command has the script's text, in case Redis lacks it. In a cluster, every command has the text.
         """
         batches = by_slot([piece]) if cluster else by_size([piece])
         calls = [self.call(arguments, part) for batch in batches for part in batch]
         return [self.with_text(call) if cluster or not n else call for n, call in enumerate(calls)]
 
     def after_refusal(self, arguments: Sequence[bytes], call: Command, refusal: Exception) -> list[Command]:
-        """Return the commands that replace a rejected call: with the script's text, or one per key of moving slots."""
+        """Return commands that replace a rejected call: one with the text if Redis lacks it, or else one per key."""
         if isinstance(refusal, NoScriptError):
             return [self.with_text(call)]
         # While a slot moves, its keys are on two nodes.
@@ -79,14 +79,14 @@ def by_node(
 
 
 def by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Split pieces, keys with values, into calls for one server. Each batch is one call of at most `CHUNK` keys."""
+    """Split pieces (keys with their values) into pieces of at most `CHUNK` keys. Yield each as a batch of its own."""
     for piece in pieces:
         for part in _chunks(piece):
             yield [part]
 
 
 def by_slot(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Regroup pieces into calls for a cluster, and yield batches of calls. All keys of a call are in the same slot."""
+    """Regroup pieces (keys with their values) so that each has keys of one cluster slot only. Yield batches of them."""
     slots: dict[int, tuple[list[bytes], list[bytes]]] = {}
     count = size = 0
     for keys, values in pieces:

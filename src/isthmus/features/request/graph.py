@@ -80,7 +80,7 @@ class OneRow:
                         if self._slots[slot] is not False]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
-        """Compute one row from values by input name. Return None for another number of rows or other NumPy types."""
+        """Compute one row from values by input name. Return None if a column is not one row, or of another type."""
         slots = self._slots.copy()
         for name, dtype, slot, mask in self._inputs:
             column = columns[name]
@@ -142,7 +142,7 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Compute n rows from values by input name. Fields that Spark would refuse are null, and in `refused`."""
+        """Compute n rows from values by input name. Fields that Spark would refuse are null and marked in `refused`."""
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -165,9 +165,9 @@ class RowGraph:
     ) -> Mapping[str, Values]:
         """Return the fields of n rows from values by input name; raise RequestError if Spark would refuse a row.
 
-        The message names the first row of a refused field, and the request field that breaks a rule, or else the
-        refused field and the inputs that it cannot be computed from. `graphs` returns the graph of a request source,
-        whose rules are checked. `place` returns the place of a request field in the request.
+        The message names the first refused row of a field, and the request field that breaks its rule. If no rule is
+        broken, it names the refused field and its inputs. `graphs` returns the graph of a request source by name, to
+        check rules. `place` converts the name of a request field to its place in the request.
         """
         computed = self.run(columns)
         if (first := self.first_refused(columns, computed, graphs)) is None:
@@ -181,7 +181,7 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Explain the first row of one field that Spark would refuse, or return None. `computed` comes from `run`."""
+        """Explain one refused row in `computed`, the result of `run`. Return None if no row is refused."""
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}

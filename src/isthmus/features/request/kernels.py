@@ -1,4 +1,4 @@
-"""ONNX operators on single values, in Python, with the same bits as ONNX Runtime except that any NaN equals any NaN."""
+"""ONNX operators for single values, in Python. Results have the same bits as ONNX Runtime, except in NaN."""
 
 import math
 import operator
@@ -121,7 +121,10 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """Return an ONNX operator as (function of two values, constant second value or None); None if not supported."""
+    """Return a Python function of two values for an ONNX operator on `element`; None if the operator is not supported.
+
+    The other item of the result is the second argument to pass for a unary operator; None repeats the first argument.
+    """
     match name, element:
         case "Cast", _:
             return _cast(element, attributes["to"])

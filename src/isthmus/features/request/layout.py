@@ -68,7 +68,7 @@ class Layout(
 
     @classmethod
     def of(cls, columns: Mapping[str, DataType]) -> "Layout":
-        """Return a layout of the inputs of a graph that takes these columns; `outputs` and `fields` are empty."""
+        """Return a layout with these columns as inputs and without outputs. Bytes and arrays are not supported."""
         rows: dict[str, list[str]] = {}
         for name, dtype in columns.items():
             rows.setdefault(dtype.tensor, []).append(name)
@@ -82,7 +82,7 @@ class Layout(
         return msgspec.json.decode(text, type=cls)
 
     def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the input tensors for columns of n values; raise DataError if an array has a wrong size."""
+        """Return the input tensors by name, from columns of n values; raise DataError if an array has a wrong size."""
         masks = _rows([columns[name].valid for name in self.masks])
         feeds = {input_name(VALID): masks}
         for element, names in self.inputs.items():

@@ -56,7 +56,7 @@ def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
 
 
 def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
-    """Return a model of one standard node; inputs "0", "1", ... and output "y" have these element types and shapes."""
+    """Return a model of one standard ONNX node. Its inputs (type, shape) are named "0", "1", ..., its output "y"."""
     body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
     body += _encoded(2, "y") + _encoded(4, node.operator)
     body += b"".join(_encoded(5, attribute) for attribute in node.encoded)

@@ -1,4 +1,4 @@
-"""A graph as steps between single values (`Operation`, `SlotArray`), for fast computation of a single row."""
+"""Turns an ONNX graph into Python steps on single values (`Operation`, `SlotArray`), to compute a single row fast."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ _Path = tuple[tuple[int, int], ...]
 
 
 def follow(program: Program, slots: Slots) -> None:
-    """Run the steps of a program in order. They write their results into the list `slots`, so pass a copy of it."""
+    """Run the steps of a program in order. They write results into `slots`: pass a copy of the initial values."""
     for apply, out, first, second in program:
         if apply is not None:
             slots[out] = apply(slots[first], slots[second])
@@ -142,7 +142,7 @@ class ProgramBuilder:
         return len({step.results for step in self._steps if step.kernel is not None})
 
     def open(self, element: str, rows: int, columns: int = 1) -> SlotArray:
-        """Add an input tensor of shape (rows, columns); return its slots, the list indices that each row fills."""
+        """Add an input tensor of shape (rows, columns); return its slots, indices in the list of a row's values."""
         slots = np.arange(rows * columns) + len(self._slots)
         self._slots += [None] * slots.size
         self._open.update(slots.tolist())
@@ -166,7 +166,7 @@ class ProgramBuilder:
     def add(
         self, nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor], inputs: Mapping[str, SlotArray]
     ) -> dict[str, SlotArray]:
-        """Add nodes and return all tensors by name; raise UnreadableGraph for an unknown operator or input."""
+        """Add nodes and return all tensors by name. Raise UnreadableGraph for an unsupported node or unknown input."""
         parts = {**inputs, **{name: self.constant(tensor) for name, tensor in constants.items()}}
         for node in nodes:
             if not node.inputs or not parts.keys() >= {*node.inputs}:
@@ -258,7 +258,7 @@ class ProgramBuilder:
         return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
     def mapped(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
-        """Add steps that apply a function to the elements of two broadcast tensors; return the slots of the results."""
+        """Add steps that call `apply` on the elements of two broadcast tensors; `operation` describes the steps."""
         return self._mapped(operation, apply, left, right, operands=slice(2))
 
     def _mapped(self, operation: Operation, apply: Function, *inputs: SlotArray, operands: slice) -> SlotArray:
@@ -304,7 +304,7 @@ class ProgramBuilder:
         return SlotArray(element, np.array(out, np.intp).reshape(shape))
 
     def listed(self, goals: Sequence[int]) -> list[Listed]:
-        """Return, in order, the steps that compute the slots `goals`, including both sides of every choice."""
+        """Return, in order, the steps that compute the slots `goals`, including both sides of every Where."""
         needed, steps = {*goals}, []
         for step in reversed(self._steps):
             if step.out in needed:
@@ -313,11 +313,11 @@ class ProgramBuilder:
         return steps[::-1]
 
     def fixed_value(self, slot: int) -> Any:
-        """Return the value of a slot that is the same for every row, or None for other slots."""
+        """Return the value of a slot if it is the same for every row, else None."""
         return self._slots[slot]
 
     def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
-        """Return the steps that compute the slots `goals`, the initial values, and the new number of each used slot."""
+        """Return the steps that compute the slots `goals`, the initial values, and the new indices of the slots."""
         paths: dict[int, _Path] = dict.fromkeys(goals, ())
         for step in reversed(self._steps):
             if (path := paths.get(step.out)) is not None:

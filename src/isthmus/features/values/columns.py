@@ -41,12 +41,12 @@ class Values:
 
 
 def objects(items: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
-    """Return a column of any objects, shape (count,). Arrays of equal length do not become a matrix."""
+    """Return the first `count` items as a column of objects. Arrays of equal length do not become a matrix."""
     return np.fromiter(items, object, count)
 
 
 def from_python(values: Sequence[Any], dtype: DataType) -> Values:
-    """Convert Python values (UnixTimestamp in microseconds); raise DataError if an array holds a null."""
+    """Convert Python values, None for null, microseconds for UnixTimestamp. Raise DataError if an array has a null."""
     valid = np.fromiter((value is not None for value in values), bool, len(values))
     if dtype.element is not None:
         element = dtype.element
@@ -73,7 +73,7 @@ def array_of(value: Any, element: DataType, where: str = "") -> Any:
 
 
 def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
-    """Return (row, size) of the first non-null array that does not have this size, or None."""
+    """Return (row, size) of the first non-null array that does not have this size, or None if all have it."""
     sizes = ((row, len(array)) for row, array in enumerate(arrays) if array is not None)
     return next((pair for pair in sizes if pair[1] != size), None)
 

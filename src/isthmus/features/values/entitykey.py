@@ -46,13 +46,13 @@ def _encode(values: Sequence[Any], column: Column, before: bytes = b"") -> list[
 
 
 def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[KeyValue, ...]:
-    """Return the values in an entity key's name, in alphabetical order of join keys. Other names are not detected."""
+    """Return the values in an entity key's name, in alphabetical order of join keys. The name is not checked."""
     # To detect other names, encode the values again and compare.
     return decode_values(name.removeprefix(key_prefix(project, columns)))
 
 
 def by_join_key(columns: Iterable[Column], keys: Sequence[tuple[KeyValue, ...]]) -> dict[str, list[KeyValue]]:
-    """Convert keys, each with its values in alphabetical order of join keys, to a list of values for each join key."""
+    """Return lists of values by join key. Each of `keys` has its values in alphabetical order of join keys."""
     ordered = sorted(column.name for column in columns)
     return {name: [key[n] for key in keys] for n, name in enumerate(ordered)}
 
@@ -72,7 +72,7 @@ def decode_values(data: bytes) -> tuple[KeyValue, ...]:
 
 
 def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
-    """Return the size in bytes of the key, without prefix, at byte `place`; raise ValueError if a type differs."""
+    """Return the size in bytes of the key (without prefix) at byte `place`; raise ValueError if its types differ."""
     start = place
     for column in sorted(columns, key=lambda column: column.name):
         if data[place : place + 1] != _TAGS[column.dtype.name]:
@@ -82,7 +82,7 @@ def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
 
 
 def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
-    """Return the encoded value of the join key `name` in a key without prefix; raise KeyError if it is not a column."""
+    """Return the encoded value of the join key `name` in a key without prefix; raise KeyError if `columns` lacks it."""
     place = 0
     for column in sorted(columns, key=lambda column: column.name):
         end = place + _size(key, place)

@@ -90,7 +90,7 @@ class Columns(Mapping[str, Values]):
         return filled
 
     def nulls(self, bits: bytes) -> int:
-        """Count the nulls of some features over all rows; `bits`, from `RowCodec.bits`, selects the features."""
+        """Count the nulls of the features in `bits` (from `RowCodec.bits`). A missing row counts as nulls."""
         if self.complete:
             return 0
         # For a few rows, a Python integer counts its bits in a tenth of NumPy's time.
@@ -105,7 +105,7 @@ class Columns(Mapping[str, Values]):
         return Columns(self._codec, rows, packed)
 
     def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Mask | None]:
-        """Return the values of the m selected features, shape (m, n), and their null mask, or None without nulls."""
+        """Return the values of the m selected features and their null mask (None if `complete`), both (m, n)."""
         null: Mask | None = None
         if not self.complete:
             null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
@@ -156,7 +156,7 @@ class RowCodec:
         self.single = {column.name: self.select([column.name])[0] for column in view.fields}
 
     def select(self, names: Sequence[str]) -> list[Selection]:
-        """Return as few selections as possible that together read these features of the view."""
+        """Group these features into as few selections as possible, for `Columns.read`. Unknown names are ignored."""
         requested, selections = dict.fromkeys(names), []
         for part, (dtype, run) in enumerate(self._runs):
             places = [place for place, name in enumerate(run) if name in requested]
@@ -172,7 +172,7 @@ class RowCodec:
         return selections
 
     def bits(self, names: Sequence[str]) -> bytes:
-        """Return a bit mask of these features, in the form of the section `nulls` of a row, for `Columns.nulls`."""
+        """Return a bit mask of these features for `Columns.nulls`, in the form of the section `nulls` of a row."""
         bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
         return bits.to_bytes(len(self.every), "little")
 
@@ -182,7 +182,7 @@ class RowCodec:
         return Selection(tuple(names), dtype, part, picks, bits // 8, masks[:, None])
 
     def encode(self, event: Ints, known: Ints, columns: Mapping[str, Values]) -> list[bytes]:
-        """Pack rows of n keys from times and values; raise DataError for invalid text or an array of another size."""
+        """Pack the rows of n keys. Raise DataError if a text is invalid or an array has another size than declared."""
         packed, tails = self._pack(columns, len(event))
         packed["version"] = VERSION
         packed["prefix"] = self._prefix
@@ -197,7 +197,7 @@ class RowCodec:
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
 
     def intact(self, rows: Sequence[bytes | None], block: Block) -> Mask:
-        """Return a mask, shape (n,), of decoded rows that match the content hash they carry; True for missing rows."""
+        """Return a mask of missing rows and of rows that match their content hash. `block` has the decoded rows."""
         packed = block.columns.packed
         tails = [b"" if row is None else row[self.width :] for row in rows] if self._variable else []
         intact: Mask = (self._hash(packed, tails) == packed["content"]) | ~block.present
@@ -212,10 +212,11 @@ class RowCodec:
         return self.refuse(rows) if block is None else block
 
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
-        """Decode the rows of n keys, and treat damaged rows and rows of another contract as missing.
+        """Decode the rows of n keys. Treat damaged rows, and rows of another contract, as missing.
 
-        Return the rows and the mask of such rows, which is None if there are none. With `check`, a row whose content
-        does not match its hash is damaged, too. Raise ContractMismatch if all rows were written under another contract.
+        Return the decoded rows and a mask of these bad rows, or None instead of the mask if every row is good. With
+        `check`, a row whose content does not match its hash is damaged, too. Raise ContractMismatch if all rows were
+        written under another contract.
         """
         block = self._decode(rows)
         if block is not None and not check:

@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
-    """Encode n values, null as empty bytes; raise DataError at `where` for text that UTF-8 cannot encode."""
+    """Encode n values, null as empty bytes. Raise DataError at `where` for an invalid array or text."""
     try:
         if dtype.element is None:
             return [b"" if value is None else _blob(value) for value in values]
@@ -28,7 +28,7 @@ def pack(values: Iterable[Any], dtype: DataType, where: str) -> list[bytes]:
 
 
 def unpack(packed: Sequence[bytes | None], dtype: DataType) -> np.ndarray[Any, Any]:
-    """Decode bytes from `pack`, with None in place of each null; raise ValueError if incomplete or not UTF-8."""
+    """Decode bytes from `pack`, with None for each null; raise ValueError if an element is incomplete or not UTF-8."""
     element = dtype.element
     if dtype.name == "String":
         return objects([None if text is None else text.decode() for text in packed], len(packed))
