@@ -119,9 +119,9 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def checked(cls, text: bytes, where: str) -> "Keyring":
-        """Parse `text`, the content of the key file at path `where`, and check the owner and mode of that file.
+        """Parse the content of the key file at path `where`, and check the owner and mode of that file.
 
-        Raise a DataError if the text is invalid, or if users other than this one and root own the file or may write it.
+        Raises a DataError if `text` is invalid, or if users other than this one and root own the file or may write it.
         """
         try:
             status = Path(where).stat()
@@ -147,17 +147,17 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ring
 
     def find(self, presented: bytes) -> Key | None:
-        """Return the stored key with the hash of `presented`, or None. All hashes are compared, in constant time."""
+        """Return the stored key with the hash of `presented`; None if there is none. Takes constant time."""
         digest = sha256(presented).hexdigest()
         matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         return matches[-1] if matches else None
 
 
 def required(keys: Path) -> Path:
-    """Return the path of the marker file next to the key file `keys`. Creates nothing.
+    """Return the path of the file that marks the key file `keys` as required. Creates nothing.
 
-    `isthmus keys create` makes the marker. While it exists, requests need a key even if the key file is missing or
-    empty; only `isthmus keys open` changes that.
+    `isthmus keys create` makes that file. While it exists, requests need a key even if the key file is missing or
+    empty. Only `isthmus keys open` changes that.
     """
     return keys.with_name("keys.required")
 
@@ -169,7 +169,7 @@ def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
-    """Return everything that is wrong with the name and the scopes of a new key; an empty list if both are valid."""
+    """Return a problem for each invalid part of a new key's name and scopes; an empty list if all are valid."""
     wrong = []
     if not _NAME.fullmatch(name):
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))

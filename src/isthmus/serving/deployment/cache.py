@@ -22,9 +22,9 @@ def fetch(
 ) -> tuple[Path, int]:
     """Copy a package into the cache `folder` unless it is there; return its path there and the bytes copied, or 0.
 
-    The copy appears in the cache only after a check of its digest and, with a `public_key` (PEM), of its signature;
-    raises a PackageError if a check fails. Replaces a damaged copy, or a copy with a different signature. Calls
-    `done("fetch")` or `done("verify")` after each step, so that the caller can time the steps.
+    Checks the digest of the copy and, with a `public_key` (PEM), its signature. If a check fails, raises a PackageError
+    and leaves the cache unchanged. Replaces a damaged copy, or a copy with a different signature. Calls `done("fetch")`
+    or `done("verify")` after each step, so that the caller can time the steps.
     """
     target = folder / digest
     with suppress(PackageError):
@@ -49,7 +49,7 @@ def fetch(
 
 
 def require(folder: Path, digest: str, public_key: str | None) -> Package:
-    """Open a package; raise PackageError if damaged, with another digest, or not signed with a given `public_key`."""
+    """Open a package; raise PackageError if it is damaged, has another digest, or is not signed with `public_key`."""
     package = open_package(folder)
     if (actual := package.files.digest) != digest:
         raise PackageError(f"package {package.manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],

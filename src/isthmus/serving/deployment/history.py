@@ -38,7 +38,7 @@ class DeploymentHistory(Journal[Event]):
         )  # fmt: skip
 
     def add(self, record: Event) -> None:
-        """Append an event, with package paths relative to the history, and sync it to disk."""
+        """Append an event and sync it to disk. Call this within `locked`. Package paths become relative in the file."""
         super().add(msgspec.structs.replace(record, deployment=record.deployment.relative(self._file)))
 
     def _records(self, lines: bytes) -> list[Event]:
@@ -49,7 +49,7 @@ class DeploymentHistory(Journal[Event]):
 
 
 def succession(events: Sequence[Event]) -> list[Deployment]:
-    """Return the deployments that were in force, the current one last; repeated and rolled-back ones are left out."""
+    """Return the past and current deployments, oldest first. Leaves out repeated and rolled-back deployments."""
     deployments: list[Deployment] = []
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):

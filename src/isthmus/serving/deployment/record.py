@@ -62,14 +62,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def loaded(self, now: int) -> "list[Deployment]":
-        """Return the deployments to load at `now` (µs): this one, its candidate, and a former one during probation."""
+        """Return the deployments to load at `now` (µs): this one, its candidate, and the former during probation."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.without_trials, *candidate, *former]
 
     @property
     def runtime_key(self) -> tuple[str, str, int]:
-        """Digest, precision and threads, for comparing deployments: if they are equal, both run the same way."""
+        """Digest, precision and threads. Deployments with the same key run in the same way."""
         return self.digest, self.precision, self.threads
 
     def dumps(self, file: Path) -> bytes:
@@ -86,12 +86,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return deployment.absolute(Path(where))
 
     def relative(self, file: Path) -> "Deployment":
-        """Return a copy to write to `file`, with relative paths in the cache next to it; the inverse of `absolute`."""
+        """Return a copy to write to `file`: paths in the cache next to it are relative. The inverse of `absolute`."""
         folder = file.parent.resolve()
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
     def absolute(self, file: Path) -> "Deployment":
-        """Return a copy with absolute package paths, as read from `file`; the inverse of `relative`."""
+        """Return a copy with absolute package paths, after reading it from `file`. The inverse of `relative`."""
         folder = file.parent.resolve()
 
         def absolute(package: Path, own: str) -> str:
@@ -151,10 +151,10 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 ) -> Deployment:
     """Check package, contract and verdict as `isthmus deploy` does; return the deployment. Writes and loads nothing.
 
-    Raises PackageError if the package is unusable, not signed with `public_key` if given, or lacks the precision of
-    `profile`; ContractMismatch or RequestError if its service has changed or is unknown; and GateFailed if the verdict
-    is missing, failed, is for another package or contract, lacks a feature, or read other tables than `tables` (by
-    view).
+    Raises PackageError if the package is damaged, lacks the precision of `profile`, or is not signed with `public_key`
+    although it is set. Raises ContractMismatch if the package's service has changed, and RequestError if it is unknown.
+    Raises GateFailed if the verdict is missing, has failed, is for another package or contract, or lacks a feature.
+    Also raises GateFailed if a table's fingerprint in the verdict differs from `tables`, which is by view.
     """
     package = open_package(folder)
     if public_key is not None:

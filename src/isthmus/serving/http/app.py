@@ -100,9 +100,9 @@ class Handlers:
 
     @asynccontextmanager
     async def lifespan(self, _app: object) -> AsyncIterator[None]:
-        """Load the contract and the model, and start the background tasks.
+        """Load the contract and the model, and start the background tasks. Garbage collection becomes rare.
 
-        At the end, stop the tasks, write the waiting recorded answers, and close all connections.
+        At the end, stop the tasks, write the recorded answers that still wait, and close all connections.
         """
         self._watch.load()
         # Otherwise every full collection scans all loaded objects, which takes 30 ms.
@@ -245,7 +245,7 @@ class Handlers:
         return reply(msgspec.json.encode(messages.Models(deployed_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
-        """Handle `/status`: return the status of server and project, as a page for browsers, else as JSON."""
+        """Handle `/status`: return the status of server and project, as a page if HTML is accepted, else as JSON."""
         granted(request).require_status()
         state = self._watch.state
         answer = await status(self._settings, state, self._store, self.metrics, self._at())
@@ -266,7 +266,7 @@ class Handlers:
         return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """Query Redis and return the metrics. If Redis fails, repeat its last values and set `isthmus_ready` to 0."""
+        """Query Redis; return the metrics. If Redis fails, they have its previous values, and `isthmus_ready` is 0."""
         granted(request).require_status()
         gauges = self.metrics.gauges
         try:

@@ -47,7 +47,8 @@ class TextGeneration:
     async def answer(self, request: Request) -> Response:
         """Generate the first token, and return a response that streams the text as events.
 
-        Raises errors before the first token, such as a BusyError for too many texts at a time. Later errors are events.
+        Errors before the first token are raised, such as a BusyError for too many texts at a time. Later errors are
+        events in the stream.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
@@ -91,8 +92,8 @@ async def tokens_of(
 ) -> list[int]:
     """Return the tokens of a prompt; raise a RequestError if it cannot be tokenized or is certainly too long.
 
-    A result may still be too long: check its length. A long prompt is tokenized in a thread that holds the lock `turn`,
-    so only one thread does this at a time. The thread continues even if the caller is canceled.
+    A result may still be too long: check its length. A long prompt is tokenized in a thread. The lock `turn` lets only
+    one thread do this at a time. The thread continues even if the caller is canceled.
     """
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)

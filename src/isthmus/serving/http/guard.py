@@ -209,7 +209,7 @@ def require_own_page(
     """Raise a ForbiddenError if a web page of another site sent the request or WebSocket through a local browser.
 
     A page can also point its own host name at this machine. So a request over loopback must name a loopback host or one
-    of `hosts`. The error's remedy is `name_it` for another host name, and `instead` for a page of another site. With
+    of `hosts`; else the error has the remedy `name_it`. For a page of another site, it has the remedy `instead`. With
     `visits`, a browser may follow a link from another site.
     """
     named = [value for header, value in scope["headers"] if header == b"host"]
@@ -241,7 +241,7 @@ def _by_loopback(scope: Scope) -> bool:
 
 
 def granted(request: Request) -> Grants:
-    """Return the permissions that `Guarded` has stored in a request; raise KeyError for a path that needs no key."""
+    """Return the permissions that `Guarded` stored in a request. Raises KeyError for a path that never needs a key."""
     grants: Grants = request.scope["state"]["grants"]
     return grants
 

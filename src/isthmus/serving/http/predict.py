@@ -72,14 +72,14 @@ class Predicted:
 
     @property
     def numbers(self) -> Outputs:
-        """The outputs as one array: shape (rows,) or (rows, classes), or for tensors, all elements in one dimension."""
+        """The outputs as one array, shape (rows,) or (rows, classes). Output tensors are flattened to one dimension."""
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 
 def recorded_by(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
-    """Return the `AnswerReader` to record an answer with; None without a recorder, or outside the random sample."""
+    """Return the `AnswerReader` that records an answer; None without a recorder, or outside its random sample."""
     if recorder is None:
         return None
     deployment = predictor.model.deployment
@@ -98,7 +98,7 @@ class PredictionService:
         self._waiting: asyncio.Queue[tuple[str, Callable[[], Awaitable[None]]]] = asyncio.Queue(WAITING)
 
     async def run_waiting(self) -> None:
-        """Run the queued background comparisons of models on trial one by one, until canceled. Failures are logged."""
+        """Run the queued comparisons of models on trial one by one, until canceled. Logs failures."""
         while True:
             role, work = await self._waiting.get()
             try:
@@ -116,10 +116,10 @@ class PredictionService:
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
         """Predict with the requested version, else the deployed model or one on trial; return predictor and outputs.
 
-        If a canary fails or has no answer, the deployed model answers instead; if a deployment on probation does, the
-        previous model. Counts requests and failures of the trial, which ends after too many failures. May queue a
-        comparison for `run_waiting`. Raises a RequestError for a request that does not fit the model, a NotReadyError
-        without a model, a ContractMismatch if the model is outdated, and the errors of `stored`.
+        If a canary fails or has no answer, the deployed model answers instead. If a deployment on probation fails or
+        has no answer, the former model does. Counts requests and failures; a trial ends after too many failures. May
+        queue a comparison for `run_waiting`. Raises a RequestError if the request does not fit the model, a
+        NotReadyError without a model, a ContractMismatch if the model is outdated, and the errors of `stored`.
         """
         state = request.state
         if request.version is not None:
@@ -243,7 +243,7 @@ class PredictionService:
     ) -> Mapping[str, ViewAnswer]:
         """Read the views of a plan from Redis, as of `at` (microseconds since 1970 UTC); {} if it reads no views.
 
-        `bits` has the bit mask of the features of each view whose values to count in the metrics; None counts nothing.
+        `bits` selects, by view, the features whose values the metrics count: a bit mask per view. None counts nothing.
         Raises a DataError if a row is damaged, and the errors of `Store.read`, for example if Redis is too slow.
         """
         if not plan.views:

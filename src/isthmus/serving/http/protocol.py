@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header field or trailer; pass on only header fields. Above a limit, raise a ValueError, for 431."""
+        """Count a header field or trailer, and pass on only a field. Above a limit, raise a ValueError: status 431."""
         self._count(len(name) + len(value), 1)
         if self._in_head:
             super().on_header(name, value)
@@ -98,8 +98,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer an invalid request with 400, or with 431 if its head or trailers exceed limits; end the connection.
 
-        In place of 431, the connection is aborted if the answer to this or an earlier request is still due or has
-        begun.
+        Instead of sending 431, aborts the connection if an earlier answer is still due, or this answer has begun.
         """
         if not self._over:
             super().send_400_response(msg)
@@ -156,7 +155,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """If the answer ended before the request's body, wait `WAIT_SECONDS` for the body, then abort."""
+        """If the answer ended before the request's body, abort unless the body arrives within `WAIT_SECONDS`."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()
@@ -166,7 +165,7 @@ class Connection(HttpToolsProtocol):
         self._arrived()
 
     def shutdown(self) -> None:
-        """Close the connection as the server ends: after the current answer, or after `LEAVING_SECONDS` if idle."""
+        """Close the connection as the server ends: after the current answer, or if idle, `LEAVING_SECONDS` later."""
         if self.cycle is None or self.cycle.response_complete:
             self._leaving = True
             self.loop.call_later(LEAVING_SECONDS, self._leave)

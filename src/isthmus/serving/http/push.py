@@ -14,13 +14,13 @@ from isthmus.serving.wire.messages import PushRequest, WriteRequest
 async def push(request: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
     """Write the rows of a push to the online store, the history, or both; return JSON that counts rows and writes.
 
-    All rows are checked first: after a RequestError, no row was written. Rows are appended to the history before they
-    are written to the online store, so that everything served is also in the history. After a DependencyError (Redis is
-    slow, or too many rows wait), some rows may be written: push all again. `now` is in microseconds since 1970 UTC.
+    All rows are checked first: after a RequestError, no row was written. Rows enter the queue for the history before
+    the online store, so that everything served is also in the history. After a DependencyError (Redis is slow, or too
+    many rows wait), some rows may be written: push all again. `now` is in microseconds since 1970 UTC.
 
     A row replaces the stored row if it is newer by (event time, known time, content). While definitions change, rows
-    may have the columns of the current or the next contract. They are written for both, and for older definitions still
-    in use.
+    may have the columns of the current or the next contract. They are written for both, and for older definitions that
+    are still in use.
     """
     name, form = view_of(request)
     declared, older = state.pushed(name, form)

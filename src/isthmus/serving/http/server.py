@@ -1,4 +1,4 @@
-"""The server process: uvicorn, which answered 1.5 times as many requests as granian with one worker."""
+"""The server process. It runs uvicorn, which answered 1.5 times as many requests as granian with one worker."""
 
 import math
 import os
@@ -24,9 +24,9 @@ from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
 def main(settings: int | None = None, parent: int | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code. An IsthmusError is written to stderr, not raised.
+    """Serve until SIGTERM or SIGINT; return the exit code. Writes an IsthmusError to stderr instead of raising it.
 
-    `settings` is a file descriptor to read the settings from; None reads the variable `ISTHMUS_SERVER`. With a process
+    Reads the settings from the file descriptor `settings`, or else from the variable `ISTHMUS_SERVER`. With a process
     id `parent`, the server also ends when that process ends. Replaces the handlers of Python's root logger.
     """
     log.configure()
@@ -47,8 +47,8 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 def run(settings: ServerSettings) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests in progress. With several workers, each is a process.
 
-    Replaces the handlers of both signals, and increases this process's soft limit on open files. Several workers share
-    a temporary folder, which it puts into `ISTHMUS_METRICS`. Raises a ConfigurationError if it cannot listen.
+    Replaces the handlers of both signals, and increases this process's soft limit on open files. With several workers,
+    sets `ISTHMUS_METRICS` to a temporary folder that they share. Raises a ConfigurationError if it cannot listen.
     """
     # Each connection needs a file descriptor. The usual soft limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

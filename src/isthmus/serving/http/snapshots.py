@@ -36,8 +36,9 @@ async def answer(request: Request, services: Collection[str], folder: str | None
     """Answer with the newest snapshot of a service, or a delta from the version in the query's `since`.
 
     The answer is 304 if the client has the newest version. A whole file is compressed with Zstandard if the client
-    accepts it. `services` are the known names; `folder` holds all snapshots. Raises a ForbiddenError, NotFoundError
-    (unknown service, no snapshot, or no `folder`), NotReadyError (damaged files) or RequestError (invalid owner).
+    accepts it. `services` are the known names; `folder` has a folder per service. Raises a ForbiddenError for a key
+    without permission, a NotFoundError for an unknown service or a missing snapshot, a RequestError for an invalid
+    owner, and a NotReadyError if files are damaged.
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:

@@ -35,7 +35,7 @@ _HASHES = ("package", "contract")
 
 
 async def status(settings: ServerSettings, state: State, store: Store, metrics: Metrics, now: int) -> StatusAnswer:
-    """Return the status of the server. Its `problems` list what could not be read, for example if Redis is too slow.
+    """Return the status of the server. The status lists as `problems` what could not be read, such as a slow Redis.
 
     Asks Redis whether it has lost rows, and updates `store.losses`. `now` is in microseconds since 1970 UTC. Raises a
     NotReadyError without a contract.

@@ -34,8 +34,9 @@ def stream(
 ) -> bytes:
     """Encode the answer to a lookup as an Arrow IPC stream with one record batch. `types` has the column of each key.
 
-    Keys and features are followed by `<view>__status`, Feast's names as dictionary type, and `<view>__event_timestamp`,
-    null if the view has no row. If the status is PRESENT, a null feature of the view was stored as null.
+    After keys and features, each view has `<view>__status` with Feast's names, dictionary-encoded. Its
+    `<view>__event_timestamp` is null if it has no row. With the status PRESENT, a null feature was stored as null.
+    Messages about damaged rows are in the metadata of the schema.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):

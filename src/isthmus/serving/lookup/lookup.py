@@ -129,10 +129,10 @@ class Lookup:
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def inputs(self, keys: Mapping[str, list[Any]], fields: Mapping[str, list[Any]], limits: Limits) -> LookupInputs:
-        """Check the decoded columns of a request, and convert request fields to NumPy; an absent field becomes null.
+        """Check the decoded columns of a request, and convert request fields to NumPy. An absent field becomes null.
 
-        Raises a RequestError if a join key is missing or names a feature, if columns differ in length, or if a number
-        is too large; a TooLargeError if they exceed the limits.
+        Raises a RequestError if a join key is missing or named as a feature, if columns differ in length, or if a
+        number is too large. Raises a TooLargeError if they exceed `limits`.
         """
         decode.require_keys(self.plan.keys, keys)
         for name in keys:
@@ -191,7 +191,7 @@ class Lookup:
     def encode_values(
         self, keys: Mapping[str, Sequence[Any]], answers: Mapping[str, ViewAnswer], computed: TransformOutputs
     ) -> bytes:
-        """Encode the compact JSON answer: values by column, join keys first, and the statuses of the rows by view."""
+        """Encode the compact JSON answer: values by column, statuses by view, and the same metadata as `encode`."""
         columns: list[Any] = [None] * len(self.names)
         for _, places, dtype, data, null in self.parts(answers):
             for place, column in zip(places, json_columns(dtype, data, null), strict=True):
@@ -218,8 +218,8 @@ class Lookup:
     ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
         """Yield the stored features in groups that decode together.
 
-        A group has the view, each feature's index in `names`, the type, the values of shape (features, rows), and a
-        null mask, or None if there are no nulls.
+        A group is the view, each feature's index in `names`, the type, the values of shape (features, rows), and a
+        mask of nulls. The mask is None without nulls.
         """
         for view, parts in self._views:
             for selection, places in parts:
@@ -228,14 +228,14 @@ class Lookup:
     def computed(
         self, outputs: TransformOutputs
     ) -> Iterator[tuple[int, str, DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """Yield each computed field: index in `names`, transform, type, values (1, rows), null mask (None: no null)."""
+        """Yield each computed field: index in `names`, transform, type, values (1, rows), mask of nulls or None."""
         for place, transform, field, dtype in self._computed:
             values = outputs[transform][field]
             yield place, transform, dtype, values.data[None], None if values.valid.all() else ~values.valid[None]
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Return messages about damaged rows and Redis keys of wrong types, each with up to 10 row numbers; [] if none."""
+    """Return messages about damaged rows and wrong types of Redis keys, with up to 10 row numbers each; [] if none."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:
@@ -295,7 +295,7 @@ def _texts(dtype: DataType, columns: list[Any]) -> list[bytes]:
 
 
 def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, str]]:
-    """Split Feast references `view:feature` into pairs; raise a RequestError if none, or if one is wrong or unknown."""
+    """Split Feast references `view:feature` into pairs; RequestError if none or malformed, NotFoundError if unknown."""
     if not references:
         raise RequestError("features", "is empty", expected="at least one, as view:feature")
     pairs = []
@@ -315,7 +315,7 @@ def resolve(contract: Contract, references: Sequence[str]) -> list[tuple[str, st
 
 
 def service_features(contract: Contract, name: str) -> list[tuple[str, str]]:
-    """Return a service's (view, feature) pairs; raise a NotFoundError if unknown, a RequestError if it has none."""
+    """Return a service's pairs (view or transform, feature); NotFoundError if unknown, RequestError if it has none."""
     service = contract.services.get(name)
     if service is None:
         raise NotFoundError("feature_service", f"no service {name!r}", expected=one_of(contract.services))
