@@ -124,7 +124,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """Remove the variable `ISTHMUS_SERVER` and decode it. Raises a ConfigurationError if missing or invalid."""
+        """Decode the environment variable `ISTHMUS_SERVER`, and unset it; raise a ConfigurationError if invalid."""
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")

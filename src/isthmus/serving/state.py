@@ -36,13 +36,13 @@ class AnyPredictor(Protocol):
     batches: Any
 
     def read(self, message: PredictRequest | TensorRequest, limits: Limits) -> tuple[dict[str, list[Any]], Any, int]:
-        """Return join keys, request fields or tensors, and the row count; raise a RequestError if they do not fit."""
+        """Return join keys, request fields or tensors, and the row count; raise a RequestError if any does not fit."""
 
     def inputs(self, fields: Any, answers: Mapping[str, ViewAnswer]) -> Any:
         """Combine the fields or tensors from `read` with the stored rows into the inputs of the model."""
 
     def require(self, output: Any, inputs: Any) -> None:
-        """Raise a RequestError if a row has no answer because a request transform is undefined; accept any tensors."""
+        """Raise a RequestError if a row has no answer because a request transform is undefined. Never for tensors."""
 
 
 LOOKUPS = 256

@@ -98,9 +98,9 @@ class Watch:
     async def run(self) -> None:
         """Load changed files until canceled, and act on failed trials. Errors are logged, not raised.
 
-        When a model on trial fails, writes the decision file for other workers. If it was on probation, also restores
-        the previous deployment in the deployment file, under the deployment lock. Ends a probation when its time is
-        over.
+        When a model on trial fails, writes the decision file for other workers. If the model was on probation, also
+        restores the previous deployment in the deployment file, under the deployment lock. Ends a probation when its
+        time is over, without writing the file.
         """
         pause = POLL_SECONDS
         while True:

@@ -88,7 +88,7 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]]:
-        """Check the rows in the columns `df`; return their Redis keys and the packed rows, in two lists.
+        """Check the rows, given as JSON columns by name; return their Redis keys and the packed rows.
 
         Raises a RowsError with all problems, an UnreadableError if a column is not valid JSON, or a TooLargeError.
         """
@@ -168,7 +168,7 @@ def packed(
 
 
 def by_table(parts: Sequence[Packed]) -> list[Packed]:
-    """Return the first result of `packed` for each offline table, so that the history gets each row once."""
+    """Keep the first result of `packed` for each offline table, so that the history gets each row once."""
     return list({part[0].table: part for part in reversed(parts)}.values())
 
 

@@ -86,7 +86,7 @@ class Family:
         return self._seconds[values]
 
     def counts(self, *values: str) -> list[int]:
-        """Return the number of a histogram's observations in each bucket, not cumulative, for these label values."""
+        """Return the observations of a histogram in each bucket, not cumulative; zeros for unknown label values."""
         seconds = self._seconds.get(values)
         return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 
@@ -127,16 +127,16 @@ class Tally:
         return self._add(Family("counter", name.removesuffix("_total"), text, labels))
 
     def gauge(self, name: str, text: str, *labels: str, merge: str) -> Family:
-        """Add a gauge with a help text. `merge` combines processes: `max`, or of live ones, `livemax` or `livesum`."""
+        """Add a gauge. `merge` combines the values of all processes ("max") or of live ones ("livemax", "livesum")."""
         return self._add(Family("gauge", name, text, labels, merge))
 
     def histogram(self, name: str, text: str, *labels: str, bounds: tuple[float, ...] = BUCKETS) -> Family:
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
-        """Return count and quantiles (in seconds) of the histogram `family` by value of `label`; share 0.99 is the p99.
+        """Return count and quantiles (in seconds) of the histogram `family`, for each value of `label` that has any.
 
-        With a folder, this calls `write` and includes all processes. Label values without observations are left out.
+        The share 0.99 gives the p99. With a folder, this calls `write` and includes all processes.
         """
         groups: dict[str, dict[float, float]] = {}
         for metric in self.collect():

@@ -69,7 +69,7 @@ class Metrics:
             await asyncio.sleep(WRITE_SECONDS)
 
     def answered(self) -> list[int]:
-        """Return the number of successful lookups and predictions of this process, by duration bucket in `bounds`."""
+        """Return the successful lookups and predictions of this process per bucket of `bounds`, then slower ones."""
         return [*map(sum, zip(*(self._series.request_seconds.counts(route, "2xx") for route in _ANSWERS), strict=True))]
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Metrics:
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request that `begin` counted. `path` is a route or placeholder; `status` is 0 if the client left."""
+        """Count the end of a request, after `begin`. `path` is a route or placeholder; `status` 0: the client left."""
         self._in_flight.value -= 1
         self._outcomes[path, scope["method"], status].count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:
@@ -122,7 +122,7 @@ class Metrics:
         self._series.unrecorded.number(why).value += answers
 
     def latency(self) -> dict[str, LatencyState]:
-        """Return the count, p50 and p99 (ms) of requests by route, and of model runs by "runs of MODEL"."""
+        """Return count, p50 and p99 (ms) of requests under their route, and of model runs under "runs of MODEL"."""
         measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
         runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
         measured |= {f"runs of {model}": quantiles for model, quantiles in runs.items()}
@@ -132,7 +132,10 @@ class Metrics:
         }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics as text, and its content type: OpenMetrics if `accept` names it, else Prometheus text."""
+        """Return all metrics as OpenMetrics text if `accept` names it, else as Prometheus text, and the content type.
+
+        Call it within a request: it leaves out one request in progress. Set the fields of `gauges` before.
+        """
         # Exclude the request for the metrics: other workers would show it long after its answer.
         self._in_flight.value -= 1
         for name in self.gauges.views():

@@ -99,7 +99,7 @@ class DeployedModel:
     def run(
         self, tensors: Feeds, outputs: Sequence[str], options: "onnxruntime.RunOptions | None" = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run the graph; return the named outputs. Raises a RequestError if it fails for a reason other than memory."""
+        """Run the graph; return the named outputs. Raises a RequestError, or if out of memory, ONNX Runtime's error."""
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
         try:

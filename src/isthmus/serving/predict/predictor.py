@@ -106,7 +106,7 @@ class Predictor:
 
     @cached_property
     def example(self) -> dict[str, dict[str, list[Any]]]:
-        """An example request body for one row, with values of a test row in the package; {} if no value is needed."""
+        """An example request body with values of a golden row, or else placeholders; {} if no value is needed."""
         row = self.model.row
         keys = {name: [self._key(row.get(name), column)] for name, column in self.plan.keys.items()}
         needed = [name for name in self._needed if name not in self._optional and name not in keys]
@@ -136,7 +136,7 @@ class Predictor:
         return f"entities.{field}" if field in self.plan.keys else f"request.{field}"
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
-        """Encode as JSON the predictions (with classes, also all probabilities), and each row's status by view."""
+        """Encode as JSON the predictions, with classes also all probabilities, and the status of each row by view."""
         deployment = self.model.deployment
         return orjson.dumps(
             {

@@ -148,7 +148,7 @@ class TensorPredictor:
         """Accept every output, including NaN: its meaning is up to the author of the graph."""
 
     def encode(self, outputs: TensorOutputs, request: InferRequest) -> tuple[bytes, int | None]:
-        """Encode the answer; return its bytes, and the length of its JSON, or None if no binary tensors follow it."""
+        """Encode the answer. Return its bytes and the length of the JSON in it; None if no binary tensors follow."""
         binary = {item.name: item.parameters.binary_data for item in request.outputs}
         described, parts = [], list[bytes | memoryview]()
         for name, array in outputs.items():
@@ -259,7 +259,7 @@ def flat(outputs: TensorOutputs) -> np.ndarray[Any, Any]:
 
 
 def described(tensor: TensorInfo) -> str:
-    """Describe a tensor in words; a dimension of variable size appears by name."""
+    """Return a tensor's name, type and shape as text. A dimension of variable size appears by its name."""
     return f"{tensor.name}: {DATATYPES[tensor.element]} [{', '.join(map(str, tensor.shape))}]"
 
 

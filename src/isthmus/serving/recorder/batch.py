@@ -134,9 +134,9 @@ def encoded(batch: AnswerBatch) -> bytearray:
 
 
 def batches(segment: bytes | bytearray) -> Iterator[AnswerBatch]:
-    """Yield the readable batches of a segment, then raise a DamagedBatchError if there are damaged ones.
+    """Yield the readable batches of a segment, then raise a DamagedBatchError if any batch is damaged or incomplete.
 
-    At a batch of another version, raises an OtherVersionError and yields no further batches.
+    Batches after a damaged head are not found. At a batch of another version, raises an OtherVersionError at once.
     """
     place, problem = 0, ""
     while place < len(segment):
@@ -207,7 +207,7 @@ def count(batch: AnswerBatch) -> int:
 
 
 def size(batch: AnswerBatch) -> int:
-    """Return how many bytes the columns of a batch take in the answers' table, which has each request body whole."""
+    """Return how many bytes a batch takes in the answers' table, where heads and tails of templates are repeated."""
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
     ends = (_ends(group) for group in batch.groups)

@@ -138,7 +138,7 @@ def text_of(body: bytes, json: int) -> bytes:
 
 
 def grouped(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> list[AnswerGroup]:
-    """Convert answers to one group per reader. `secret` keys the hashes. New caller names get a number in `callers`."""
+    """Convert answers to one group per reader. `secret` is the hash key. Numbers new caller names in `callers`."""
     by_reader: dict[int, list[RecordedAnswer]] = {}
     for answer in answers:
         by_reader.setdefault(id(answer.reader), []).append(answer)
@@ -205,9 +205,9 @@ def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[S
 
 
 def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, bytes, bytes]:
-    """Concatenate one view's rows over several answers; return the columns content, event, known and status as bytes.
+    """Join one view's rows of several answers; return the columns content, event, known and status as bytes.
 
-    `stored` has the view's entry of `stored_of` for each answer; `dtype` is the NumPy type of the view's packed rows.
+    `stored` has an entry of `stored_of` for each answer. `dtype` is the NumPy type of the view's packed rows.
     """
     try:
         # Decode all answers in one call: decoding them one by one takes ten times as long.
@@ -237,7 +237,7 @@ class Lookups:
         self._place = 0
 
     def add(self, answers: Sequence[RecordedAnswer], callers: dict[str, int]) -> int:
-        """Add answers; return by how many bytes the batch grew. New caller names get the next number in `callers`."""
+        """Add answers; return by how many bytes the batch grew. Numbers new caller names in `callers`."""
         # Do everything that can fail first: columns of different lengths would make the batch invalid.
         views = enumerate(self.reader.views)
         stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]

@@ -43,7 +43,7 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Write a batch; return how many old answers were removed for it. Raises an OSError, also if space is short."""
+        """Write a batch; return how many old answers were removed for it. Raises an OSError, also without room."""
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
         if self._segment >= 0 and (

@@ -1,4 +1,4 @@
-"""A Redis server or cluster node with pipelined requests: one connection carries those of many callers at once."""
+"""A Redis server or cluster node with pipelined requests: many callers share a connection."""
 
 import asyncio
 from collections import deque
@@ -42,7 +42,7 @@ class RedisNode:
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """Send commands and return their replies in order. Raises the first error reply, or returns it with `refusals`.
+        """Send commands and return their replies in order. Raises the first error reply; with `refusals`, returns it.
 
         After a connection error or a failover, all commands are sent again on a new connection, so they may run twice.
         """
@@ -61,7 +61,7 @@ class RedisNode:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """Run a script over the keys and values of `piece`; return its replies. It runs twice if a connection fails."""
+        """Run a script over the keys and values of `piece`; return its replies. As with `ask`, it may run twice."""
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:

@@ -50,9 +50,9 @@ class ViewRows:
     backlog: Backlog
 
     def newest(self, view: ViewContract) -> int | None:
-        """Return when the newest row became known, in microseconds since 1970 UTC.
+        """Return when the newest row became known, in microseconds since 1970 UTC; None without rows or event times.
 
-        None without rows or event times, or if the rows were materialized under another definition of the view.
+        Also returns None for a view that was never materialized, or only under another definition.
         """
         if self.record is None or self.record.contract != view.hash:
             return None
@@ -88,8 +88,8 @@ class Store:
         """Read the views of a plan for `rows` rows of keys, as of time `at` in microseconds since 1970 UTC.
 
         Damaged rows get the status DAMAGED and are logged. With `check`, or at random, all rows are compared with their
-        hashes. Raises a DependencyError if Redis does not answer, a LostRowsError if a missing row may be lost and
-        `refuse` is set, and a ContractMismatch if all rows of a view have another contract.
+        hashes. Raises a DependencyError if Redis does not answer, a LostRowsError if a row is missing in a view of
+        `refused`, and a ContractMismatch if all rows of a view have another contract.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
         with StoreWait(), answering(self._url), Deadline(self._deadlines):
@@ -149,9 +149,9 @@ class Store:
     async def append(
         self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int
     ) -> None:
-        """Append pushed rows to the Redis stream for a view's history, all or none. `accepted` is in microseconds.
+        """Append all pushed rows, or none, to the Redis stream for a view's history.
 
-        Raises a DependencyError if more than `limit` rows would wait in the stream.
+        `accepted` is the time of the push in microseconds. Raises a DependencyError if over `limit` rows would wait.
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():

@@ -36,7 +36,7 @@ def decision_file(file: Path) -> Path:
 
 
 def read_decision(file: Path, deployment: Deployment) -> Decision | None:
-    """Read the decision about `deployment` beside its file `file`; None if missing, damaged or about another one."""
+    """Read the decision next to the deployment file `file`; None if missing, damaged or not about `deployment`."""
     file = decision_file(file)
     try:
         decision = Decision.loads(file.read_bytes(), str(file))

@@ -80,20 +80,20 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     share: float | None = None,
     why: str = "",
 ) -> Rollout:
-    """Put a package behind the API, or on trial as a candidate if `share` is a number.
+    """Put a package behind the API, or on trial as a candidate if `share` is a number. Drops an earlier candidate.
 
-    The package is copied into the cache next to `file`, then loaded and warmed up from there before the deployment file
-    is replaced. If a step before that fails, the current deployment stays in force. A running server loads the new file
-    within a second. If the profile has a probation, the server may later restore the previous deployment. The call also
-    adds an event to the history, and deletes packages from the cache that no recent event names.
+    The package is copied into the cache next to `file`, then loaded and warmed up from there. Only then is the
+    deployment file replaced; a running server loads it within a second. A new candidate ends the probation of the
+    deployed package. A new deployment gets a probation if the profile has one: the server may restore the previous
+    deployment. The call also adds an event to the history, and removes packages from the cache without recent events.
 
     `tables` are the fingerprints by view of the offline tables that the verdict must be about; `at` is the time in
     microseconds since 1970 UTC. `share` is the fraction of requests that the candidate answers. With 0, the candidate
     is a shadow: its answers are only compared. `public_key` is a PEM key that must have signed the package.
 
     Raises a PackageError (damaged, unsigned or not reproducible here), ContractMismatch (changed features), GateFailed
-    (no verdict that passed, or no deployment to try a candidate beside), DependencyError (another deployment is in
-    progress, or the disk is full) or DataError (unreadable history).
+    (no verdict that passed, or no deployment of the same service to try a candidate beside), DependencyError (another
+    deployment is in progress, or the disk is full) or DataError (unreadable history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -137,8 +137,8 @@ def promote(
     """Put the candidate in force, after loading it again from the cache. Writes the deployment file and the history.
 
     For `probation_seconds`, a server may restore the previous deployment; by default, there is no probation. Raises
-    GateFailed (no candidate, or a server has given it up), PackageError (damaged or unsigned), ContractMismatch (its
-    features are not in `generations`), DependencyError (another deployment is in progress) or DataError (history).
+    GateFailed (no candidate, or a server has given it up), PackageError (damaged or unsigned), ContractMismatch
+    (features not in `generations`), DependencyError (another deployment in progress) or DataError (damaged history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -165,11 +165,11 @@ def rollback(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Drop the candidate; without a candidate, restore an earlier deployment, without a probation.
+    """Drop the candidate; if there is none or `to` is set, restore an earlier deployment, without a probation.
 
-    `to` is a digest prefix of the package to restore; the default is the previous one, but after a server has undone a
+    `to` is the start of a package's digest; by default, the previous package is restored. After a server has undone a
     deployment, `to` is required. With `to`, a candidate is dropped, too. Writes the deployment file and the history.
-    Raises GateFailed if not exactly one earlier deployment fits, and PackageError, ContractMismatch, DependencyError or
+    Raises GateFailed if not exactly one earlier package fits, and PackageError, ContractMismatch, DependencyError or
     DataError in the same cases as `promote`.
     """
     with _changing(file) as (history, events):
@@ -293,7 +293,7 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the deployment history, oldest first, with events that its file lacks. Takes no lock, writes nothing."""
+    """Return the deployment history, oldest first, with events that its file lacks. Takes no lock; writes no file."""
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

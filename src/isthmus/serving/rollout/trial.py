@@ -109,9 +109,9 @@ class Trial:
         self._objective_ms = objective_ms
 
     def judge(self) -> None:
-        """Set `refused` to a reason if the model on trial fails more often than the standby, or if it is too slow.
+        """Set `refused` to a reason if the model on trial fails more often than the standby, or if only it is too slow.
 
-        Call it after each counted request, except for a shadow; it also starts a new window after `WINDOW` requests.
+        Call it after each counted request, except for a shadow. It also starts a new window after `WINDOW` requests.
         """
         if self.refused is not None:
             return
@@ -186,7 +186,7 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True for the candidate's share of requests, by a hash of the first row's keys (else of the body)."""
+        """Return True for the candidate's share of requests: hashes the first row's keys `names`, else the body."""
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
         place = int.from_bytes(hashlib.blake2b(self._salt + named, digest_size=8).digest()) / 2**64
@@ -237,7 +237,7 @@ class ProbationRun(Trial):
         self._next = 0.0
 
     def restored(self, deployment: Deployment) -> DeployedModel | None:
-        """Return the previous model, already loaded, if `deployment` restores it after a failed trial, else None."""
+        """Return the previous model, already loaded, if `deployment` restores it after a failed trial; else None."""
         if deployment.undone is None or not isinstance(self.former, DeployedModel):
             return None
         return self.former.again(deployment) if self.former.deployment.runtime_key == deployment.runtime_key else None

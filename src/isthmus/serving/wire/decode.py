@@ -55,8 +55,8 @@ def entities(
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Decode the columns of a lookup request, and return its join keys and its request fields.
 
-    Fields in `optional` may be missing. A field that has the name of a join key gets the key's values. Raises a
-    RequestError if another field is missing, if a name is unknown, or if a value has the wrong type.
+    Join keys, and fields in `optional`, may be missing. A field with the name of a join key gets the key's values.
+    Raises a RequestError if another field is missing, if a name is unknown, or if a value has the wrong type.
     """
     for name, column in request.items():
         if name not in raws and name not in optional:
@@ -99,7 +99,7 @@ def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> No
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the number of rows; raise a RequestError for columns of different lengths, no rows or more than `most`."""
+    """Return the number of rows; raise a RequestError for different lengths or no rows, TooLargeError above `most`."""
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:

@@ -28,7 +28,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a JSON body; raise an UnreadableError if not JSON, a RequestError for a wrong type or duplicate name."""
+    """Decode a body; raise an UnreadableError if it is not JSON, a RequestError for a wrong type or duplicate name."""
     try:
         message = decoder.decode(body)
         require_distinct(body)

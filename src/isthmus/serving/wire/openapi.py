@@ -117,7 +117,7 @@ class _Compressed(StaticFiles):
 
 
 def document() -> dict[str, Any]:
-    """Build the OpenAPI document. It has no names of a project, its views or its models, because no key protects it."""
+    """Build the OpenAPI document. It names no project, view or model, because it can be read without an API key."""
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,

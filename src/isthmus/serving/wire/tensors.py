@@ -171,7 +171,7 @@ def to_json(array: Array) -> orjson.Fragment:
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """Encode a tensor for `from_bytes`. The bytes of numbers share the array's memory if possible."""
+    """Encode a tensor as `from_bytes` reads it. The bytes of numbers share the array's memory if possible."""
     if array.dtype != object:
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     texts = [str(text).encode() for text in array.ravel().tolist()]
