@@ -77,7 +77,7 @@ class TrainingSettings:
         return {key: value for key, value in asdict(self).items() if not key.startswith("checkpoint")}
 
     def total(self, rows: int) -> int:
-        """Return the number of optimizer steps: `steps` if set, else the number of batches in all epochs."""
+        """Return the number of optimizer steps: `steps` if set, else all batches of all epochs of `rows` rows."""
         return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
 
     def rate(self, step: int, total: int) -> float:

@@ -66,7 +66,7 @@ def positive(name: str, value: float) -> Problem | None:
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """Return a problem if an index is negative or at least `limit`, else None. Waits for the GPU if it is there.
+    """Return a problem if an index is negative or at least `limit`, else None. If it is on a GPU, waits for the GPU.
 
     Without this check, an index out of range on a GPU would kill the process without naming the tensor.
     """

@@ -17,7 +17,7 @@ def spread(count: int, wanted: int) -> Index:
 
 
 def inlier_mask(numbers: Array) -> Array:
-    """Return a mask, False for NaN and for sizes above 3,000 times the larger of 1 and the sizes' 2 % quantile."""
+    """Return a mask, False for NaN and for absolute values above 3,000 * max(1, their 2 % quantile)."""
     sizes = np.abs(numbers[np.isfinite(numbers)], dtype=np.float64)
     return np.abs(numbers) <= 3000 * max(1.0, np.quantile(sizes, 0.02) if sizes.size else 0.0)
 

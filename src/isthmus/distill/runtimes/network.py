@@ -58,7 +58,7 @@ class Portable:
     head: Callable[[], bytes] | None = None
 
     def require(self, file: str, name: str) -> nn.Module:
-        """Return the network; raise a GateFailed for `file` and the runtime `name` without one, or with text inputs."""
+        """Return the network; raise a GateFailed without one or with text inputs. It names `file` and the runtime."""
         texts = [tensor.name for tensor in self.tensors if tensor.element == "string"]
         if self.network is None or texts:
             raise GateFailed(

@@ -240,9 +240,9 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
     """Run in the child process: read a model and then requests from stdin, and answer each on stdout.
 
-    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a model. Before loading,
-    limits the process's memory (Linux) by `sys.argv[1]`, in bytes. Answers with an ImportError of `prepare`, and with
-    any error of loading or running. Returns when stdin ends, or after an error before the first request.
+    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a model. On Linux, loading
+    and running may use `sys.argv[1]` bytes of memory. An ImportError of `prepare`, and any error of loading or running,
+    is sent as the answer. Returns when stdin ends, or after an error before the first request.
     """
     memory = int(sys.argv[1])
     # Libraries print to stdout, which carries the answers: give them /dev/null.

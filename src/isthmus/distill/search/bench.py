@@ -86,7 +86,7 @@ class Bench:
         return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
     def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
-        """Time the students of trials with the status "trained" again, alternately, so that latencies are comparable.
+        """Time the students of trials with the status "trained" again, in turns, so that latencies are comparable.
 
         Returns all trials, with the new `p50_us` of these students. Raises a DataError if a graph cannot be read.
         """

@@ -61,8 +61,8 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 
     `trials=None` means the declared number. Computes the teacher's missing outputs into `cache`, then trains each
     student that fits the budget. The search has a subfolder of `folder`, named by a digest of this machine and
-    everything the search depends on. Trained weights are in `folder`/students, checkpoints in `runs`. Without a new
-    student, returns the stored report. A search in which no student fits does not raise: see `require_fit`.
+    everything the search depends on. Trained weights are in `folder`/students, checkpoints in `runs`. If no
+    student is new, returns the stored report. A search in which no student fits does not raise: see `require_fit`.
 
     Raises a ConfigurationError for an invalid declaration, a DataError if the table lacks data or an input leaks the
     label, a DependencyError if a device or space is missing or another process runs this search, a GateFailed if the

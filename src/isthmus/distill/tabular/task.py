@@ -184,7 +184,7 @@ class TabularTask(Task):
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return `lift_kept`: lift over chance of the student / of the reference; {} if the reference has no lift."""
+        """Return `lift_kept`, the student's lift over chance / the reference's lift; {} if the reference has none."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}

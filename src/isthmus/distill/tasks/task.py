@@ -262,7 +262,7 @@ class Task(ABC):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return the student's objective. The control, trained without a teacher, uses its terms on labels alone."""
+        """Return the student's objective. The control uses only its terms that do not use the teacher."""
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:  # noqa: ARG002 - for subclasses
         """Return the batch to train on instead of `batch`, for example one that the student generated.
@@ -383,7 +383,7 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """Return a copy of this task with only `rows`, renumbered from 0; `table` has their graph inputs, row by row.
+        """Return a copy of this task with only `rows`, renumbered from 0. `table` has their graph inputs, in order.
 
         Only `Tabular` implements this; other tasks raise NotImplementedError.
         """
@@ -420,7 +420,7 @@ class Task(ABC):
 
 
 def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
-    """Return a student's outputs by key: a mapping unchanged; the items of a tuple, or a tensor, under `task.keys`.
+    """Return a student's outputs by key. A mapping is unchanged; a tuple or a tensor gets the keys in `task.keys`.
 
     Raises a ConfigurationError if the number of outputs differs from the number of keys.
     """

@@ -38,7 +38,7 @@ def compatible(
     student: nn.Module | None = None,
     tokenizers: tuple[Any, Any] | None = None,
 ) -> Teacher:
-    """Check that a teacher fits the student; return the teacher, with its classes, if it names them, as in `labels`.
+    """Check that a teacher fits the student, and return the teacher. Its classes, if named, get the order of `labels`.
 
     Args:
         teacher: teacher to check; it is called twice, and must return the same outputs.

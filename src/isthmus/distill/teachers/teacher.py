@@ -214,7 +214,7 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
 
 
 def by_key(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
-    """Return a module's outputs by key: a mapping unchanged, else the items of a tuple, or one output, under `keys`.
+    """Return a module's outputs by key. A mapping is unchanged; a tuple or a single output gets `keys`, in order.
 
     Raises a ConfigurationError if the number of outputs differs from the number of keys.
     """

@@ -25,7 +25,7 @@ class Priority:
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """On Linux, lower all threads' priority; use the last `cores` cores only, with `idle` only their idle time."""
+        """On Linux, lower all threads' priority, and keep them on the last `cores` cores. `idle`: at idle times."""
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():
@@ -34,7 +34,7 @@ class Priority:
                 _set(thread, _Scheduling(policy, max(before.nice, NICE), frozenset(sorted(before.cores)[-cores:])))
 
     def restore(self) -> None:
-        """Undo `lower` for cores; for the priority, only if this user may raise it (sched(7), RLIMIT_NICE)."""
+        """Restore the cores, and the priority as far as this user may raise it (sched(7), RLIMIT_NICE)."""
         if sys.platform == "linux" and self._before:
             for thread in _threads():
                 _set(thread, self._of(thread))
