@@ -131,7 +131,7 @@ def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
 
 
 def require_service(where: str, old: Contract, new: Contract, service: str) -> None:
-    """Raise ContractMismatch if `new` stops models of a service from `old`, RequestError if neither has the service."""
+    """Raise ContractMismatch if `new` stops a service's models from `old`, RequestError if neither has the service."""
     if because := service_differences(old, new, service):
         raise ContractMismatch(
             where, f"its service has changed since the package was exported ({summary(because)})",

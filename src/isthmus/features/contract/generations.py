@@ -146,7 +146,7 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy whose next contract is `contract` (from `with_slots`), or None if `contract` is the current one.
+        """Return a copy whose next contract is `contract`, from `with_slots`, or None if `contract` is the current one.
 
         A different contract that was next before is retired at the time `at`, in microseconds since 1970 UTC.
         """
@@ -166,7 +166,7 @@ class Generations:
         return replace(self, current=contract, next=None, retired=_retire(self.retired, replaced, at, []))
 
     def deletable_views(self) -> list[ViewContract]:
-        """Return views of forgotten contracts, except slots that other contracts use: their online rows can be deleted."""
+        """Return views of forgotten contracts whose slots no other contract uses. Their online rows can be deleted."""
         used = {(view.name, view.slot) for contract in self.contracts() for view in contract.views.values()}
         views = {(view.name, view.slot): view for contract in self.forgotten for view in contract.views.values()}
         return [view for place, view in views.items() if place not in used]
