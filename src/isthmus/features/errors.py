@@ -156,7 +156,7 @@ class Stopped(IsthmusError):
 
 
 def harmless(text: str) -> str:
-    """Escape control characters except line breaks, so that text of an untrusted file cannot control the terminal."""
+    """Escape unprintable characters except line breaks, so that untrusted text cannot control the terminal."""
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
@@ -211,7 +211,7 @@ _EXTRAS = {
 
 
 def missing_extra(error: BaseException) -> DependencyError | None:
-    """Return a DependencyError that names the extra to install, if `error` is a missing library of one; else None."""
+    """Return a DependencyError that names the extra to install if a library in `_EXTRAS` is missing, else None."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if name not in _EXTRAS:
         return None

@@ -34,7 +34,7 @@ def is_url(place: object) -> bool:
 
 
 def require_local(where: str, place: Path | str) -> Path:
-    """Return `place` as a path; raise RequestError at `where` for a URL, of which `Path` would make a folder `s3:`."""
+    """Return `place` as a path. Raise RequestError, which names `where`, if it is a URL."""
     if is_url(place):
         raise RequestError(where, f"{place} is a URL", expected="a local path",
                            remedy="use a local folder, and copy it with the storage's own tool")  # fmt: skip
@@ -42,7 +42,7 @@ def require_local(where: str, place: Path | str) -> Path:
 
 
 def require_delta(where: str, place: str, remedy: str) -> str:
-    """Return the path or URL `place`; raise ConfigurationError with `remedy` for a character that deltalake rejects."""
+    """Return `place`, a path or URL. Raise ConfigurationError if it has a character that deltalake does not accept."""
     # deltalake resolves links, converts the path to a URL and decodes it again, so escaping does not help.
     url = is_url(place)
     invalid = _DELTA.search(place if url else os.path.realpath(place)) or (re.search("[#?]", place) if url else None)
@@ -72,7 +72,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder that only its owner can enter, and missing parents. Restrict an existing one of this user."""
+    """Create a folder that only its owner can enter, and missing parents. Restrict an existing folder of this user."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_mode & 0o077 and status.st_uid == os.geteuid():
@@ -102,8 +102,8 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
 
     If `write` raises an error, `target` stays as it was. Where the system cannot exchange two folders, `target` is
     missing for a moment while it is replaced, and stays missing if the process is killed then. If several processes
-    publish, the last one wins. What a killed process leaves in the parent folder is deleted by the next call there with
-    the same `kind`, which defaults to the name of `target`.
+    publish, the last one wins. The next call with the same parent folder and `kind` deletes the files of killed
+    processes. `kind` defaults to the name of `target`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:

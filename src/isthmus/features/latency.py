@@ -73,8 +73,8 @@ class LatencyWriter:
     def write(self, counts: Sequence[int]) -> None:
         """Replace this server's file with its current counters: one for each latency bound, and one above all bounds.
 
-        If the file does not exist yet, this creates the folder. It then deletes the files of this machine's killed
-        servers there, and all files that were not written for ten minutes.
+        If the file does not exist yet, the call also creates the folder. It then deletes the files of this machine's
+        killed servers in the folder, and all files that were not written for ten minutes.
         """
         first = not self._file.exists()
         sample = LatencySample(_machine(), time.monotonic(), self._objective_ms, self._bounds, tuple(counts))
@@ -128,9 +128,9 @@ class LatencyReader:
 def quantile(counts: Mapping[float, float], share: float) -> float:
     """Return a quantile of durations, in seconds, from a histogram; 0 if the histogram is empty.
 
-    `counts` has the number of durations in each bucket, by the bucket's upper bound in seconds; `share` is, for
-    example, 0.99. The quantile is linear within a bucket, like Prometheus's `histogram_quantile`. In a bucket without
-    an upper bound (infinity), it is the lower bound.
+    `counts` has the number of durations in each bucket, by the bucket's upper bound in seconds. `share` is 0.99 for
+    the p99. The quantile is interpolated within its bucket, like Prometheus's `histogram_quantile`. For the bucket up
+    to infinity, the quantile is the lower bound.
     """
     rank, below = share * sum(counts.values()), 0.0
     for lower, upper in pairwise((0.0, *sorted(counts))):

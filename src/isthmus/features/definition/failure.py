@@ -26,7 +26,7 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def explain_arguments(function: F, name: str = "") -> F:
-    """Wrap a function so that wrong arguments raise a ConfigurationError, with `name` or the function's own name."""
+    """Wrap a function. A call that does not fit its signature raises ConfigurationError, under `name` if given."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def explain_arguments(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem per dataclass field with a value of a wrong type, except `but`. It names `where` + the field."""
+    """Check the types of a dataclass's values, except the fields in `but`. Each problem names `where` + the field."""
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()

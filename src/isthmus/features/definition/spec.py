@@ -102,7 +102,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The location, for messages: path, URL or table, or for a query the variable that holds the address."""
+        """The location, for messages: a path, URL or table. For a query, it names the variable `connection`."""
         return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
 
     @property
@@ -113,7 +113,7 @@ class Source:
 
     @property
     def column_types(self) -> Mapping[str, DataType]:
-        """The declared types of a CSV file's columns, including its time columns."""
+        """The types of a CSV file's declared columns and time columns. Other columns are absent: they are String."""
         times = [column for column in (self.timestamp, self.known) if column is not None]
         return {**dict.fromkeys(times, UnixTimestamp), **self.types}
 

@@ -135,9 +135,9 @@ def cell(value: object) -> str:
 
 
 def decimal(value: float, digits: int = 4, sign: str = "") -> str:
-    """Format a number with `digits` significant digits. Only numbers below 1e-7 or above 1e15 get an exponent.
+    """Format a number with `digits` significant digits. The digits before the decimal point always stay.
 
-    `sign` "+" also gives positive numbers a sign.
+    Only numbers below 1e-7 or above 1e15 get an exponent. `sign` "+" also gives positive numbers a sign.
     """
     text = f"{value:{sign},.{digits}g}"
     if "e" not in text or not _TINY <= abs(value) < _HUGE:

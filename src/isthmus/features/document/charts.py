@@ -73,7 +73,7 @@ class Axis:
 
 
 def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """Return an axis on pixels `start` to `end` that shows all numbers: at least one, and with `log` only positive."""
+    """Return an axis from pixel `start` to pixel `end` over one or more numbers. With `log`, all must be positive."""
     values = list(numbers)
     low, high = min(values), max(values)
     if log:
@@ -107,7 +107,7 @@ class ChartRow:
 
 
 def rows_chart(rows: Sequence[ChartRow], label: str, caption: str = "", *, log: bool = False) -> Figure:
-    """Draw rows over a common axis, logarithmic with `log`. Long names and texts make the chart wider."""
+    """Draw rows over a common axis. With `log`, it is logarithmic: there must be numbers, and all must be positive."""
     names = [_cut(row.name, _NAME) for row in rows]
     left = max(72, _CHARACTER * max(map(len, names), default=0) + 12)
     right = max(_RIGHT, _CHARACTER * max((len(row.text) for row in rows), default=0) + 12)
@@ -170,11 +170,11 @@ def plot(  # noqa: PLR0913 - everything that a plot can show
     y_limits: Sequence[float] = (),
     diagonal: bool = False,
 ) -> Figure:
-    """Draw lines, and dots above them, over two axes. There must be at least one dot or line point. `log` is for x.
+    """Draw lines, and dots above them, over two axes. There must be at least one dot or line point.
 
-    `x_names`, if any, replace the numbers of the horizontal axis: the first name is at x = 0, the next at x = 1.
-    `x_limits` and `y_limits` are marked with dashed lines. With `diagonal`, both axes have the same ends, and a line of
-    equal x and y replaces the numbers.
+    `log` makes the x axis logarithmic. `x_names` replace its numbers: the first name is at x = 0, the next at x = 1.
+    Dashed lines mark `x_limits` and `y_limits`. With `diagonal`, both axes have the same range, and a dashed line of
+    equal x and y replaces their numbers.
     """
     legend = dict.fromkeys((line.name, line.color) for line in lines if line.name)
     left, top, bottom = _LEFT, 22 if legend else 8, _HEIGHT - _FOOT - 4 - (_LABEL if x_label else 0)
@@ -238,7 +238,7 @@ def histogram(
 
 
 def dots_in_cell(dots: Sequence[tuple[Color, float]], x: Axis, label: str) -> Figure:
-    """Draw dots on a line for a table cell 120 pixels wide; `x` must map the numbers of the dots to these pixels."""
+    """Draw one or more dots on a line, for a table cell. `x` must map their numbers to its width, pixels 0 to 120."""
     ends = [x(value) for _, value in dots]
     drawn = (_colored(color, _dot(x(value), 7)) for color, value in dots)
     return Figure(_line("grid", min(ends), max(ends), 7, 7) + "".join(drawn), label, "", 120, 14)

@@ -72,7 +72,7 @@ _SPANS: dict[blocks.Style, str] = {
 
 
 def to_html(title: str, blocks: Iterable[Block]) -> str:
-    """Return a complete HTML page; `title` is for the browser only. A page of four sections or more links to them."""
+    """Return a complete HTML page. Only the browser's tab shows `title`. Pages of 4 or more sections link to them."""
     all_blocks = list(blocks)
     headings = [block for block in all_blocks if isinstance(block, Heading) and block.level == 2]
     links = " ".join(f'<a href="#{_slug(heading)}">{escape(plain(heading.text))}</a>' for heading in headings)

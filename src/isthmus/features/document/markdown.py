@@ -1,4 +1,4 @@
-"""Write a document in Markdown: CommonMark with GitHub's tables. All special characters are escaped."""
+"""Write a document in Markdown: CommonMark with GitHub's tables. Text is escaped, and figures are left out."""
 
 import re
 from collections.abc import Iterable

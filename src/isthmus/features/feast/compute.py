@@ -1,4 +1,4 @@
-"""Feast's compute engine that materializes views as Arrow columns, for `batch_engine` in a `feature_store.yaml`."""
+"""A compute engine for Feast that materializes views as Arrow columns: `batch_engine` in a `feature_store.yaml`."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""Feast's offline store with our point-in-time join, for `offline_store` in a `feature_store.yaml`."""
+"""An offline store for Feast with our point-in-time join: `offline_store` in a `feature_store.yaml`."""
 
 import fcntl
 import json
@@ -94,10 +94,10 @@ class IsthmusOfflineStore(OfflineStore):
     ) -> IsthmusRetrievalJob:
         """Return a job that adds the features of the views to each entity row, as of the time in that row.
 
-        `entity_df` is a table with the join keys and a time, or a DuckDB SQL query for such a table, with paths
-        relative to the repository. If it is None, keys and times between `start_date` and `end_date` come from the
-        views, as the setting `without_entities` says. With `filter_by_created_timestamp`, a row is visible only from
-        its created time, even if the setting `known_at` is `event`.
+        `entity_df` is a table with the join keys and a time, or a DuckDB SQL query for such a table. Paths in the
+        query are relative to the repository. If `entity_df` is None, the views give keys and times between
+        `start_date` and `end_date`, as the setting `without_entities` says. With `filter_by_created_timestamp`, a row
+        is visible only from its created time. The job reads the views when its result is requested.
 
         Raises:
             EntityTimestampInferenceException: `entity_df` has neither `event_timestamp` nor exactly one time column.
@@ -105,7 +105,7 @@ class IsthmusOfflineStore(OfflineStore):
             FeatureNameCollisionError: two views have a feature with the same name.
             DataError: `entity_df` cannot be read, or has an invalid time or key, or a column with the name of a
                 feature.
-            RequestError: a view has no such feature; or there is no `entity_df`, and the views have different keys.
+            RequestError: a view lacks a feature; or `entity_df` is None, and some views lack a join key.
             ConfigurationError: the source of a view is not a file.
         """
         known_at: KnownAt = "created" if filter_by_created_timestamp else config.offline_store.known_at
@@ -160,10 +160,10 @@ class IsthmusOfflineStore(OfflineStore):
     ) -> IsthmusRetrievalJob:
         """Return a job for the newest row of each key, among rows with an event or created time between two dates.
 
-        The created time counts, since a row that was created late may have an event time that an earlier run has
-        covered. Rows with an event after `end_date` never count.
+        So successive runs do not miss rows that were created late. Rows with an event after `end_date` never count.
 
         Raises:
+            ConfigurationError: the source is not a file.
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
         """
         source = FeastSource.for_query(
@@ -189,7 +189,7 @@ class IsthmusOfflineStore(OfflineStore):
     ) -> IsthmusRetrievalJob:
         """Return a job for all rows with an event time between two dates, inclusive.
 
-        Has all columns of the source if `feature_name_columns` is empty.
+        The job returns all columns of the source if `feature_name_columns` is empty.
 
         Raises:
             FeastJoinKeysDuringMaterialization: the source lacks a join key.
@@ -211,7 +211,7 @@ class IsthmusOfflineStore(OfflineStore):
     def get_table_column_names_and_types_from_data_source(
         self, config: RepoConfig, data_source: DataSource
     ) -> Iterable[tuple[str, str]]:
-        """Return name and type of a source's columns; for a registered view's table, only the columns to push."""
+        """Return name and type of a source's columns, for the table of a registered view only the columns to push."""
         if columns := data_source.tags.get(pushes.COLUMNS):
             return [(name, kind) for name, kind in json.loads(columns)]
         return data_source.get_table_column_names_and_types(config)
@@ -226,7 +226,7 @@ class IsthmusOfflineStore(OfflineStore):
         adds them to the table.
 
         Raises:
-            ValueError: the rows have other columns than the source.
+            ValueError: the rows have other columns than the source, or another order.
             DataError: a column has another type than the source's, or the source cannot be read.
             RequestError: the source is a single remote Parquet file, which cannot be locked while it is rewritten.
             IsthmusError: pushed rows are rejected, see `isthmus.features.feast.pushes.push`.
@@ -273,7 +273,7 @@ def newest(
 
     A row counts if its event or its created time is between `start` and `end`, but not if its event is after `end`. So
     successive runs do not miss rows that were created late. If `known_at` is "created", rows created in the future do
-    not count yet. None means no bound.
+    not count yet. If `start` or `end` is None, there is no such bound.
     """
     first, last = _bounds(start, end)
     condition = source.time_filter(first, last)

@@ -1,4 +1,4 @@
-"""Feast's online store with our rows in Redis, for `online_store` in a `feature_store.yaml`."""
+"""An online store for Feast with our rows in Redis: `online_store` in a `feature_store.yaml`."""
 
 import asyncio
 import re
@@ -87,7 +87,6 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
     @property
     def async_supported(self) -> SupportedAsyncMethods:
-        """Feast's flags for its server: reads and writes can be awaited."""
         return SupportedAsyncMethods(read=True, write=True)
 
     def _is_versioned_read_supported(self) -> bool:
@@ -131,7 +130,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         created: pa.ChunkedArray | None,
         untyped: Sequence[str] = (),
     ) -> None:
-        """Write rows from Arrow columns, (n,), to Redis, except rows whose stored row is newer.
+        """Write rows from Arrow columns to Redis, except rows whose stored row is newer.
 
         Join keys in `untyped` have no declared type and get the type of their column.
 
@@ -162,7 +161,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
     async def online_write_batch_async(
         self, config: RepoConfig, table: FeatureView, data: Batch, progress: Callable[[int], Any] | None
     ) -> None:
-        """Write rows to Redis in a thread, because packing a batch would block the event loop."""
+        # Packing a batch would block the event loop.
         await asyncio.to_thread(self.online_write_batch, config, table, data, progress)
 
     def online_read(
@@ -177,6 +176,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         Without `requested_features`, returns all features.
 
         Raises:
+            DataError: a row is damaged.
             ContractMismatch: a row was written under another schema of the view.
             RequestError: the view has no such feature, or an entity key has other join keys than the view.
         """
@@ -241,7 +241,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         self._remove(config, tables)
 
     async def initialize(self, config: RepoConfig) -> None:
-        """Raise DependencyError if Redis does not answer; Feast's server calls this before its first request."""
+        """Check that Redis answers, else raise DependencyError. Feast's server calls this before its first request."""
         with answering(config.online_store.url, SETTING):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 

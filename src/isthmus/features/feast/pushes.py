@@ -41,11 +41,12 @@ def columns_of(view: ViewContract) -> list[tuple[str, str]]:
 def push(config: RepoConfig, table: FeatureView, rows: pa.Table) -> None:
     """Push rows of a registered view to its Redis stream, from which `isthmus pushes collect` adds them to the table.
 
-    With `RemoteOnlineStoreConfig`, send them to the server in one request. With `IsthmusOnlineStoreConfig`, write them
-    to Redis in atomic pieces of `PIECE` rows; if a piece fails, earlier pieces stay pushed. Raise ConfigurationError
-    for another online store, RequestError if a column is missing or the server rejects the rows, DataError if a value
-    does not fit its type, a key or time is null, or an event or known time is in the future, and DependencyError if
-    Redis or the server does not answer or has no room.
+    With `RemoteOnlineStoreConfig`, send all rows to the server in one request. With `IsthmusOnlineStoreConfig`, write
+    them to Redis in atomic pieces of `PIECE` rows. If a piece fails, earlier pieces stay pushed.
+
+    Raise ConfigurationError for another online store, RequestError if a column is missing or the server rejects the
+    rows, and DependencyError if Redis or the server does not answer or has no room. Raise DataError if a value does not
+    fit its type, a key or time is null, or a time is in the future.
     """
     view = tagged_contract(table.name, table.tags)
     columns = _columns(view, rows)

@@ -83,7 +83,10 @@ class ViewJoin:
         cls, source: FeastSource, view: FeatureView, features: Sequence[str], full_names: bool, known_at: KnownAt,
         types: ValueTypes,
     ) -> "ViewJoin":  # fmt: skip
-        """Create the join of a view's features to entity rows; raise RequestError if the view lacks a feature."""
+        """Create the join of a view's features to entity rows; raise RequestError if the view lacks a feature.
+
+        `full_names` puts the view's name before each feature. Registered views ignore `known_at`: it is "created".
+        """
         name = str(view.projection.name_to_use())  # type: ignore[no-untyped-call]  # so in Feast
         known = [column.name for column in source.features]
         for feature in features:
@@ -152,7 +155,6 @@ def entity_table(entity_df: pd.DataFrame | pa.Table | str, config: RepoConfig) -
 
 
 def time_column(spine: pa.Table) -> str:
-    """Return "event_timestamp" or the only timestamp column's name; else raise EntityTimestampInferenceException."""
     if TIMESTAMP in spine.column_names:
         return TIMESTAMP
     times = [field.name for field in spine.schema if pa.types.is_timestamp(field.type)]
@@ -162,11 +164,6 @@ def time_column(spine: pa.Table) -> str:
 
 
 def check_columns(spine: Sequence[str], views: Sequence[ViewJoin]) -> None:
-    """Raise an error if the entity rows lack a join key, or if two columns of the result have the same name.
-
-    The error is FeastEntityDFMissingColumnsError for a key, DataError for a feature with the name of an entity column,
-    and FeatureNameCollisionError for two features.
-    """
     required = {key for view in views for key in view.keys}
     if missing := required - {*spine}:
         raise feast_errors.FeastEntityDFMissingColumnsError(required, missing)  # type: ignore[no-untyped-call]  # so in Feast
@@ -195,8 +192,8 @@ def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
 def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kind: WithoutEntities) -> pa.Table:
     """Return entity rows from the views themselves: each key with each of its times, sorted, without duplicates.
 
-    With "moments", the times from `start` to `end` at which a row of the key became visible. With "snapshot", only
-    `end`, for each key that has a value then. Only views that have all keys (`spine_keys`) are read.
+    With "moments", a key's times are those from `start` to `end` at which a row of the key became visible. With
+    "snapshot", the only time is `end`, for keys with a value then. Views without all keys of `spine_keys` are not read.
     """
     names = spine_keys(views)
     first, last = micros(start), micros(end)

@@ -106,7 +106,7 @@ class FeastSource:
         cls, config: RepoConfig, source: DataSource, keys: Sequence[str], features: Sequence[str], event: str,
         created: str | None,
     ) -> "FeastSource":  # fmt: skip
-        """Return a source with these columns; raise FeastJoinKeysDuringMaterialization if it lacks a join key."""
+        """Return a file source with these columns; raise FeastJoinKeysDuringMaterialization if it lacks a join key."""
         files = feast_files.file_source(source, "the data source")
         key_columns, feature_columns = (tuple(SourceColumn(name, name) for name in names) for names in (keys, features))
         queried = cls(files, config.repo_path, key_columns, feature_columns, event, created or "")
@@ -174,8 +174,8 @@ class FeastSource:
     def time_filter(self, first: int | None, last: int | None, column: str = "") -> pc.Expression | None:
         """Return a filter for times in `column` (default: the event time) from `first` to `last`, in microseconds.
 
-        The filter only saves reading, and may let more rows pass. None, which filters nothing, is returned without
-        bounds, and if Arrow cannot compare the column exactly.
+        The filter only saves reading, and may let more rows pass. Return None, which filters nothing, if both bounds
+        are None, or if Arrow cannot compare the column exactly.
         """
         schema, name = self.data.schema, column or self.event
         if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
@@ -226,7 +226,7 @@ class FeastSource:
         return feast_values.cast_to(column, feature.dtype, f"{self.where}, column {feature.column}")
 
     def key_type(self, key: SourceColumn) -> DataType:
-        """Return a join key's declared type; if none is declared, or String (Feast's default), its column's type."""
+        """Return a join key's declared type. Without one, or with Feast's default String, return the column's type."""
         where = f"{self.where}, join key {key.column}"
         if key.column not in self.data.schema.names:
             return key.dtype or String  # reading then reports the missing column

@@ -70,7 +70,7 @@ FORMS: Mapping[str, ValueForm] = {
 
 
 def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
-    """Return how rows store a Feast type, None if Feast has no such values. `written`: numbers are stored as protos."""
+    """Return how rows store a Feast type, or None if no proto has it. With `written`, numbers are stored as protos."""
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]
         return ValueForm(Bytes, form.kind, serialized=True) if written and form.kind in (*_NUMBERS, *_LISTS) else form
@@ -79,7 +79,7 @@ def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
 
 
 def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
-    """Convert n protos to a NumPy column, null for an empty proto; raise DataError if a value has another type."""
+    """Convert protos to a NumPy column, with nulls for empty protos. Raise DataError if a value does not fit `form`."""
     kinds = _kinds(protos)
     numbers = next((numbers for numbers in (_NUMBERS, _LISTS) if form.kind in numbers), (form.kind,))
     if unexpected := {*kinds} - {*numbers, "null_val", ""}:
@@ -147,7 +147,7 @@ def key_columns(keys: Sequence[EntityKey], columns: Sequence[Column], where: str
 
 
 def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyValue]:
-    """Return a join key's Arrow values in Python, integers as text for a String key; raise DataError for a null."""
+    """Convert a join key to Python values: integers to text for a String key. Raise DataError for a null."""
     if column.dtype == String and pa.types.is_integer(values.type):
         values = values.cast(pa.string())
     keys = cast_to(values, column.dtype, f"{where}, join key {column.name}")
@@ -197,7 +197,7 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
 
 
 def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Cast timestamps or dates to microseconds in UTC, rounded down; else raise DataError. Zoneless times are UTC."""
+    """Cast timestamps or dates to UTC microseconds, rounded down. No zone means UTC. Other types raise DataError."""
     kind = column.type
     if _without_nan(column).null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), TIME)])
@@ -214,9 +214,9 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """Cast a column to `dtype`, if not None, floats to the nearest. Raise DataError if a value does not fit.
+    """Cast a column to `dtype`, fractions to the nearest float. Raise DataError if a value does not fit.
 
-    NaN becomes null if `dtype` is not a float.
+    Return the column unchanged if `dtype` is None. NaN becomes null if `dtype` is not a float.
     """
     if dtype is None:
         return column

@@ -104,9 +104,9 @@ def layout_of(
 ) -> ViewLayout:
     """Return the contract of a Feast view, and how each feature is encoded in rows and protos.
 
-    Types of join keys that the view does not declare come from the first of `keys`, or without `keys`, from `inferred`:
-    pairs of a join key and Feast's name of its type. Raise ConfigurationError for a type that Isthmus does not store,
-    and ContractMismatch if a view registered by Isthmus has changed or belongs to another project.
+    A join key without a declared type has the type of its value in the first of `keys`. Without `keys`, its type comes
+    from `inferred`: pairs of a join key and Feast's name of its type. Raise ConfigurationError for a type that Isthmus
+    does not store, and ContractMismatch if a registered view has changed or belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if keys and (not key_types or len(key_types) < len(table.entities)):

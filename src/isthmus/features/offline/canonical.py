@@ -49,7 +49,8 @@ def identity(view: ViewContract) -> list[str]:
 def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Select the columns of `schema`, and cast them without loss.
 
-    Raise DataError if a column is missing or repeated, lacks a time zone, or has a null or a value that does not fit.
+    Raise DataError if a column is missing or repeated, a value does not fit, or a time column lacks a time zone. Nulls
+    in keys, times and arrays also raise DataError; other columns may have nulls.
     """
     columns = []
     for field in schema:
@@ -95,13 +96,13 @@ def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tabl
 
 
 def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
-    """Return pushed rows in canonical form; of equal keys and times, only the row with the greatest content hash."""
+    """Return pushed rows in canonical form. Of rows with one key and times, keep the one with the greatest hash."""
     rows = canonical(view, pushed)
     return merge(view, rows.slice(0, 0), rows)[0]
 
 
 def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
-    """Return the rows that `stored` lacks, in order and with all columns; compare only the columns of `stored`."""
+    """Return the rows that `stored` lacks. Compare only the columns of `stored`, none of which may have nulls."""
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
     return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
@@ -154,5 +155,4 @@ def by_day(view: ViewContract, rows: pa.Table) -> dict[int, tuple[Day, pa.Table]
 
 
 def ahead_of(rows: pa.Table, now: int) -> int:
-    """Count the rows whose event or known time is after `now`, in microseconds since 1970 UTC."""
     return int(np.count_nonzero(np.maximum(micros(rows["event_timestamp"]), micros(rows["known_at"])) > now))

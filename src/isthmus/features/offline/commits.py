@@ -33,7 +33,7 @@ class RowSources:
     content: str = ""
 
     def retyped(self, later: "RowSources") -> bool:
-        """Return True if `later` has another type for a source's column that both know."""
+        """Return True if a source's column has another type in `later`. Columns in only one of them do not count."""
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 

@@ -69,8 +69,8 @@ class StoredTable:
     ) -> None:  # fmt: skip
         """Append rows in one commit, or create the table; raise DataError or DependencyError if that fails.
 
-        If another process commits first, retry `retries` times, by default as often as deltalake. `options` are
-        deltalake's.
+        If another process commits first, retry `retries` times, by default as often as deltalake does. `options` are
+        arguments of `write_deltalake`.
         """
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=retries)
         with self.writing():
@@ -84,8 +84,8 @@ class StoredTable:
     ) -> None:  # fmt: skip
         """Write rows as the version after `table`, or the first if it is None; raise DataError if that version exists.
 
-        `metadata`, whose names start with "isthmus.", is stored in the commit. If object storage reports an error but
-        the version has exactly this metadata, the commit counts as made. `options` are deltalake's, such as `mode`.
+        The commit stores `metadata`, whose names must start with "isthmus.". If object storage reports an error but the
+        version has exactly this metadata, the commit counts as made. `options` are arguments of `write_deltalake`.
         """
         # No retries: the metadata is only right if this is the next commit of the table.
         properties = CommitProperties(
@@ -120,7 +120,7 @@ class StoredTable:
 
     @contextmanager
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Context: turn errors of writing into DataError or DependencyError; first make a private table's local folder.
+        """Context: create a private table's local folder, and turn errors of writing into DataError or DependencyError.
 
         An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
         table) has exactly this `metadata`. Without `before` or `metadata`, and for local tables, no error is ignored.

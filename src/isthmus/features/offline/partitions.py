@@ -35,7 +35,7 @@ def files_by_day(table: DeltaTable) -> dict[int, int]:
 
 
 def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) -> "ds.Dataset":
-    """Return a lazy dataset of the table at `place`, by day; `only` selects days since 1970-01-01, None all days."""
+    """Return a lazy dataset of the table at `place`, sorted by day. `only` has the days to read, since 1970-01-01."""
     # A late import: it loads pandas, which takes a third of a second.
     import pyarrow.dataset as ds
 

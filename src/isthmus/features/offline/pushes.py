@@ -68,8 +68,8 @@ class PushLog:
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
         """Return pushed rows with the view's columns and `_accepted`, the time of the push; no rows without a log.
 
-        `days` are counted from 1970-01-01, None for all; `version` is that of the log. Raise DataError if a type
-        differs.
+        `days`, counted from 1970-01-01, selects rows by event day. `version` is a version of the log, by default the
+        newest. Raise DataError if a value does not fit the view's type.
         """
         with self._stored.reading():
             table = self._stored.open(version)
@@ -77,7 +77,7 @@ class PushLog:
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
 
     def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
-        """Convert the log's rows to the view's columns and `_accepted`, their time; raise DataError if a type differs.
+        """Convert the log's rows to the view's columns and `_accepted`; raise DataError if a value does not fit.
 
         Missing columns become null. Rows without one of the view's keys, from an earlier definition, are dropped.
         """

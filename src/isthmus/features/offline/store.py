@@ -131,8 +131,8 @@ class OfflineStore:
         unchanged. The result's `ahead` counts the rows later than `now`, in microseconds. The table does not change.
         Use the result in a `with` block, whose end deletes temporary files.
 
-        Raise ConfigurationError if a stored column does not have the declared type, ContractMismatch if the table of a
-        range belongs to another contract, and DataError if rows repeat a key and times or the table is damaged.
+        Raise ConfigurationError if a stored column does not have the declared type, and DataError if rows repeat a key
+        and times or the table is damaged. With `within`, raise ContractMismatch if the table has another contract.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -177,14 +177,14 @@ class OfflineStore:
             )
 
     def under(self, view: ViewContract) -> Prepared:
-        """Prepare a commit for `write` that records the existing table, with its rows, under the contract of `view`."""
+        """Prepare a commit for `write` that puts an existing table, with its rows, under the contract of `view`."""
         table = self._stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Check that single days of the view's table may be replaced, and return its last commit; None without a table.
+        """Check that single days of a view's table may be replaced. Return its last commit, or None without a table.
 
         Raise ContractMismatch if the table was built under another contract, or by an early version of Isthmus.
         """
@@ -195,7 +195,8 @@ class OfflineStore:
     def write(self, prepared: Prepared) -> TableWrite:
         """Write prepared rows in one commit, or nothing if the table already has them.
 
-        Raise DataError, with the table unchanged, if writing fails or another process has written since `prepare`.
+        Raise DataError if writing fails or another process has written since `prepare`, and DependencyError if object
+        storage does not answer. The table is then unchanged.
         """
         view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
         if not prepared.changes and table is not None:
@@ -223,12 +224,12 @@ class OfflineStore:
         stored.commit(table, reader(view, rows), commit.metadata(), writer_properties=properties, **options)
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
-        """Add pushed rows, as a transform returns them, to a view's table in one commit. Return the growth in rows.
+        """Add pushed rows, as a transform returns them, to a view's table in one commit. Return its growth in rows.
 
-        A pushed row with the key and times of a stored row replaces it if its content hash is greater, and else is
-        skipped. The caller must have appended the rows to the `PushLog` before, because builds read them there. Without
-        a table of this contract, this writes nothing and returns 0; the next build adds the rows. Raise DataError, with
-        the table unchanged, on a conflict or an error.
+        A pushed row with the key and times of a stored row replaces it if its content hash is greater. Otherwise, the
+        pushed row is skipped. Append the rows to the `PushLog` before, because builds read them there. Without a table
+        of this contract, this writes nothing and returns 0; the next build adds the rows. Raise DataError, with the
+        table unchanged, on a conflict or an error.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -259,9 +260,9 @@ class OfflineStore:
         return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
-        """Return the commit of a view's table at `version`, by default the last, of any contract; None without a table.
+        """Return the commit of a view's table at `version`, by default the newest. Return None without a table.
 
-        Raise DataError if the table is damaged, or if another tool has changed its rows.
+        The commit may have any contract. Raise DataError if the table is damaged, or another tool has changed its rows.
         """
         table = self._stored(view.table).open(version)
         return None if table is None else self._commit(view.table, table)
@@ -307,7 +308,7 @@ class OfflineStore:
         return table, commit
 
     def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
-        """Return a problem for each column whose type in `table` (None: the newest) differs from the declared one."""
+        """Return a problem for each column whose type in the view's table, or in `table`, is not the declared type."""
         table = table or self._stored(view.table).open()
         if table is None:
             return []

@@ -62,7 +62,7 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Replace a view's entry in the file with the run in `record`, and keep other entries. Call this under a lock."""
+    """Replace a view's entry in the file with the run in `record`. The caller must prevent concurrent calls."""
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
@@ -86,10 +86,10 @@ def check(
     written: LastMaterializations,
     nodes: Sequence[Mapping[str, Any]],
 ) -> Generator[list[Command], list[Any], Losses]:
-    """A generator that checks whether Redis has lost rows: yields lists of commands, takes replies, returns the losses.
+    """Yield lists of Redis commands that check whether rows of these views are lost, and return the losses.
 
-    The caller sends the replies to each list with `send`. `written` comes from `read`. `nodes` are the INFO of each
-    server; without them, evictions are not checked.
+    The caller sends the replies to each list with `send`. `written` comes from `read`. `nodes` has the INFO of each
+    server; if it is empty, evictions and restarts are not checked.
     """
     lost, commands = dict[str, str](), list[Command]()
     query = records.query(project, views)
@@ -146,7 +146,7 @@ def refusal(view: str, why: str) -> LostRowsError:
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
-    """Raise LostRowsError if a key has no row in a view that may have lost rows, one of `lost` (`Losses.views`)."""
+    """Raise LostRowsError if a key has no row in a view that may have lost rows. `lost` is `Losses.views`."""
     for view in views:
         answer = answers[view.name]
         absent = (answer.status == Status.NOT_FOUND) & (answer.known == 0)

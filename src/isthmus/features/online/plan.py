@@ -65,7 +65,7 @@ class LookupPlan:
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-        """Return, by view, a bit mask of the (view, feature) pairs; with it, `Columns.nulls` counts their nulls."""
+        """Return a bit mask by view of these (view, feature) pairs. `Columns.nulls` counts nulls with it."""
         names: dict[str, list[str]] = {}
         for view, feature in features:
             names.setdefault(view, []).append(feature)

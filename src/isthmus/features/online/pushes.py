@@ -113,7 +113,7 @@ def _collected(project: str, table: str) -> bytes:
 
 
 def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
-    """Return the arguments of the script `APPEND`: it queues packed rows, or none if more than `limit` would wait."""
+    """Return the arguments of the script `APPEND`. It queues packed rows, or no row if more than `limit` would wait."""
     pairs = [part for pair in zip(names, rows, strict=True) for part in pair]
     return [b"%d" % limit, b"%d" % accepted, *pairs]
 
@@ -128,7 +128,7 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
 
 
 def newest(client: Client, project: str, table: str) -> int:
-    """Return a stream's last place (an entry's id as one number), -1 if empty. First renumber too large ids."""
+    """Return the last entry's place (its id as one number), or -1. First renumber the stream if an id is too large."""
     entries = _entries(client, project, table, lambda name: client.xrevrange(name, count=1))
     return _place(entries[0][0]) if entries else -1
 
@@ -136,7 +136,7 @@ def newest(client: Client, project: str, table: str) -> int:
 def waiting(
     client: Client, project: str, table: str, count: int, after: int = -1, until: int | None = None
 ) -> list[Entry]:
-    """Return up to `count` entries of a stream with `after < place <= until` (None: no limit), in order.
+    """Return up to `count` entries of a stream with `after < place <= until`, in order. `until` None means no limit.
 
     A place is the stream id as a single number. First renumber the stream if an id is too large for a place. The empty
     entry that `restore` adds is left out. Raise redis.RedisError if Redis does not answer.
@@ -209,7 +209,8 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
     """Restart a lost stream with an empty entry at `place`, so that later ids are greater; remove all earlier entries.
 
-    This does nothing unless the stream still ends at `seen`, before `place`: the last place read, or -1 if it is empty.
+    `seen` is the last place that the caller read, or -1 if the stream was empty. If the stream has grown since then,
+    or `place` is not after its end, nothing changes.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.

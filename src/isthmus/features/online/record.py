@@ -27,7 +27,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     known: int
 
     def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
-        """Return event and known times of n rows: this stamp's for rows known by `until`, their own for later rows."""
+        """Return event and known times: the stamp's times for rows known by `until`, else the rows' own times."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
@@ -64,7 +64,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete_until(self) -> int:
-        """The `horizon` of the last run that wrote all of its rows; NEVER if unknown."""
+        """The latest known time that the last complete run has covered; NEVER if unknown."""
         return self.complete if self.pending else self.horizon
 
 
@@ -77,7 +77,7 @@ def records(project: str) -> bytes:
 
 
 def beside(project: str, view: str, what: str) -> bytes:
-    """Return the Redis key for the data `what` of a view (online name) or table; no entity key contains a bar."""
+    """Return the Redis key for the data `what` of a view or table. `view` is a view's online name or a table's name."""
     return f"{project}:tables|{view}|{what}".encode()
 
 
@@ -100,6 +100,6 @@ def query(project: str, views: Collection[ViewContract]) -> tuple[bytes, ...]:
 
 
 def stamps(views: Collection[ViewContract], reply: Sequence[bytes | None]) -> dict[str, Stamp]:
-    """Return, by view name, the stamps in the reply to `query`; only of records with the view's current contract."""
+    """Return the stamps in the reply to `query`, by view name. Records of another contract are left out."""
     records = zip(views, map(decode, reply), strict=True)
     return {view.name: stamp for view, record in records if (stamp := stamp_of(view, record))}

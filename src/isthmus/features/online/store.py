@@ -60,7 +60,7 @@ class OnlineStore:
         *,
         horizon: int | None = None,
     ) -> WriteCounts:
-        """Write n rows. A row replaces the stored row, unless that is newer by event time, then known time and content.
+        """Write n rows. A stored row stays if it is newer by event time, then by known time, then by content hash.
 
         Times have shape (n,), int64 microseconds. Pass `horizon`, in microseconds, only for rows of the offline table:
         a row then also replaces a newer row that was known by the horizon, because the table no longer has that row.
@@ -85,7 +85,7 @@ class OnlineStore:
         return WriteCounts(len(event), changed, written)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
-        """Write packed rows by entity key; newer stored rows stay. The next materialization checks the rows."""
+        """Write packed rows under entity keys, but keep newer stored rows. The next materialization checks the rows."""
         return self._pushed(view, lambda: names, known_times(rows), lambda: [(names, rows)])
 
     def _write(self, view: ViewContract, rule: bytes, pieces: Iterable[Piece]) -> list[int]:
@@ -169,15 +169,15 @@ class OnlineStore:
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        """Return the lock that a materialization must acquire; it expires `LEASE_SECONDS` after the last renewal."""
+        """Return the lock that a materialization must acquire. It expires `LEASE_SECONDS` after the last renewal."""
         name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """Return the recorded keys of pushed rows, one column per join key; None if the caller must compare every row.
+        """Return the recorded keys of pushed rows, one column per join key, or None if every row must be compared.
 
-        None means that there were too many keys, or that `distrust` was called. Redis then forgets that mark, and all
-        recorded keys known by `horizon`.
+        None means that there were too many keys, or that `distrust` was called. Whatever it returns, the call removes
+        this mark and all recorded keys known by `horizon` from Redis.
         """
         name = self._suspects(view).decode()
         with self.client.pipeline(transaction=True) as pipeline:
@@ -202,7 +202,7 @@ class OnlineStore:
         return row if same else None
 
     def remove(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Remove the rows of these keys that were known by `horizon` or have another contract; return how many.
+        """Remove the rows of these keys that were known by `horizon` or have another contract. Return their number.
 
         The keys of rows that stay are recorded, so that the next materialization checks them.
         """
@@ -237,7 +237,7 @@ class OnlineStore:
         return replies
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
-        """Yield, in parts, join keys and decoded rows of all pushed rows of this contract known after `horizon`."""
+        """Yield join keys and decoded rows, in parts: pushed rows of this contract that were known after `horizon`."""
         codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
@@ -308,7 +308,8 @@ class OnlineStore:
     def still_holds(self, servers: Mapping[str, int]) -> bool:
         """Return True if Redis still has every row that it had when the method `servers` returned this argument.
 
-        A restarted single server passes. It has the rows of a view only if it has the view's record: check that first.
+        A restarted single server that cannot evict rows passes. It has a view's rows only if it has the view's record:
+        check the record first.
         """
         # A restarted single server that has the record of a view also has its rows, which were written first.
         # A restarted cluster node may have lost them.

@@ -51,7 +51,7 @@ class AsOfQueries:
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
     def offer(self, keys: Sequence[pa.ChunkedArray], event: Ints, known: Ints, first: int) -> None:
-        """Search these rows of the history, numbered from `first`. Times have shape (m,), in microseconds."""
+        """Search m rows of the history, numbered from `first`. Times are in microseconds since 1970 UTC."""
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)

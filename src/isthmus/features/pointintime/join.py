@@ -102,7 +102,7 @@ class Join:
         return pa.table(columns)
 
     def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """Return a batch of spine rows with the columns of `answers`, another engine's join, one row per spine row."""
+        """Add columns to spine rows from `answers`: the result of another engine's join, with one row per spine row."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -212,8 +212,8 @@ def by_ttl(
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
     """Return a view's features and status, by column name; features of rows that are older than the ttl become null.
 
-    `moments` is the time of each query. `present` is True where a row was found for it. `event` has the event times of
-    these rows, else nulls, and `rows` their features by full name.
+    `moments` has the time of each query. `present` is True where a query found a row. `event` has the event times of
+    these rows, and `rows` has their features by full name.
     """
     at = moments.cast(_TIME).cast(pa.int64())
     age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))
@@ -238,7 +238,7 @@ def by_ttl(
 def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]]) -> None:
     """Raise DataError unless a spine has `event_timestamp` and all keys of these views, in fitting types.
 
-    `parts` has each view with the columns that the join adds, which the spine must not have.
+    `parts` has the views, each with the columns that the join adds. The spine must not have these columns.
     """
     if "event_timestamp" not in spine.names:
         raise DataError("spine", "has no column event_timestamp", remedy="give each row's time this name")
@@ -276,7 +276,7 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def moments(spine: pa.Table, first: int) -> Ints:
-    """Return spine times in microseconds; a null or bad time raises DataError with its row, counted from `first`."""
+    """Return spine times in microseconds. A null or bad time raises DataError with its row, counted from `first`."""
     times = spine["event_timestamp"]
     if times.null_count:
         row = first + pc.index(times.is_null(), True).as_py()

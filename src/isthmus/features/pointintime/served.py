@@ -178,8 +178,8 @@ class ServedPushes:
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
     """Return a view's rows that were readable online. Both times of a row are the time at which it became readable.
 
-    `EVENT` is its own event time. A row with null in `PRESENT` stands for the removal of its key. Raises DataError if
-    the view was never materialized under its contract, or if a materialized version no longer exists.
+    The column `EVENT` has the row's event time. A null in the column `PRESENT` means that the key was removed then.
+    Raise DataError if the view was never materialized under its contract, or a materialized version no longer exists.
     """
     return _readable(offline, view, None, _push_log(offline, view).version())[0]
 

@@ -40,7 +40,7 @@ class SpineRows:
         self._read, self._once, self._exhausted = read, once, False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order; raise DataError if they cannot be read, or are a stream that was already read."""
+        """Yield the rows in order; raise DataError if they cannot be read, or come from a stream already read."""
         if self._exhausted:
             raise DataError("spine", "is a stream that was already read",
                             remedy="pass a table or a file instead")  # fmt: skip
@@ -54,8 +54,8 @@ class SpineRows:
 def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:
     """Open a spine: an Arrow, pandas or Polars table, or a local path. `SpineRows.batches` reads its rows later.
 
-    `FORMS` lists all forms. `types` are the column types of a CSV file, where "007" may be text; other columns are
-    text. Raises DataError if the spine has another form or cannot be read, and RequestError if it is a URL.
+    `FORMS` lists all forms. `types` has types for columns of a CSV file; its other columns are text. Raises DataError
+    if the spine has another form or cannot be read, and RequestError if it is a URL.
     """
     if isinstance(spine, str | Path):
         return _file(require_local("spine", spine), types)

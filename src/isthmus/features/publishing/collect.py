@@ -1,4 +1,4 @@
-"""Moves pushed rows from their stream in Redis to the log of pushes and the table of their view."""
+"""Move pushed rows from their stream in Redis to the log of pushes and the table of their view."""
 
 import struct
 from collections.abc import Iterable, Sequence
@@ -58,11 +58,12 @@ def collect(
 ) -> CollectedPushes:
     """Move all rows pushed for a table so far from Redis into the log of pushes and the table, and return the counts.
 
-    `definitions` are all view definitions that the rows may have been pushed under, and `lot` is the maximum number of
-    rows per commit. An entry that is unreadable, or has an unknown contract, is moved to a separate stream. Without a
-    table, or with a table of another contract, rows go only to the log, which the next build reads. Raises DataError if
-    a table cannot be read or written, and redis.RedisError if Redis fails; neither loses rows, and the next run
-    completes this one.
+    `definitions` are all view definitions that the rows may have been pushed under. `lot` is the maximum number of rows
+    per commit. Unreadable entries, and entries of other contracts, go to a separate stream in Redis. Without a table
+    built under one of the definitions, rows go only to the log, which the next build reads.
+
+    Raises DataError or DependencyError if a table cannot be read or written, and redis.RedisError if Redis fails. No
+    error loses rows: the next run completes this one.
     """
     rows = logged = added = set_aside = 0
     seen, why = -1, ""
@@ -106,7 +107,7 @@ def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContr
 
 
 def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
-    """Decode stream entries, all of the view's contract, to rows of the log of pushes; raise DataError if invalid."""
+    """Decode stream entries of the view's contract to rows of the log of pushes; raise DataError if one is invalid."""
     codec, packed = RowCodec(view), [entry.row for entry in entries]
     block = codec.decode(packed)
     if not codec.intact(packed, block).all():

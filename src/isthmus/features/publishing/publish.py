@@ -1,4 +1,4 @@
-"""Publishes a view from the offline table to Redis, one run at a time. `RowsDiff` has the rows to write and remove."""
+"""Publish a view from the offline table to Redis, one run at a time. `RowsDiff` has the rows to write and remove."""
 
 import threading
 import time
@@ -80,15 +80,14 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
 ) -> Publication:
     """Update the rows of a view in Redis to the latest rows of its history, and return the counts.
 
-    This writes rows that differ, removes rows of keys that the table lacks, updates the view's record in Redis, and
-    appends the run to the log of materializations unless it finds the rows of the last run unchanged. If Redis already
-    has the rows of a table that was built later, this only writes rows that are newer. Only one run per view writes at
-    a time: this waits up to `WAIT_SECONDS` for another one, after calling `waiting`.
+    This writes rows that differ, removes rows of keys that the table lacks, and updates the view's record in Redis. It
+    also appends the run to the log of materializations, unless it finds the rows of the last run unchanged. If Redis
+    already has the rows of a table that was built later, this only writes rows that are newer. Only one run per view
+    writes at a time. If there is another one, this calls `waiting`, and waits up to `WAIT_SECONDS`.
 
     `now` returns the time in microseconds since 1970 UTC. With `full`, every row is compared with Redis, and even newer
-    rows there are replaced or removed. `send` replaces writing in this process. Raises DependencyError if Redis fails
-    or has lost confirmed rows, or if another run does not end or may have taken over. Raises DataError if the table is
-    damaged.
+    rows there are replaced or removed. `send`, if given, writes the rows. Raises DependencyError if Redis fails
+    or is restarted, or if another run does not end or may have taken over. Raises DataError if the table is damaged.
     """
     started = time.perf_counter()
     with answering(url):
@@ -116,7 +115,7 @@ class _Lease:
         self._thread.start()
 
     def require(self) -> None:
-        """Raise a DependencyError if another run may have started because this process was suspended for too long."""
+        """Raise DependencyError if the lock may have expired, so that another run may have started."""
         if self._lost or time.monotonic() - self._renewed > LEASE_SECONDS:
             self.refuse()
 
@@ -310,12 +309,12 @@ class RowsDiff:
     def between(
         cls, before: LatestRows, after: LatestRows, *, stamp: Stamp | None, horizon: int, suspect: pa.Table
     ) -> "RowsDiff | None":
-        """Return the writes that turn `before`, the rows in Redis, into `after`; None if all rows must be compared.
+        """Return the writes that turn the rows in Redis, `before`, into `after`, or None if every row must be compared.
 
         If all unchanged rows have the same new times, these become the new stamp, and only rows with changed content
-        are sent. Otherwise rows with new times are sent, too. If the stamp would change the times of a sent row, return
-        None. `stamp` is the current stamp, and `horizon` the latest known time of the table's rows in Redis. `suspect`
-        has the keys of pushed rows: their rows are always sent, and Redis decides which row stays.
+        are sent. Otherwise rows with new times are sent, too. Return None if the stamp would change the times of a sent
+        row. `stamp` is the current stamp. `horizon` is the latest known time of the table's rows in Redis. `suspect`
+        has the keys of pushed rows: their rows are always sent or removed, and Redis decides which row stays.
         """
         matched = matches(before.keys, after.keys)
         same = before.same(matched, after, times=False)
@@ -340,7 +339,7 @@ class RowsDiff:
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
-    """Raise DependencyError if a Redis process of `before` is missing in `after`; both hold evicted keys by run id."""
+    """Raise DependencyError if a Redis process in `before` is not in `after`. Both are from `OnlineStore.servers`."""
     if not before.keys() <= after.keys():
         raise DependencyError(
             f"Redis at {without_credentials(url)}", "was restarted, or has changed its primaries, during the run",
@@ -349,7 +348,7 @@ def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> Non
 
 
 def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
-    """Write rows in the form of the offline table to Redis, also over newer rows that were known by `until`, if set."""
+    """Write rows in the offline table's form to Redis. If `until` is set, also replace newer rows known by then."""
     values = {column.name: arrow.from_arrow(rows[column.name], column.dtype) for column in view.fields}
     event, known = arrow.micros(rows["event_timestamp"]), arrow.micros(rows["known_at"])
     return store.write(view, key_values(view, rows), event, known, values, horizon=until)

@@ -82,11 +82,11 @@ def drift(
     new: FeatureStatistics,
     windows: Sequence[FeatureStatistics] = (),
 ) -> Drift:
-    """Measure how far new rows have drifted from a reference of the same type. A side without rows gives no drift.
+    """Measure how far new rows have drifted from a reference of the same type. If either has no rows, the drift is 0.
 
-    `windows` are statistics of parts of the reference, each as long as the time that the new rows span. A measure that
-    is as large in one of the windows does not count as drift. With fewer than `LEAST` new rows, no measure counts.
-    Raises DependencyError for numbers without SciPy.
+    `windows` are statistics of parts of the reference, each as long as the time that the new rows span. A measure is
+    not exceeded if it is as large in one of the windows. With fewer than `LEAST` new rows, no measure is exceeded.
+    Raises DependencyError for numbers if SciPy is not installed.
     """
     limits = Thresholds()
     if not reference.rows or not new.rows:
@@ -162,7 +162,7 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """Return the population stability index, and the index that chance exceeds once in 1,000. Each side needs rows."""
+    """Return the population stability index, and the value it exceeds by chance once in 1,000. Both need rows."""
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]
