@@ -1,4 +1,4 @@
-"""`isthmus status`: the state of a project, read from files, tables and a running Redis. `note` saves it."""
+"""`isthmus status`: the state of a project, read from files, tables and a running Redis. `write_status` saves it."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -36,9 +36,9 @@ RUNS = 5  # number of Dagster runs to report
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> ProjectStatus:
     """Return the state of a project. With `measure`, also read the tables to measure expectations and drift.
 
-    Measures nothing if the definitions are not applied. A view that cannot be read has its error as `problem`. Training
-    sets, models and packages that are missing or cannot be read are left out. Waiting and lost rows are reported only
-    while Redis runs. Raises a ConfigurationError if the definitions have errors.
+    Measures nothing if the definitions are not applied. If a view cannot be read, `problem` of its status has the
+    error. Training sets, models and packages that are missing or cannot be read are left out. Waiting and lost rows are
+    reported only while Redis runs. Raises a ConfigurationError if the definitions have errors.
     """
     contract, before = project.definitions.contract, applied_contract(project)
     current = project.generations().current if before else None
@@ -81,9 +81,9 @@ def require_rows(status: ProjectStatus) -> None:
 
 
 def write_status(project: Project) -> None:
-    """Write the status of a project to its state folder, where the server reads it, without measuring anything.
+    """Write the status of a project to its state folder, where the server reads it. Measures nothing.
 
-    Measurements in the previous file stay if tables, training sets and definitions are the same.
+    Keeps the measurements of the previous file if tables, training sets and definitions have not changed.
     """
     current, before = status(project, measure=False), None
     with suppress(DataError):

@@ -87,7 +87,7 @@ def quality(
     have event times after `since` (default: the training set's last event time) up to `until`, in UTC without a zone.
     Broken expectations and drift are reported, not raised: see `require_quality`. Raises RequestError for an unknown
     view or if `since` is not before `until`, and ContractMismatch if the definitions are not applied or a table has
-    another contract. Raises DataError if a table or the statistics of a training set are missing or damaged.
+    another contract. Raises DataError if a table is missing or damaged, or statistics of a training set are damaged.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip

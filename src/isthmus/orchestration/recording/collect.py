@@ -58,7 +58,7 @@ class _Problems:
     other: set[Path] = field(default_factory=set)
 
     def note(self, path: Path, problem: str, *, finished: bool) -> None:
-        """Note that part of a finished segment cannot be read. Does nothing while a server may still write to it."""
+        """Note that part of a spool file cannot be read, if the file is `finished`: no server writes to it any more."""
         if finished:
             self.damaged.add(path)
             back = f"{path.stem}{_AGAIN}{SUFFIX}"
@@ -69,12 +69,12 @@ class _Problems:
 
 
 def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> CollectedAnswers:
-    """Append every answer in the spool to the table, exactly once, and save the contracts of the answers.
+    """Append every readable answer in the spool to the table, exactly once, and save the contracts of the answers.
 
-    Deletes collected segments (spool files) that no server writes to any more, moves damaged ones to `damaged_folder`,
-    and deletes answers older than `keep_days` from the table. Damaged segments and segments of another version, which
-    stay in the spool, raise nothing: `problems` of the result names them. Each commit has about `lot` answers. Waits
-    while another process collects. After a DataError, the spool still has the answers that are not in the table.
+    Deletes answers older than `keep_days` (a setting) from the table, and spool files that are collected and closed.
+    Moves damaged files to `damaged_folder`. Files of another version stay in the spool. `problems` of the result lists
+    these files; they raise no error. Each commit has about `lot` answers. Waits while another process collects. After a
+    DataError, the spool still has the answers that are not in the table.
     """
     table = RecordedAnswers.of(project)
     answers, missing, problems = 0, 0, _Problems()
@@ -125,7 +125,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Call `collect` every `history_seconds` until the event `stopped` is set, or forever if `stopped` is None.
+    """Call `collect` every `history_seconds` (a setting) until `stopped` is set, or forever if `stopped` is None.
 
     New problems and errors go to `say` and do not end the loop.
     """
@@ -176,7 +176,7 @@ def absence(project: Project, identity: str) -> RequestError:
 
 
 def damaged_folder(project: Project) -> Path:
-    """Return the folder to which `collect` moves a damaged segment, after it has collected the readable batches."""
+    """Return the folder to which `collect` moves a damaged spool file after collecting its readable answers."""
     return project.recorded / "damaged"
 
 
@@ -202,12 +202,12 @@ def _whole(path: Path, problems: _Problems, *, finished: bool) -> Iterator[Answe
 
 
 def contracts_folder(project: Project) -> Path:
-    """Return the folder of copies of the contracts under which recorded answers were given; `collect` adds them."""
+    """Return the folder with copies of the contracts of recorded answers; `collect` adds them."""
     return project.recorded / "contracts"
 
 
 def keep_contracts(project: Project, hashes: set[str]) -> None:
-    """Save the contracts with these hashes to `contracts_folder`, for replays; skip those that are saved or gone."""
+    """Save contracts by hash to `contracts_folder`, for replays. Skip contracts that are saved already, or gone."""
     folder = contracts_folder(project)
     missing = {known for known in hashes if not (folder / f"{known}.json").exists()}
     if not missing:

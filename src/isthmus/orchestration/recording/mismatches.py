@@ -37,12 +37,12 @@ class Causes:
         self._runtime = runtime()
 
     def runtime(self, group: Group, place: int) -> str:
-        """Describe the libraries and processor of the answer at index `place`, and the current ones if they differ."""
+        """Describe the libraries and processor that gave the answer at index `place`, and the current ones."""
         then = group.answers["runtime"][place].as_py()
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
     def explain(self, group: Group, name: str) -> Iterator[tuple[int, Cause, str]]:
-        """Yield (row index, cause, explanation) for each row of the view `name` that differs from the history."""
+        """Yield (row index, cause, explanation) for each row of view `name` that is not the same in the history."""
         rows = np.flatnonzero(~group.now[name].same(group.then[name]))
         if not len(rows):
             return

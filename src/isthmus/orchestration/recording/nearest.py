@@ -12,9 +12,9 @@ _NEVER = np.iinfo(np.int64).max
 def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints, tolerance: int) -> Ints:
     """Return for each row of `left` the index of its match in `right`, or -1; shape (n,).
 
-    A match has equal values in all columns (a null equals nothing) and is nearest in time, at most `tolerance` away;
-    ties go to the earlier time. If several rows of `left` have the same match, only the nearest one keeps it, in a tie
-    the first one; the others get -1.
+    A match has equal values in all columns (a null equals nothing) and is nearest in time, at most `tolerance` away. In
+    a tie, the earlier time wins. If several rows of `left` have the same match, only the nearest one keeps it. In a
+    tie, the first row of `left` keeps it.
     """
     number, count = number_rows(left, right), len(left)
     for name in left.column_names:
@@ -31,9 +31,8 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
 def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Ints]:
     """Return for each query the index of the nearest candidate in time with the same number, and the distance in time.
 
-    Candidates have the numbers `number` and times `event`, and must be sorted by number, then time. Queries have the
-    numbers `query` and times `at`. Of two candidates at the same distance, the earlier one is chosen. The index is -1
-    if no candidate has the number.
+    Candidates have the numbers `number` and times `event`. They must be sorted by number, then time. Queries have the
+    numbers `query` and times `at`. In a tie, the earlier candidate wins. Without a candidate, the index is -1.
     """
     times = np.unique(event)
     width = len(times) + 1
@@ -51,7 +50,7 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
 
 
 def nearest_per_match(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """For each index in `match` but -1, mark the row with the least `distance`; in a tie, the row earliest by `at`."""
+    """Mark, for each index in `match` except -1, the row with the least `distance`; in a tie, the earliest by `at`."""
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
     chosen = np.zeros(len(match), bool)
@@ -60,7 +59,7 @@ def nearest_per_match(match: Ints, distance: Ints, at: Ints) -> Mask:
 
 
 def number_rows(*tables: pa.Table) -> Ints:
-    """Return a number per row, table after table. Rows with equal values (or nulls) in all columns share a number."""
+    """Number the rows, table after table. Rows with equal values in all columns share a number; nulls are equal."""
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)
     for name in tables[0].column_names:

@@ -77,9 +77,9 @@ def replay(
     """Recompute the answer with the id `identity`, or all answers from `first` on and before `end`. Writes nothing.
 
     Pass either an id or at least one end of the range. Times without a time zone are in UTC. If `package` is set, the
-    model in that folder replaces the models that answered. Differences are reported, not raised: see `require_same`.
-    Raises a RequestError if the arguments are invalid or no such answer is recorded, a PackageError if `package` is
-    damaged, and a DataError if the table, a contract or the secret cannot be read.
+    model in that folder replaces the models that answered. Differences, and answers that cannot be recomputed, are
+    reported, not raised: see `require_same`. Raises a RequestError if the arguments are invalid or no such answer is
+    recorded, a PackageError if `package` is damaged, and a DataError if table, contract or secret cannot be read.
     """
     if (identity is None) == (first is None and end is None):
         raise RequestError("replay", "needs an answer id or a time range", expected="ID, or --from and --to")

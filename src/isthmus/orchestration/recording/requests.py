@@ -87,7 +87,7 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
 
 
 def features_of(body: str) -> str:
-    """Return the service or the joined features of a lookup, to group requests; "?" if the body is unreadable."""
+    """Return a lookup's service or its features as one text, to group requests; "?" if the body is unreadable."""
     try:
         message = _LOOKUP.decode(body)
     except msgspec.MsgspecError:
@@ -101,7 +101,7 @@ def read_requests(
     """Parse requests with `reader` and concatenate their rows. Lookups must all request the same features.
 
     `counts` has the number of rows in each recorded answer. A request that cannot be parsed, or has another number of
-    rows, raises no error: it gets no rows, and a reason in `unread`. Requests of tensors are not parsed.
+    rows, raises no error: it gets no rows, and `unread` has the reason. Requests of tensors get no rows either.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})
@@ -160,9 +160,9 @@ def read_tensors(body: bytes) -> TensorRequest:
 
 
 def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:
-    """Return what clients sent for a join key that the model ignores: a value per row, None if a request lacks it.
+    """Return the values that clients sent for a join key that the model ignores. They are None if a request lacks it.
 
-    `rows` has the number of rows of each request.
+    `rows` has the number of rows of each request; the result has a value per row.
     """
     values: list[Any] = []
     for body, count in zip(bodies, rows.tolist(), strict=True):

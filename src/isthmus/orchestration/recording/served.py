@@ -110,7 +110,7 @@ class Group:
     now: Mapping[str, StoredRows]
 
     def served(self) -> tuple[dict[str, StoredRows], Mask]:
-        """Return the rows that Redis returned, by view, and a mask of rows whose values all histories still have."""
+        """Return by view the rows that Redis returned, and mark the rows whose values are still in all histories."""
         found = {
             name: served_rows(history, self.requests.keys, self.now[name], self.then[name])
             for name, history in self.histories.items()
@@ -125,7 +125,7 @@ class Group:
         return self.reader
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
-        """Compute the model's inputs from stored rows by view: `now`, or the rows of `served()`. Predictions only."""
+        """Compute a prediction's model inputs from stored rows by view: from `now`, or from the rows of `served()`."""
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
@@ -151,7 +151,10 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers that meet all given conditions, sorted by process and sequence; `end` is excluded."""
+        """Return the answers that meet all given conditions, sorted by process and sequence; `end` is excluded.
+
+        `columns` must include `run` and `sequence`.
+        """
         condition = ds.scalar(True)
         if route is not None:
             condition &= ds.field("route") == route
@@ -168,8 +171,8 @@ class ServedAnswers:
 
         `other` replaces the model that answered. It must have the same service, and may read fewer views, but no
         further ones. Raises UnreadableAnswersError if the contract, the package or a history is gone or has changed, or
-        if `other` does not fit; and a DataError if a saved contract or the secret is damaged. Requests that cannot be
-        read raise no error: see `Requests.unread`.
+        if `other` does not fit. Raises a DataError if a saved contract is damaged or the secret cannot be read. A
+        request that cannot be read raises no error: see `Requests.unread`.
         """
         first = answers.slice(0, 1).to_pylist()[0]
         contract = self.contract(first["contract"])
@@ -232,7 +235,7 @@ class ServedAnswers:
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
         """Split predictions by `groups`; yield each table with its opened group, or with the error that `open` raised.
 
-        `other` replaces the model that answered. If no request in a table can be read, the table has an error, too.
+        `other` replaces the model that answered. If no request in a table can be read, an error is yielded, too.
         """
         for part in groups(answers):
             found: Group | IsthmusError
@@ -253,7 +256,7 @@ class ServedAnswers:
         return contract
 
     def history(self, view: ViewContract) -> ViewHistory:
-        """Return the history of a view, read once. Raise an IsthmusError, each time the same, if it cannot be read."""
+        """Return the history of a view, opened once. If this fails, raise the same IsthmusError on each call."""
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
@@ -338,7 +341,7 @@ def _reader(
 
 
 def groups(answers: pa.Table) -> Iterator[pa.Table]:
-    """Split answers into tables with the same route, contract, package, variant, views and features, for `open`."""
+    """Split answers into tables that `open` accepts: with one route, contract, package, variant and set of views."""
     pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
     features = [features_of(text) if route == "lookup" else "" for route, text in pairs]
     parts = [answers[name] for name in ("route", "contract", "package", "variant")]

@@ -40,7 +40,7 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Mark rows with equal status, times (if both rows exist), and content hash (unless missing or expired)."""
+        """Mark rows with equal status, times and content hash; a missing row has no times, an expired one no hash."""
         there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
         times = (self.event == other.event) & (self.known == other.known)
         # A missing row may have times: those of a row that is not readable yet.
@@ -60,8 +60,8 @@ def from_history(
 ) -> StoredRows:  # fmt: skip
     """Look up in the history the row of each key as of its time in `at`, like a point-in-time join.
 
-    `at` has one time per key, in microseconds since 1970 UTC. The features of a missing or expired row are null, and
-    the status says why. `times` are the columns to return as event and known times; they do not affect the look-up.
+    `keys` has values by join key, and `at` one time per key, in microseconds since 1970 UTC. Features of a missing or
+    expired row are null. `times` are the columns to return as event and known times; they do not affect the look-up.
     """
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
@@ -102,8 +102,8 @@ def find_recorded(
 ) -> tuple[dict[str, Values], Mask]:
     """Look up the recorded rows `then` in the history by key, times and content hash.
 
-    Returns values by feature, null without a value, and a mask of the rows whose values are known, shape (n,). The mask
-    is False for rows with values that only Redis had or that were removed from the history.
+    Returns values by feature, and a mask of the rows whose values are known, shape (n,). Other values are null. The
+    mask is False for rows that only Redis had or that were removed from the history.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
@@ -126,10 +126,10 @@ def find_recorded(
 def served_rows(
     history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
 ) -> tuple[StoredRows, Mask]:
-    """Return the rows that Redis returned with their values, and a mask of the rows whose values are known.
+    """Add values to `then`, the recorded rows that Redis returned; also return a mask of the rows with known values.
 
-    `then` are the recorded rows, which have no values, and `now` the history's rows for the same keys and times. Values
-    come from `now` where both rows are the same, and are looked up with `find_recorded` elsewhere.
+    `now` are the history's rows for the same keys and times. Their values are used where both rows are the same. Other
+    values are looked up with `find_recorded`.
     """
     known = np.ones(len(now.status), bool)
     differing = np.flatnonzero(~now.same(then))

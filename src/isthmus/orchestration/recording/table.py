@@ -103,9 +103,9 @@ class RecordedAnswers:
     ) -> int:
         """Append the answers of batches in one commit, note each run's last batch, and return the number of answers.
 
-        `parts` are the results of `answers_of`; None computes them. `known` has the last batch in the table by run, so
-        that a repaired earlier batch does not lower it. Does not check whether the table already has a batch. Raises a
-        DataError if the table cannot be written, or another process wrote to it at the same time.
+        `parts` are the results of `answers_of` for the batches; None computes them. `known` has the last batch in the
+        table by run. The noted batch is never lower, even after a repaired earlier batch. The caller must skip batches
+        that the table has. Raises DataError if writing fails, or another process wrote to the table at the same time.
         """
         rows = pa.concat_tables([SCHEMA.empty_table(), *(map(answers_of, batches) if parts is None else parts)])
         last = {batch.run: known.get(batch.run, 0) for batch in batches}
@@ -116,7 +116,7 @@ class RecordedAnswers:
         return len(rows)
 
     def delete_older(self, days: float, now: int) -> None:
-        """Delete answers written over `days` days before `now` (microseconds since 1970); then compact the table."""
+        """Delete answers written over `days` days before `now` (microseconds), by whole days, and compact the table."""
         with self._stored.writing():
             table = self._stored.open(check=False)
             if table is None:
@@ -164,7 +164,7 @@ def _days(table: DeltaTable) -> Counter[date]:
 
 
 def answers_of(batch: AnswerBatch) -> pa.Table:
-    """Return a row for each answer of a batch. Raise a ValueError or Arrow error if a value does not fit its column."""
+    """Return a row for each answer of a batch. Raise a ValueError or ArrowException if a value does not fit."""
     return pa.concat_tables([SCHEMA.empty_table(), *(answers(batch, group) for group in batch.groups)])
 
 
@@ -242,7 +242,7 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split a column into `views` arrays. Answer i has `rows[i]` values of the first view, then of the next one."""
+    """Split a column into an array per view. Answer i has `rows[i]` values of the first view, then of the next one."""
     return [joined[places] for places in _places(rows, views)]
 
 

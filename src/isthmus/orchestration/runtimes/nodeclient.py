@@ -71,9 +71,9 @@ class _Device(msgspec.Struct):
 def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -> DeviceReport:
     """Run a package's ORT model files on the rows of `questions` with its JavaScript client, in a new Node process.
 
-    The client gets copies of the package's files and of the snapshots in `questions`, in a temporary folder. As on a
-    web page, it first checks checksums, contract and golden cases. Raises NodeFailed if the client rejects the package,
-    a snapshot or a row, if a model fails, or after two minutes.
+    The client gets copies of the package's files and of the snapshots in `questions`. As on a web page, it first checks
+    checksums, contract and golden cases. Raises NodeFailed if the client rejects the package, a snapshot or a row, if a
+    model fails, or after two minutes.
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]

@@ -48,8 +48,8 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 def by_option(option: str) -> "Runtime":
     """Open the runtime with the command line name "ort", "web", "executorch", "litert" or "coreml".
 
-    Opening "web" installs onnxruntime-web with npm if it is missing. Raises a RequestError for an unknown name, and a
-    DependencyError if the runtime is not or cannot be installed.
+    "web" installs onnxruntime-web with npm if it is missing. Raises a RequestError for an unknown name, and a
+    DependencyError if another runtime is not installed or the installation fails.
     """
     products = {product.option: product for product in RUNTIMES.values()}
     if option not in products:

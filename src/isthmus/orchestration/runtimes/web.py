@@ -54,7 +54,7 @@ class WebRuntime:
     tolerance = TOLERANCE
 
     def files(self, manifest: Manifest) -> Sequence[Variant]:
-        """Return a package's ORT model files, without int8 files of language models, which browsers cannot run."""
+        """Return a package's ORT model files that browsers can run: all except int8 files of language models."""
         servers = [] if manifest.generation is None else ["int8"]
         return [
             variant for variant in manifest.variants if variant.format == "ort" and variant.precision not in servers
@@ -91,8 +91,8 @@ class NodeRunner:
     def run(self, script: str, files: Mapping[str, bytes], *arguments: str, kind: type[T]) -> T:
         """Run a script of `orchestration/web/` in a new Node process; return the JSON that it prints as a `kind`.
 
-        `files` (content by name) are written to a temporary folder. `arguments` names some of these files; the script
-        gets their paths. Raises NodeFailed if the script fails or takes more than two minutes.
+        `files` (content by name) are written to a temporary folder, deleted afterwards. `arguments` are names of files
+        whose paths the script gets. Raises NodeFailed if the script fails or takes more than two minutes.
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():

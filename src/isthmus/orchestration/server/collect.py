@@ -23,9 +23,9 @@ def collect(
     """Move pushed rows of views (default: all) from Redis to the offline tables. Return counts of rows by table.
 
     Includes rows pushed under earlier contracts. Ignores unknown view names. Sets unreadable rows aside in Redis and
-    reports them to `progress`; with `again`, first puts back the rows that earlier runs set aside. With `wait`,
-    collects a table that is being built after its build; without, skips the table. If a table fails, its rows stay in
-    Redis, and the first error is raised after the other tables are done. Starts Redis if it is embedded.
+    reports them to `progress`; with `again`, first puts back the rows that earlier runs set aside. If a table is being
+    built, waits for the build or, if `wait` is False, skips the table. If a table fails, its rows stay in Redis, and
+    the first error is raised after the other tables are done. Starts Redis if it is embedded.
     """
     tables = _tables(project, views)
     offline, collected = project.offline_store(), dict[str, CollectedPushes]()
@@ -55,7 +55,7 @@ def collect(
 
 
 def follow(project: Project, say: Callable[[str], None], stopped: Event | None = None) -> None:
-    """Collect pushed rows of all views every `history_seconds` (a setting), forever or until `stopped` is set.
+    """Collect pushed rows of all views every `history_seconds` (a setting) until `stopped` is set; None means forever.
 
     Passes counts of rows, problems and errors to `say`, and raises no error. Skips a table while it is being built.
     """
@@ -75,7 +75,7 @@ def follow(project: Project, say: Callable[[str], None], stopped: Event | None =
 def run_every(
     action: Callable[[], str], seconds: float, say: Callable[[str], None], stopped: Event | None = None
 ) -> None:
-    """Call `action`, which returns a problem or "", every `seconds`: forever, or until `stopped` is set.
+    """Call `action`, which returns a problem or "", every `seconds` until `stopped` is set; None means forever.
 
     Catches errors of `action`. Passes each problem or error to `say`, unless the previous call ended with the same one.
     """
@@ -93,7 +93,7 @@ def run_every(
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message of an IsthmusError; for another error its class, the place in the code and its first line."""
+    """Return the message of an IsthmusError; for another error, its class, code location and first line."""
     if isinstance(error, IsthmusError):
         return str(error)
     return f"{type(error).__name__} at {place(error)}: {first_line(error)}"

@@ -41,7 +41,7 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Remove an API key by name; servers reject it from the next request on. Return a report: `left` keys remain.
+    """Remove an API key by name; servers reject it from the next request on. The result has the number of keys `left`.
 
     If no key is left, servers reject every request until `create` or `allow_without_key` is called. Raises a
     RequestError if no key has the name.
@@ -59,7 +59,7 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
 
 
 def allow_without_key(project: Project) -> dict[str, Any]:
-    """Let servers on loopback answer without a key unless `require_keys` is set. RequestError while a key exists."""
+    """Let servers on loopback answer without a key unless `require_keys` is set. Raise RequestError if a key exists."""
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if ring.keys:

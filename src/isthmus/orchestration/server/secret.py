@@ -10,7 +10,7 @@ _BYTES = 32
 
 
 def known_secret(project: Project) -> bytes:
-    """Read the project's secret in `recorded/key`, never creating it; raise a DataError if it is missing or damaged."""
+    """Read the project's secret from `recorded/key`; raise a DataError if it is missing or damaged."""
     file = project.recorded / "key"
     try:
         content = file.read_bytes()
@@ -24,7 +24,7 @@ def known_secret(project: Project) -> bytes:
 
 
 def secret(project: Project) -> bytes:
-    """Return the project's secret; create its file on first use, for this user only. Raise a DataError if damaged."""
+    """Read the project's secret, creating it on first use. Only this user can read it. Raise DataError if damaged."""
     file = project.recorded / "key"
     if not file.exists():
         with project.locked("keys"):

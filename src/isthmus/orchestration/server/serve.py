@@ -20,9 +20,8 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach a
 def serve(project: Project, *, port: int | None = None) -> int:
     """Run the API until it is stopped, and return its exit code. `port` replaces the port of the settings.
 
-    Writes the API's address to the project's Feast files first. With a configured Redis, the server replaces this
-    process (exec) to free its memory, and the function does not return. The embedded Redis is started, and this process
-    stays to stop it at the end.
+    Writes the API's address to the project's Feast files first. An embedded Redis is started, and stopped at the end.
+    With a configured Redis, the server replaces this process (exec), and the function does not return.
     """
     _name_to_feast(project, port)
     configured = project.settings.stores.online
@@ -38,8 +37,8 @@ def serving(
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Run the API as a child process during a `with` block; yield the process. It logs to `log`, by default to stderr.
 
-    The block may begin before the API is ready. Starts Redis if it is embedded. Writes the API's address to the
-    project's Feast files unless `private`. A `private` API listens on loopback, needs no keys and records nothing.
+    The block may begin before the API is ready. Starts Redis if it is embedded. A `private` API listens on loopback,
+    needs no keys and records nothing. Unless `private`, writes the API's address to the project's Feast files.
     """
     if not private:
         _name_to_feast(project, port)
@@ -77,8 +76,8 @@ def running(settings: ServerSettings, log: IO[bytes] | None = None) -> "Iterator
 def settings(project: Project, url: str, port: int | None = None, *, private: bool = False) -> ServerSettings:
     """Return the settings of a server with the Redis at `url`. `port` replaces the port of the project's settings.
 
-    A `private` server listens on loopback, needs no key and records nothing. For a server that records answers, creates
-    the secret that hashes private join keys on first use.
+    A `private` server listens on loopback, needs no key and records nothing. If the server records answers, the first
+    call creates the secret that hashes private join keys.
     """
     server, profiles = project.settings.server, project.settings.profiles
     record = None if private else project.recording()

@@ -71,12 +71,12 @@ _OF_OWNERS = ("owners", "median_bytes")
 def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> SnapshotReport:
     """Write a signed snapshot of the latest rows in a service's tables, with deltas from earlier snapshots.
 
-    `name` is a feature service; optional if only one has a `device`. If the `device` has an `owner`, each owner gets a
-    signed snapshot, all in one file without deltas. Keeps the number of earlier snapshots that `device` sets, and
-    deletes older ones. Creates a signing key if none is configured and none was created before. First reports to
-    `progress` the features that devices did not get before. Waits while another process writes or copies snapshots of
-    the service. Raises a ContractMismatch if the definitions have not been applied, a GateFailed if a table breaks an
-    expectation of its view, and a DataError if no row has a key that devices keep, or a file is too large for devices.
+    `name` is a feature service; optional if only one has a `device`. If its `device` has an `owner`, the file has a
+    signed snapshot for each owner, and no deltas. Keeps the number of earlier snapshots that `device` sets, and deletes
+    older ones. Creates a signing key if none is configured and none was created before. First reports to `progress` the
+    features that devices did not get before. Waits while another process writes or copies snapshots of the service.
+    Raises ContractMismatch if the definitions are not applied, and GateFailed if a table breaks an expectation. Raises
+    DataError if no row has a key that devices keep, or a file is too large for devices.
     """
     service, device = device_service(project, name)
     place, sealer = snapshot_folder(project, service.name), signer(project)
@@ -180,7 +180,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """List features, by view and keys, that devices get with the next snapshot of service `name` but have not yet."""
+    """List the features, by view and keys, that the next snapshot of service `name` adds to those on devices."""
     service, device = device_service(project, name)
     before = snapshot_folder(project, service.name).latest_or_none()
     known = () if before is None else before.discloses
@@ -193,7 +193,7 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def device_service(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return service `name` (None: the only one with a `device`) and its `device`; RequestError if it has none."""
+    """Return service `name` (None: the only one with a `device`) and its `device`; raise RequestError without one."""
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:
@@ -212,7 +212,7 @@ def snapshot_folder(project: Project, service: str) -> SnapshotFolder:
 
 
 def signer(project: Project) -> SnapshotSigner:
-    """Return a signer with the configured private key, or with `snapshots/key.pem`, which is created if missing.
+    """Return a signer with the configured private key. Without one, use `snapshots/key.pem`, and create it if missing.
 
     Raises a ConfigurationError if the key is unusable, and a DependencyError without the extra `devices`.
     """
@@ -230,8 +230,8 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
     Returns the description of the snapshot. The file `SERVICE` is the snapshot; `SERVICE.DIGEST` is the delta from the
     snapshot whose SHA-256 begins with these 16 digits. Deletes older deltas of the service in `out`, and no other file.
-    Waits while another process writes a snapshot. Raises a RequestError if the service has a file for each owner, and a
-    DataError if there is no snapshot.
+    Waits while another process writes a snapshot. Raises a RequestError if each owner has a snapshot, a DataError if
+    there is none or it is damaged, and a ContractMismatch if the definitions are not applied.
     """
     service = require_hostable(project, name)
     place = snapshot_folder(project, service.name)
@@ -255,7 +255,7 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
-    """Return the service `name` (None: the only one with a `device`); raise RequestError if each owner has a file."""
+    """Return the service that `device_service` finds; raise RequestError also if each owner has a snapshot."""
     service, device = device_service(project, name)
     if device.owner is not None:
         raise RequestError(

@@ -35,10 +35,10 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     """Write to the folder `out` a static web page that runs the last exported package; return `out`.
 
     `name` is a distillation, optional if there is only one. Replaces the whole folder if an earlier call wrote it, and
-    raises a DataError if `out` has other files. Copies the project's own page from `pages/<distillation>`; without one,
-    tabular and language models get a form, and other models raise a ConfigurationError. Installs onnxruntime-web with
-    npm if it is missing. For a model with a `device`, creates a signing key if it is missing, raises a DataError if no
-    snapshot fits the package, and adds the newest snapshot unless each owner has a file.
+    raises DataError if `out` has other files. Copies the project's own page from `pages/<distillation>`. Without it,
+    tabular and language models get a form, and other models raise ConfigurationError. Installs onnxruntime-web with npm
+    if it is missing. For a model with a `device`, creates a signing key if it is missing, and raises DataError if the
+    newest snapshot does not fit the package. Adds that snapshot to the page, unless each owner has a snapshot.
     """
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name
@@ -60,10 +60,10 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """Copy the scripts of a page, onnxruntime-web and a package to `folder`, with the project's own page or a form.
+    """Copy a page's scripts, onnxruntime-web and a package to the folder `folder`, which must be empty.
 
-    `own` is the folder of the project's page. If it is None or missing, the page is a form. Installs onnxruntime-web
-    with npm if it is missing.
+    Also copies the project's own page from the folder `own` or, if `own` is None or missing, a page with a form.
+    Installs onnxruntime-web with npm if it is missing.
     """
     runtime = installed() / "node_modules" / NAME / "dist"
     form = "form" if manifest.generation is None else "text"

@@ -138,7 +138,7 @@ class Work:
     def metadata(self, report: Mapping[str, Any], series: Sequence[str] = ()) -> Metadata:
         """Return a report as Dagster metadata: its scalars, the complete JSON, and the seconds since the work began.
 
-        Dagster plots only the seconds and the numbers that `series` names.
+        Dagster plots only the seconds and the numbers named in `series`. The report must have these numbers.
         """
         plain = msgspec.to_builtins(report, str_keys=True, enc_hook=str)
         figures = {name: plain[name] for name in series} | {"seconds": round(time.perf_counter() - self.began, 3)}
@@ -194,7 +194,7 @@ class Step:
     def events(
         self, project: "Project", request: StepRequest, progress: Progress
     ) -> Iterator[NodeMaterialization | NodeCheck]:
-        """Run the step while the caller iterates; yield an event for each requested node or check when it is done."""
+        """Run the step while the caller iterates; yield an event as soon as a requested node or check is done."""
         nodes = list(dict.fromkeys([*request.nodes, *(node for node, _ in request.checks)]))
         parts = [nodes] if self.together else [[node] for node in nodes]
         for n, part in enumerate(parts):
@@ -248,7 +248,7 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images (URLs by title) as Markdown. A note replaces each image after 50,000 characters of URLs."""
+    """Format images (URLs by title) as Markdown. After 50,000 characters of URLs, a note replaces each image."""
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

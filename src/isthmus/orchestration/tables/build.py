@@ -100,8 +100,8 @@ def _same_rows(
 def outdated_views(project: Project, views: Sequence[str] | None = None) -> list[str]:
     """Return the names of outdated views among `views` (default: all). The definitions must be applied.
 
-    A view is outdated if it was never built completely, or if its sources, its definition or the engine changed since.
-    Views of remote files, and of queries without `version_sql`, are always outdated: their sources' content is unknown.
+    A view is outdated if it was never built completely, or if its table, its sources, its definition or the engine
+    changed since. Views of remote files, and of queries without `version_sql`, are always outdated.
     """
     contract, store = project.applied(), project.offline_store()
     outdated = []
@@ -144,11 +144,11 @@ def build_range(
 ) -> dict[str, TableWrite]:
     """Compute views for a range of days and replace exactly those days in their tables. Return a report by view.
 
-    Skips days that were built from the same definition and sources, so the next run continues a killed run. Days
-    without rows become empty. Without `within`, builds from the end of each table, minus the view's `lateness`, through
-    today, and builds views without rows completely. `step` is the number of days per commit. Raises a GateFailed if a
-    row breaks an expectation (only expectations on single rows are checked), and a DataError if a source column changed
-    its type or a view reads further back than its lookback; earlier commits of the run stay.
+    Skips days that were built from the same definition and sources, so the next run continues a killed run. Without
+    `within`, builds through today, from the end of each table minus the view's `lateness`; builds completely if a table
+    has no rows. Commits `step` days at a time; after an error, earlier commits stay. Checks only expectations on single
+    rows, and raises GateFailed if one is broken. Raises ContractMismatch if a table has another contract, and DataError
+    if a source column changed its type or a view reads further back than its lookback.
     """
     contract = project.applied()
     names = view_names(project, views)
@@ -228,7 +228,7 @@ class _Run:
         return TableWrite(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
     def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
-        """Compute and yield the rows of `days` (default: all). A DataError for a missing column names the source."""
+        """Compute and yield the rows of `days` (default: all). If a column is missing, a DataError names its source."""
         frames, reach, within = self.frames, self.compiled.lookback, None
         if days is not None:
             within = (days.first * DAY, days.end * DAY)
@@ -345,9 +345,9 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """Return the days from `first` to the day before `end` (default: through today); None without `first`.
+    """Parse the days from `first` to the day before `end` (default: through today); return None without `first`.
 
-    Raises a RequestError if the command line options do not fit together, such as `catch_up` with `first`.
+    Raises RequestError if a day is invalid, or if the command line options exclude each other.
     """
     if catch_up and (first or end):
         raise RequestError("--catch-up", "cannot be used with --from or --to")

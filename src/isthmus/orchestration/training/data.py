@@ -62,7 +62,7 @@ class TrainingOrigin:
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
         """Return everything that determines the training set, for its record and its id.
 
-        `served` has the time up to which each view's log was replayed; None unless values are joined as served.
+        `served` has the time up to which each view's log was replayed; None if values are not joined as served.
         """
         # The key is missing without request transforms, so that older training sets keep their id.
         computed = {"computed": self.computed.identity} if self.computed else {}
@@ -101,7 +101,7 @@ class TrainingData:
         return f"<TrainingData: {rows}, {chosen}; contract {origin.contract[:12]}>"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order in bounded memory. Raise a DataError if the spine or a table cannot be joined."""
+        """Join and yield the rows in order, in bounded memory. Raise DataError if the spine or a table is unusable."""
         return self._joined(self._spine.batches())
 
     def reader(self) -> pa.RecordBatchReader:
@@ -113,7 +113,7 @@ class TrainingData:
         return pa.Table.from_batches(self.batches(), self.schema)
 
     def pandas(self) -> "pd.DataFrame":
-        """Join all rows, again on each call, into a DataFrame; integers and booleans keep their type beside nulls."""
+        """Join all rows, again on each call, into a DataFrame. Integers and booleans with nulls keep their type."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
@@ -128,10 +128,10 @@ class TrainingData:
     def write(self, path: Path | str, *, like: TrainingSet | None = None) -> TrainingSet:
         """Join the rows and write them atomically to the local folder `path`, with a record that reproduces them.
 
-        The folder gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file; the
-        project notes the folder, so that `record.repeat` finds it by id. Replaces a training set there, and raises a
-        DataError for any other folder that exists. With the training set `like`, copies its statistics, and raises a
-        DataError if the new id differs. Raises a RequestError for a URL.
+        The folder gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. The
+        project notes the folder, so that `record.repeat` finds it by id. Replaces an earlier training set. Raises
+        DataError if another folder is there, and RequestError for a URL. With the training set `like`, copies its
+        statistics, and raises DataError if the new id differs.
         """
         target = require_local("training set", path).absolute()
         if target.exists() and not (target / RECORD).is_file():
@@ -198,8 +198,8 @@ def training_data(
     """Prepare to join features to the rows of a spine, each as of the row's time. Rows are joined when they are read.
 
     `features` is a service, or features as `view:feature`. `spine` is a table, frame or file, or a SELECT over the
-    views. `status` adds a status column per view. `as_served` joins what was readable online at each time instead of
-    what was known. `join` is "embedded" or "engine". Raises ContractMismatch if the definitions have not been applied,
+    views. `status` adds a status column per view. `as_served` joins the values that were readable online at each time
+    instead of the known ones. `join` is "embedded" or "engine". Raises ContractMismatch before `isthmus apply`,
     RequestError for an unknown feature or a wrong combination of options, and DataError for an unusable table or spine.
     """
     contract = project.applied()
@@ -222,9 +222,10 @@ def data_of(
 ) -> TrainingData:
     """Prepare the join of the views in `origin` to a spine. Nothing is joined until the rows are read.
 
-    If `served` is False, joins the values that were known at each row's time; if True, the values that were readable
-    online at that time, by the log of materializations. A mapping (`TrainingSet.served`) replays the log of each view
-    only up to a time, in microseconds. Raises a RequestError if `join` is unknown, or the engine cannot do this join.
+    If `served` is False, joins the values that were known at each row's time. If True, joins the values that were
+    readable online at that time, by the log of materializations. A mapping (`TrainingSet.served`) replays the log of
+    each view only up to a time. Raises RequestError if `join` is unknown or the engine cannot do this join, and
+    DataError for a join as served if a view was never materialized.
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
@@ -320,7 +321,7 @@ class HashedSpine:
         return self._hash.hexdigest()
 
     def read(self) -> str:
-        """Read all rows, writing them to `file` if it is set, and return their hash."""
+        """Read all rows, write them to `file` if it is set, and return their hash."""
         deque(self.batches(), maxlen=0)
         return self.sha256
 
@@ -357,7 +358,7 @@ def _tables(
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
-    """Return the types of a spine's keys, times, request fields and labels by name, without those that conflict."""
+    """Return the types of a spine's keys, times, request fields and labels by name; omit names with several types."""
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
     for spine in contract.spines.values():
