@@ -367,7 +367,7 @@ class Task(ABC):
         """Compare student and teacher on the same rows, by the first output that has the same key and shape in both.
 
         For logits, returns `agreement` and `kl`; each token of a text counts. For other outputs, returns `cosine`, NaN
-        if a row is all zero. If the teacher has only `indexes` of its best classes, returns `agreement` alone. Returns
+        if a row is all zero. If the teacher returns `indexes` of its best classes, returns `agreement` alone. Returns
         {} if no output can be compared.
         """
         if "logits" in student and "indexes" in teacher:

@@ -74,6 +74,7 @@ class Teacher(ABC):
         Raises:
             ConfigurationError: the teacher is in training mode or was changed, or lacks an output.
             DataError: an output is not finite, or has the wrong number of rows.
+            DependencyError: the function of a `FunctionTeacher` fails.
         """
         self.hold()
         with torch.inference_mode():

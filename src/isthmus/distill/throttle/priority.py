@@ -25,7 +25,7 @@ class Priority:
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """On Linux, lower all threads' priority, and keep them on the last `cores` cores. `idle`: at idle times."""
+        """On Linux, lower all threads' priority, and keep them on the last `cores` cores; if `idle`, at idle times."""
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():

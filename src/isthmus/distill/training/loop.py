@@ -106,8 +106,8 @@ class Training:
             ConfigurationError: settings are invalid, or `evaluate` does not return the metric that is their `gate`.
             DependencyError: memory or disk is full.
             GateFailed: a loss, a gradient or a metric is not finite.
-            Stopped: SIGINT or SIGTERM arrived; the current step was finished and a checkpoint written. Signals are only
-                handled in the main thread.
+            Stopped: SIGINT or SIGTERM arrived; the current step was finished and, with a folder, a checkpoint written.
+                Signals are only handled in the main thread.
         """
         return self.train().state.history
 

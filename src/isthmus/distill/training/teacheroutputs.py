@@ -89,7 +89,7 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
 
     Both are written to the cache; if both are there, the teacher is not even loaded. Pass `outputs` if
     `open_outputs` was already called with the same arguments. Pauses while servers need the machine, and calls `paused`
-    with the seconds of each pause. Raises a ConfigurationError if the teacher is not a `Teacher`.
+    with the seconds of each pause. Raises the errors of `open_outputs` and of `TeacherOutputs.fill`.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:
