@@ -27,7 +27,7 @@ class Days:
 
     @classmethod
     def parse(cls, first: str, end: str) -> "Days":
-        """Parse two days like 2024-01-31; `end` is not in the range. Raise RequestError if invalid or without a day."""
+        """Parse two days like 2024-01-31, `end` exclusive. Raise RequestError if one is invalid, or the range empty."""
         days = cls(_day("from", first), _day("to", end))
         if days.first >= days.end:
             raise RequestError(

@@ -339,7 +339,7 @@ class Contract:
 
     @classmethod
     def loads(cls, text: bytes, where: str = "contract.json") -> "Contract":
-        """Parse the result of `dumps`; raise ContractMismatch if it is damaged, or its format unknown or hash wrong."""
+        """Parse the result of `dumps`; raise ContractMismatch for damage, an unknown format or a wrong hash."""
         remedy = "run `isthmus apply` to write it again"
         try:
             data = json.loads(text)
