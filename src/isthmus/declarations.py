@@ -1,4 +1,4 @@
-"""The names of `isthmus`, which imports this module when the first of them is used.
+"""The public names of the package `isthmus`, which imports this module when the first of them is used.
 
 The import replaces `__init__` of each dataclass here, so that a missing or unknown argument raises a ConfigurationError
 in place of a TypeError.

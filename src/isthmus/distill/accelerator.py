@@ -37,7 +37,7 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """Return the CPU or GPU to train on; raise a DependencyError if CUDA or bf16 is requested but not available."""
+    """Return the device: "auto" prefers a GPU. Raise a DependencyError if requested CUDA or bf16 is not available."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",
@@ -60,7 +60,7 @@ def resolve(profile: TrainingProfile) -> torch.device:
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
     """Turn an out-of-memory error in the `with` block into a DependencyError; other errors are raised unchanged.
 
-    The message starts with `where`, and suggests other `settings` to compute less than `rows` rows at once.
+    The message names `where` and the number of `rows` computed at once, and suggests other `settings`.
     """
     try:
         yield
@@ -77,7 +77,7 @@ def enough_memory(where: str, device: torch.device, settings: TrainingSettings, 
 
 
 def peak(device: torch.device) -> int:
-    """Return this process's peak memory in bytes: torch's allocations on a GPU, otherwise the resident memory."""
+    """Return this process's peak memory so far, in bytes: torch's allocations on a GPU, else the resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

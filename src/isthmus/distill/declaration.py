@@ -143,7 +143,7 @@ class Tabular:
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the spine's label has the wrong type, or the spine lacks a `Rank`'s column `within`."""
+        """Return a problem if the spine's label has the wrong type, or the spine lacks the column `Rank.within`."""
         if not isinstance(self.label, Label):
             return []
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
@@ -295,7 +295,7 @@ class Distillation:
 
     @property
     def label(self) -> Label | None:
-        """The kind of label; None for a task that is not a `Tabular`."""
+        """The kind of label; None if the task is not a `Tabular` with a valid label."""
         return self.task.label if isinstance(self.task, Tabular) and isinstance(self.task.label, Label) else None
 
     @property
@@ -314,7 +314,7 @@ class Distillation:
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
     def preparation_problems(self, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return a problem for each preparation that does not fit the student's inputs; only a `Tabular` has any."""
+        """Return a problem for each preparation that does not fit the student's inputs; [] without a `Tabular`."""
         return self.task.preparation_problems(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
@@ -400,11 +400,18 @@ class Distillation:
         return wrong
 
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings for student and control, with defaults for a profile and a number of training rows."""
+        """Return the settings for student and control: the declared ones, or else defaults with the profile's batch.
+
+        If they set neither epochs nor steps, the profile does. If the profile has no epochs either, a `Tabular` gets
+        at least 800 steps, for which `rows` is the number of training rows.
+        """
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings for the students of a search: the search's own, or else those for student and control."""
+        """Return `search.settings`, or those of `training_settings` if None.
+
+        Missing epochs come from the profile and the number of training `rows`, as in `training_settings`.
+        """
         settings = None if self.search is None else self.search.settings
         if settings is None:
             return self.training_settings(profile, rows)

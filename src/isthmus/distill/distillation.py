@@ -64,13 +64,14 @@ def distill(
 
     If a student of the same training set, settings, task, teacher and code exists, return it without training, unless
     `again` is True. If only reporting code changed, keep the weights and compute a new report. Reads teacher outputs
-    from `cache` and adds missing ones. Writes TensorBoard event files and checkpoints to `runs`; at the end, deletes
-    the checkpoints of all other trainings there, and keeps its own final weights.
+    from `cache` and adds missing ones. Writes TensorBoard event files and checkpoints to `runs`. At the end, deletes
+    the checkpoints of all other trainings in `runs`, and keeps its own final weights.
 
-    Raises a ConfigurationError if the declaration is invalid or teacher, student and objective do not fit together, a
-    DataError if the table lacks columns or values or an input leaks the label, a DependencyError if a device, memory or
-    disk space is missing or several processes were launched, a GateFailed if a loss, gradient or output is not finite,
-    and Stopped on SIGINT or SIGTERM. The same call then continues the training.
+    Raises Stopped on SIGINT or SIGTERM; the same call then continues the training. Other errors:
+    * ConfigurationError: the declaration is invalid, a runtime is not installed, or teacher and student do not fit.
+    * DataError: the table lacks columns or values, or an input leaks the label.
+    * DependencyError: a device, memory or disk space is missing, or several processes were launched.
+    * GateFailed: a loss, gradient or output is not finite.
     """
     declaration, stages = material.declaration, _Stages(progress)
     _require_ready(declaration)
@@ -207,7 +208,7 @@ class _Trainings:
 
     @property
     def only_reporting_changed(self) -> bool:
-        """True if these weights were trained for another student id: only reporting code changed. Needs `begin`."""
+        """True if the weights were trained for another student id: only reporting code changed. Call `begin` first."""
         return self._selected.read_text(encoding="utf-8") != self.student
 
     def end(self) -> None:

@@ -121,7 +121,7 @@ def require_held(where: str, results: Iterable[GateResult], remedy: str) -> None
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all figures that gates can name, by metric: "taught", task figures, and "<model>.<figure>"."""
+    """Return all figures that gates can name: "taught", "gap_closed", the task's figures, and "<model>.<figure>"."""
     figures: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
     figures |= report["measures"]
     for model, record in report["models"].items():
@@ -144,9 +144,9 @@ def have_limits(gates: Iterable[Gate]) -> bool:
 
 
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    """Return a problem for each bound that this kind of label does not support or, if on a loss, with wrong limits.
+    """Return a problem for each bound that the label does not support, and for wrong limits on a loss.
 
-    A bound on a loss, such as "lost.auc", must have only `at_most`, 0 or more. Without a `label`, none is supported.
+    A bound on a loss, such as "lost.auc", must have only `at_most`, 0 or more. Without a `label`, all are problems.
     """
     measures = {} if label is None else BOUNDED.get(type(label), {})
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
@@ -162,7 +162,7 @@ def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> l
 
 
 def describe(bound: "Bound") -> str:
-    """Return the text of a bound's measured value and where it was found, such as "auc is 0.81 (0.79 to 0.83)"."""
+    """Return a bound's value as text, such as "auc is 0.81 (0.79 to 0.83)", with the week or slice if it has one."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
     found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""

@@ -13,10 +13,10 @@ from isthmus.features.types import INPUTS
 def input_problems(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Return a problem for each input that a model cannot read, or that its device or the spine does not have.
+    """Return the problems of inputs that a model cannot read, that devices do not have, or that the spine lacks.
 
-    Also checks that `stale`, if it names a distillation, names another one in `distillations` without stored features,
-    and that the template of a `Causal` only names features of the student's service.
+    Also checks `stale`: a name must be of another one of `distillations`, whose student reads no stored features. And
+    the template of a `Causal` may only name features of the student's service.
     """
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)

@@ -31,7 +31,7 @@ class Label(ABC):
 
     @property
     def grouped_by(self) -> str | None:
-        """Column whose equal values keep their rows in the same part and batch; None if rows are independent."""
+        """Column whose equal values stay in one batch and one part of the split; None if rows are independent."""
         return None
 
     @abstractmethod

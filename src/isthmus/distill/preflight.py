@@ -35,12 +35,12 @@ def rehearse(
 ) -> None:
     """Try an untrained student before the costly steps: compute the loss of its first batch, and run its graph.
 
-    Computes the teacher's outputs for this batch if the objective uses them and they are missing. Starts a child
-    process for each declared runtime besides ONNX Runtime. Calls `note` with a line of text for a runtime that cannot
-    run the student, and for other facts to know. Restores torch's random state.
+    If outputs are missing, runs the teacher on two rows, and on this batch if the objective uses the teacher. Starts a
+    child process for each declared runtime besides ONNX Runtime. Calls `note` with a line of text for a runtime that
+    cannot run the student, and for other facts to know. Restores torch's random state.
 
-    Raises a ConfigurationError if gates, sizes, settings, groups of rows, student, teacher and objective do not fit
-    each other or if the student is random in eval mode, a DataError if an input leaks the label, a GateFailed if the
+    Raises a ConfigurationError if gates, settings, groups of rows, student, teacher and objective do not fit each
+    other, or if the student is random in eval mode. Raises a DataError if an input leaks the label, a GateFailed if the
     loss is not finite, and a DependencyError if memory is full.
     """
     declared = task.material.declaration
@@ -96,8 +96,9 @@ def rehearse(
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
     """Measure an untrained student on the validation part; raise a ConfigurationError if metric or gates are unknown.
 
-    `outputs` must have all outputs of the teacher, `cost` is the teacher's, and `references` has the names of further
-    models. Also raises a ConfigurationError if the student has more parameters than its teacher.
+    `outputs` must have all outputs of the teacher, `cost` is the teacher's cost, and `references` has the names of
+    further models that gates may name. Also raises a ConfigurationError if the student has more parameters than its
+    teacher.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):

@@ -48,7 +48,7 @@ class Restored:
 
 
 def create_task(material: Material) -> Task:
-    """Create the `Task` object that a declaration names, importing the module of your own task class.
+    """Create the `Task` object of a declaration; import the module of your own task class, or load language models.
 
     Raises a ConfigurationError if the task or a name in the declared `shape` is unknown, and a DataError if the table
     lacks data.
@@ -75,7 +75,7 @@ def task_class(declared: Distillation) -> type[Task]:
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
-    """Raise a ConfigurationError at `where` that lists the `names` that are not in the task's `shape`, if any."""
+    """Raise a ConfigurationError at `where` that lists all `names` missing in the task's `shape`, if there are any."""
     if unknown := [name for name in names if name not in task.shape]:
         expected = one_of(task.shape) if task.shape else "a task with a `shape`"
         problems = [Problem(f"shape {name!r}", "is not in the task's `shape`", expected) for name in unknown]
@@ -83,11 +83,11 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
 
 
 def restore(material: Material, folder: Path, weights: str = "student") -> Restored:
-    """Load a student with its fitted preparation from `folder`; contract and profile may have changed since training.
+    """Load a student with its fitted preparation from `folder`.
 
-    `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if the
-    student was trained on another training set or its declaration has changed, and a DataError if a file is missing or
-    damaged.
+    `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if
+    training set, inputs, split, shape or task changed since the training. The contract, settings and profile may have
+    changed. Raises a DataError if a file is missing or damaged.
     """
     try:
         report = json.loads((folder / REPORT).read_bytes())
@@ -142,16 +142,16 @@ def _load(task: Task, file: Path) -> nn.Module:
 def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
     """Return a digest of everything that the weights of all seeds depend on, in 12 hexadecimal digits.
 
-    It covers the rows and their split, inputs and label, the shape of the student, the metric that selects the weights,
-    settings, seeds, profile, the versions of Isthmus and torch, the identity of the teacher's outputs in `outputs`, and
-    the task's code without the members that only affect report and package (`JUDGING`).
+    It covers the rows and their split, inputs and label, the shape of the student, and the metric that selects the
+    weights. It also covers settings, seeds, profile, the versions of Isthmus and torch, the identity `outputs` of the
+    teacher's outputs, and the task's code without the members that only affect report and package (`JUDGING`).
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return a student's id, in 12 hexadecimal digits: a digest of all that its weights and its report depend on."""
+    """Return a student's id, in 12 hexadecimal digits: a digest of everything that weights and report depend on."""
     return _identity(task, settings, outputs, legacy_origins(origins(task)))
 
 
@@ -169,7 +169,7 @@ def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dic
 
 
 def origins(task: Task) -> dict[str, str]:
-    """Return where a student comes from, for its report: the identity of the training set, and digests of the task.
+    """Return the `made_of` of a student's report: the identity of the training set, and three digests of the task.
 
     All digests cover label, inputs, split and shape. `kind` also covers the whole task, `training` only the code that
     training depends on, and `report` the code that training or report depends on. Reports of earlier versions have only
@@ -179,9 +179,9 @@ def origins(task: Task) -> dict[str, str]:
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return the identity of the training set, and digests of the task class `kind`, without creating the task.
+    """Return `origins` for the task class `kind`, without creating the task.
 
-    Reads only declaration, label, student_inputs and training_set of `material`. With a created task, call `origins`.
+    Reads only declaration, label, student_inputs and training_set of `material`.
     """
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
@@ -212,15 +212,15 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
 
 
 def legacy_origins(made_of: dict[str, str]) -> dict[str, str]:
-    """Return only `training_set` and `kind` of a result of `origins`, the entries in reports of earlier versions."""
+    """Return the entries of `origins` that reports of earlier versions also have: `training_set` and `kind`."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 
 def same_training(before: dict[str, Any], task: Task, part: str = "training") -> bool:
-    """Return True if training the task today would give the student whose report has `before` as its `made_of`.
+    """Return True if training set and task are still those of a student, whose report has `before` as its `made_of`.
 
-    With `part="report"`, True if its report would be equal, too. An equal `kind`, the digest of the whole task,
-    suffices for both, since earlier versions recorded no other digest. Another training set always gives False.
+    Compares inputs, split, shape, and the code that `part` depends on: "training", or "report" for both. An equal
+    `kind` suffices, since earlier versions recorded no other digest. Settings, seeds and profile are not compared.
     """
     now = origins(task)
     return before.get("training_set") == now["training_set"] and (
@@ -232,9 +232,9 @@ def same_training(before: dict[str, Any], task: Task, part: str = "training") ->
 def code_description(kind: type, without: frozenset[str]) -> Any:
     """Return plain data that describes the code of a task class and its bases, without the members in `without`.
 
-    Includes the other members that Isthmus calls, and everything that their code names, even if it is in `without`.
-    Includes every member if names are computed, if a decorator or a metaclass sees the class, or if a base class comes
-    from an installed package.
+    Includes the other members that Isthmus calls, and all members that their code names, even from `without`. Includes
+    every member if the code computes names, if the class has a decorator or a metaclass, or if a base class comes from
+    an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
     ours = [each for each in kind.__mro__ if each.__module__.startswith("isthmus.")]

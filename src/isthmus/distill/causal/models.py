@@ -31,9 +31,9 @@ class Language(NamedTuple):
 def language(source: str, where: str) -> Language:
     """Load a causal model in float32 and its tokenizer: from the folder `source`, or by calling "module:function".
 
-    Raises a ConfigurationError at `where` if the source cannot be loaded, if its model is not a causal model of
-    transformers with the attention "sdpa", or if its tokenizer is another model's; a DependencyError without
-    transformers.
+    Raises a ConfigurationError if the source cannot be loaded, if its model is not a causal model of transformers with
+    the attention "sdpa", or if the tokenizer does not match the model. Raises a DependencyError without transformers.
+    Errors of the function itself are raised unchanged.
     """
     if FUNCTION.fullmatch(source):
         answer = call_function(source, where)
@@ -54,10 +54,10 @@ def language(source: str, where: str) -> Language:
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
     """Create an untrained causal language model for a vocabulary.
 
-    If `source` is "module:function", calls that function with the vocabulary size only. If it is None, builds a Llama
-    with the sizes in `shape`, a context of `context` tokens and random weights from torch's global generator. Raises a
-    ConfigurationError at `where` if the function cannot be imported, if its model is not causal, has another vocabulary
-    size or attention than "sdpa", or if the width in `shape` does not give each head an even number of units.
+    If `source` is "module:function", calls that function with the vocabulary size only. If `source` is None, builds a
+    Llama with the sizes in `shape`, a context of `context` tokens and random weights from torch's global generator.
+    Raises a ConfigurationError at `where` if the function cannot be imported, or if its model is not a causal one with
+    this vocabulary size and the attention "sdpa". A Llama's heads must each have an even number of units.
     """
     if source is not None:
         model = _causal(call_function(source, where, vocabulary.size), source, where)
@@ -94,7 +94,7 @@ def function_of(source: str) -> Any:
 
 
 def prune_embeddings(model: Any, vocabulary: Vocabulary) -> Any:
-    """Return a trainable copy of a model; if the vocabulary is pruned, it only has embeddings for the kept tokens."""
+    """Return a trainable copy of a model. For a pruned vocabulary, the copy only has embeddings for the kept tokens."""
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
         return model

@@ -12,9 +12,9 @@ from isthmus.features.errors import DataError
 
 
 def attention_mask(positions: Tensor) -> Tensor:
-    """Return an attention mask of packed texts, bool (n, 1, P, P), from their `positions`, (n, P).
+    """Return the attention mask, bool (n, 1, P, P), of n blocks of P tokens with several texts each.
 
-    A token sees itself and the earlier tokens of its text, which begins at a position 0.
+    A token sees itself and the earlier tokens of its text. `positions`, (n, P), are 0 where a text begins.
     """
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
@@ -39,10 +39,10 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the logits of `tokens` and the cache; adds the entries of `tokens` to a given `cache` in place.
+        """Return the logits of `tokens`, and `cache`, to which the call adds the entries of `tokens` in place.
 
-        Without a `cache`, computes none and returns None for it. `mask`, bool (n, 1, P, cached + P), is True where a
-        token may attend to another token.
+        Without a `cache`, returns None for it. `mask`, bool (n, 1, P, cached + P), is True where a token may attend to
+        another token.
         """
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
@@ -96,7 +96,7 @@ class CausalTeacher(nn.Module):
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy at each position, float32 (n, P); 0 where `targets` is `IGNORED`: there is no target."""
+    """Return the cross entropy at each position, float32 (n, P); 0 where `targets` is `IGNORED`."""
     return cross_entropy(logits.float().transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
 
 
@@ -130,7 +130,7 @@ def generate(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end
 
 
 def continuation_targets(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return positions and targets for blocks of `generate`: only new tokens up to the first end token are targets."""
+    """Return positions and targets of blocks from `generate`: only new tokens up to the first end are targets."""
     length = tokens.shape[1]
     places = positions[:, prompt - 1 : prompt] + torch.arange(1, length - prompt + 1, device=tokens.device)
     following = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORED)], 1)

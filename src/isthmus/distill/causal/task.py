@@ -207,8 +207,8 @@ class CausalTask(Task):
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
         """Return the batch or, at random, a batch of texts that a model wrote after the first tokens of each block.
 
-        With the probability `on_policy`, the student writes and the teacher scores the texts during the call. With the
-        probability `sequences`, the texts are the teacher's stored continuations. Otherwise the batch is unchanged.
+        With the probability `Causal.on_policy`, the student writes and the teacher scores the texts during the call.
+        With the probability `Causal.sequences`, the texts are the teacher's stored ones. Otherwise returns `batch`.
         """
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
@@ -245,8 +245,8 @@ class CausalTask(Task):
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
         """Return `perplexity` of domain texts and `general_loss`, per token of general texts; NaN if there are none.
 
-        `rows` are the blocks of `answers`. If the task has a base, whose outputs are `teacher`, adds `gain`, the
-        relative decrease of the perplexity, and `regression`, the relative increase of the general loss.
+        `rows` are the blocks of `answers`. If the task has a base, `teacher` has the base's outputs. Then also returns
+        `gain`, the relative decrease of the perplexity, and `regression`, the relative increase of the general loss.
         """
         figures = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         figures["general_loss"] = self._mean(answers, rows, domain=False)
@@ -265,7 +265,7 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return `agreement`, the share of targets with the same likeliest token in both; {} if the task has a base."""
+        """Return `agreement`, the share of targets for which both choose the same token; {} if the task has a base."""
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -307,7 +307,7 @@ class CausalTask(Task):
         return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Return graph inputs to measure latency: the middle token of the block in `rows`, and a cache of zeros."""
+        """Return graph inputs to measure latency: the middle token of the one block in `rows`, and a cache of zeros."""
         (row,), half = rows.tolist(), self.declared.context // 2
         tokens = self.tokens[row, half : half + 1].numpy()
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
@@ -319,10 +319,7 @@ class CausalTask(Task):
             return cache_shape(_model(self.student()).config)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return a test case for one block, the only number in `rows`: graph inputs and the student's outputs.
-
-        The inputs are the middle token of the block's first text, and the cache after the tokens before it.
-        """
+        """Return a case: the middle token of the first text in the one block of `rows`, and the cache before it."""
         (row,) = rows.tolist()
         length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
         half, run = length // 2, self.writer(student).reference.run
@@ -342,7 +339,7 @@ class CausalTask(Task):
         return self.writer(student).reference.run(feeds)
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Run a graph token by token over one block; return `losses`, `best` and `counts`, float32 (1, context)."""
+        """Run a graph on each token of the one block in `rows`; return `losses`, `best` and `counts` (1, context)."""
         (row,) = rows.tolist()
         empty = past = np.zeros((1, 0, *self._cache()), np.float32)
         steps = []
@@ -358,9 +355,9 @@ class CausalTask(Task):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Estimate the test metrics of a model file that `run` runs, from only a few blocks.
+        """Estimate the test metrics of a model file, which `run` runs on a few blocks only.
 
-        Returns the student's metrics on all blocks, moved by the difference between file and student on the few.
+        Returns the student's metrics on all test blocks, plus the difference between file and student on these few.
         """
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)

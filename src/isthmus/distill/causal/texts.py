@@ -31,10 +31,10 @@ class Texts:
 
     @classmethod
     def of(cls, material: Material, name: str | None) -> "Texts":
-        """Read texts and 0/1 labels from a training set; `name` is the text input to read, None the only text input.
+        """Read texts and 0/1 labels from a training set. `name` is the text input; None reads the only text input.
 
-        Raises a ConfigurationError if the student has no such input (or several, for None), and a DataError if a text
-        is missing or empty, or if a label is neither 0 nor 1.
+        Raises a ConfigurationError if the student lacks this input or, for None, does not have exactly one. Raises a
+        DataError if a text is missing or empty, or if a label is neither 0 nor 1.
         """
         where = material.declaration.where
         inputs = [item.name for item in material.student_inputs if item.dtype == String]
@@ -62,7 +62,7 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """Return up to three prompts, the first words of texts in `rows`: at most six words and `most` tokens each."""
+        """Return up to three prompts: the first words of texts in `rows`, at most six words and `most` tokens each."""
         prompts: dict[str, None] = {}
         for row in rows.tolist():
             prompts[_beginning(self.texts[row], vocabulary, most)] = None
@@ -71,7 +71,6 @@ class Texts:
         return (*prompts,)
 
     def require_tokens(self, tokens: Sequence[Sequence[int]], begin: int) -> None:
-        """Raise a DataError if a text has only the first `begin` tokens, which the tokenizer puts before every text."""
         if empty := [row for row, text in enumerate(tokens) if len(text) == begin]:
             found = f"{len(empty):,} texts have no tokens, the first in row {empty[0]}"
             raise DataError(self.where, found, expected="at least one token per text")
@@ -164,7 +163,7 @@ def pack(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *,
 
 
 def select_replay(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Return so many general blocks that they are the share `replay` of all; raise a DataError if there are too few."""
+    """Return the first general blocks, so that their share of all blocks is `replay`; raise a DataError if too few."""
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:
         raise DataError(

@@ -88,7 +88,7 @@ class Vocabulary:
 
 
 def full_vocabulary(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Return a model's full vocabulary; raise a ConfigurationError if its tokenizer and `config` do not match."""
+    """Return a model's full vocabulary; raise a ConfigurationError if `config` differs in size or end token."""
     with extra("text"):
         from tokenizers import Tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

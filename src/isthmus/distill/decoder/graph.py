@@ -20,8 +20,8 @@ def graph(decoder: CachedModel, *, products: bool = False) -> onnx.ModelProto:
 
     Inputs are `tokens`, int64 (1, tokens), and the cache `past`, float32 (1, past, 2 * layers, shared, width), with
     `shared` key and value heads. Outputs are the next token's `logits`, float32 (1, vocabulary), and `new`, the cache
-    entries of `tokens`. With `products`, the graph multiplies with MatMul, as the weight quantizer requires. Otherwise
-    it uses Gemm, which can share its weights with the embedding.
+    entries of `tokens`. With `products`, the graph multiplies with MatMul, as ONNX Runtime's weight quantizer requires.
+    Otherwise it uses Gemm, which can share its weights with the embedding.
     """
     writer = _Writer(decoder, products=products)
     cache: list[str | int] = [2 * decoder.layers, decoder.shared, decoder.width]

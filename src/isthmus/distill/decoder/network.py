@@ -1,4 +1,4 @@
-"""A causal language model as a torch module with a cache: torch.export converts it, and graphs must match it."""
+"""A Llama as a torch module with a cache, for torch.export and as the reference for ONNX graphs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ class CachedModel(nn.Module):
         """Read `tokens`, int64 (1, n), after the cache `past`, float32 (1, past, 2 * layers, shared, width).
 
         Returns the logits of the next token, (1, vocabulary), and the cache entries of `tokens`. `past` has length 0
-        for a new text. Several calls may read a prompt in turn, each with the cache of all calls before it.
+        for a new text. To continue, pass the entries of all earlier calls, at most `context` tokens in all.
         """
         tokens, past = tokens[0], past[0]
         count, before = tokens.shape[0], past.shape[0]
@@ -84,7 +84,7 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 
 def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
-    """Return a model's config; raise a ConfigurationError unless it is a Llama with SiLU and a supported RoPE."""
+    """Return a model's config; raise a ConfigurationError unless it is a Llama with SiLU and a RoPE of fixed angles."""
     config: Any = model.config
     problems = []
     if type(model).__name__ != "LlamaForCausalLM":

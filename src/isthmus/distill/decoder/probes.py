@@ -1,4 +1,4 @@
-"""Predict how fast this host decodes a model of given sizes, by probes that do not need the model."""
+"""Predict how fast this host decodes a model of given sizes, from small ONNX Runtime models in its place."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -75,7 +75,7 @@ class DecoderReference:
         cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
     ) -> "DecoderReference":  # fmt: skip
-        """Run `network` on the golden prompts; raise a GateFailed if its logits differ from the logits of `model`."""
+        """Run `network` on the prompts in `settings`; raise a GateFailed if it differs from `model` on the first."""
         shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
 
@@ -107,7 +107,7 @@ class DecoderReference:
 
     @property
     def certain_tokens(self) -> list[list[int]]:
-        """The greedy tokens after each golden prompt, before the first token that other processors might not choose."""
+        """The greedy tokens after each golden prompt, before the first that another processor might not choose."""
         return [[*_sure(reads)] for reads in self.reads]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
@@ -120,7 +120,8 @@ class DecoderReference:
     ) -> FileComparison:
         """Compare a model file, which `run` runs, with the model on the golden prompts, and measure its speed.
 
-        `size` is in bytes, `part` is the most tokens per call. Raises a GateFailed if logits or tokens differ too much.
+        `size` is in bytes, and `part` is the maximum number of tokens per call. Raises a GateFailed if logits or tokens
+        differ too much.
         """
         decoder = replace(self.decoder, part=part)
         tolerance = TOLERANCES[precision] * self.scale

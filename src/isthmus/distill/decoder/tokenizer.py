@@ -28,7 +28,7 @@ _RARE = 0xF1
 
 
 def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[str, Any]:
-    """Parse and return a `tokenizer.json`; raise a ConfigurationError that lists all parts packages do not support."""
+    """Parse and return a `tokenizer.json`; raise a ConfigurationError that lists all unsupported parts."""
     try:
         file: dict[str, Any] = json.loads(data)
         problems = [*_problems(file)]
@@ -44,10 +44,10 @@ def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[st
 def new_generation(
     data: bytes, *, context: int, most: int, end: Sequence[int], template: str, where: str = "tokenizer.json"
 ) -> tuple[Generation, Tokenizer]:
-    """Return the settings with which a package generates text, and its tokenizer from a `tokenizer.json` (`data`).
+    """Return the settings with which a package generates text, and its tokenizer, from a `tokenizer.json` (`data`).
 
-    `context` is the most tokens of prompt and answer, `most` of the answer. `end` has the tokens that end a text.
-    `template` has {prompt} in place of the user's text. Raises a ConfigurationError if the file or a setting is wrong.
+    `context` limits the tokens of prompt and answer, and `most` the tokens of the answer. `end` has the tokens that end
+    a text. `template` has {prompt} for the user's text. Raises a ConfigurationError if the file or a setting is wrong.
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])

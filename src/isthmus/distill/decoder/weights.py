@@ -1,4 +1,4 @@
-"""Quantize the weights of a decoder in blocks of 32; activations stay floats, since memory bandwidth is the limit."""
+"""Quantize the weights of a decoder in blocks of 32 numbers, so that a call reads fewer bytes from memory."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ _TABLE_BITS = 4
 
 
 def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
-    """Return a decoder as an ONNX file, with the same bytes each time; "int8" and "int4" quantize its weights."""
+    """Return a decoder as an ONNX file, the same bytes each time. "int8" and "int4" quantize its weights."""
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer

@@ -31,8 +31,8 @@ class TextWriter:
     def of(cls, model: "LlamaForCausalLM", file: bytes, settings: DecodingSettings) -> "TextWriter":
         """Check that a model, the content of its `tokenizer.json` and settings fit, and return them as a TextWriter.
 
-        Switches the model to eval mode. Raises a ConfigurationError if they do not fit, and a RequestError if a golden
-        prompt cannot be encoded.
+        Switches the model to eval mode. Raises a ConfigurationError if the settings are wrong or have no prompts, or if
+        model and tokenizer do not fit. Raises a RequestError if a golden prompt cannot be encoded.
         """
         problems = settings.problems("decoding")
         if not problems and not settings.prompts:

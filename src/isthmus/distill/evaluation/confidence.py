@@ -26,14 +26,14 @@ def mean(values: Array) -> Interval:
 
 
 def root_mean(squares: Array) -> Interval:
-    """Return the root of the mean of (n,) squares, such as an RMSE, with the root of the mean's interval."""
+    """Return the root of the mean of (n,) squares, such as an RMSE, and the roots of the mean's interval."""
     value, low, high = mean(squares)
     ends = [None if end is None else math.sqrt(max(end, 0.0)) for end in (low, high)]
     return Interval(math.sqrt(value), *ends)
 
 
 def share(count: int, rows: int) -> Interval:
-    """Return `count / rows` with its 95 % interval (the score interval of Wilson, 1927)."""
+    """Return `count / rows` with its 95 % score interval (Wilson, 1927); `rows` must be above 0."""
     value, square = count / rows, _NORMAL**2
     middle = (count + square / 2) / (rows + square)
     half = _NORMAL * math.sqrt(count * (rows - count) / rows + square / 4) / (rows + square)
@@ -41,9 +41,9 @@ def share(count: int, rows: int) -> Interval:
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """Return for each row the share of rows with the other label, 0 or 1, that the scores order correctly with it.
+    """Return for each row the share of the rows with the other label whose score is on the correct side of its own.
 
-    A row labeled 1 should have a higher score than a row labeled 0; ties count half. Both labels must occur.
+    Rows with the label 1 should have higher scores than rows with the label 0; ties count half. Both must occur.
     """
     ones = labels == 1
     shares = np.empty(len(labels))
@@ -58,9 +58,8 @@ def placements(labels: Array, scores: Array) -> Array:
 def auc(labels: Array, scores: Array) -> Interval | None:
     """Return the area under the ROC curve with its interval; None if all labels are the same.
 
-    The variance comes from `placements` (DeLong, DeLong and Clarke-Pearson, Biometrics 44, 1988), by ranks (Sun and Xu,
-    IEEE Signal Processing Letters 21, 2014). The interval is computed for the logit of the AUC, so it stays between 0
-    and 1. There is no interval if the labels are perfectly separated or a label has a single row.
+    The variance comes from `placements` (DeLong, DeLong and Clarke-Pearson, 1988). The interval is for the logit of the
+    AUC, so it stays between 0 and 1. `low` and `high` are None if the AUC is 0 or 1, or if a label has a single row.
     """
     ones = labels == 1
     if not ones.any() or ones.all():
@@ -81,8 +80,8 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 def calibration_error(labels: Array, probabilities: Array) -> Interval:
     """Return the expected calibration error over 15 equally full bins, with its interval.
 
-    Below 30 rows, low and high are None. Random differences alone raise this error above 0. The lower end is therefore
-    reduced by the error expected by chance in the bins whose gap is not significant. The interval is never too narrow.
+    Below 30 rows, `low` and `high` are None. Random differences alone raise this error above 0, so the lower end is
+    reduced by the error expected by chance in bins without a significant gap. The interval may be too wide.
     """
     plain = metrics.calibration_error(labels, probabilities)
     if len(labels) < 2 * BINS:

@@ -23,7 +23,7 @@ def metrics(labels: Array, probabilities: Array) -> dict[str, float]:
 
 
 def auc(labels: Array, scores: Array, weights: Array | None = None) -> float:
-    """Return the area under the ROC curve, ties counting half, with optional row weights; NaN for a single class."""
+    """Return the area under the ROC curve; ties count half, `weights` are per row. NaN for a single class."""
     _, place = np.unique(scores, return_inverse=True)
     each = np.ones(len(labels)) if weights is None else weights
     ones, zeros = (np.bincount(place, np.where(labels == label, each, 0.0)) for label in (1, 0))
@@ -40,7 +40,7 @@ def ranks(numbers: Array) -> Array:
 
 
 def mean(values: Array, weights: Array | None = None) -> float:
-    """Return the mean in float64. `weights` must sum to 1; without them, all rows count the same."""
+    """Return the mean, or the mean weighted with `weights`, which must sum to 1."""
     return float(values.mean(dtype=np.float64) if weights is None else weights @ values)
 
 
@@ -71,7 +71,7 @@ def calibration_error(labels: Array, probabilities: Array) -> float:
 
 
 def multiclass_metrics(labels: Index, logits: Array) -> dict[str, float]:
-    """Return log loss, accuracy, macro F1 and ECE of (n, classes) logits for (n,) class numbers; NaN without rows."""
+    """Return `log_loss`, `accuracy`, `macro_f1` and `ece` of (n, classes) logits for (n,) classes; NaN without rows."""
     if not len(labels):
         return dict.fromkeys(("log_loss", "accuracy", "macro_f1", "ece"), math.nan)
     predicted = log_softmax(logits).argmax(1)
@@ -92,7 +92,7 @@ def multiclass_log_loss(labels: Index, logits: Array) -> float:
 
 
 def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
-    """Return the mean of 2 PR / (P + R) over the classes that occur in `labels`; P is precision, R recall."""
+    """Return the mean over the classes in `labels` of 2 PR / (P + R), with precision P and recall R."""
     correct = labels[predicted == labels]
     hits, actual, chosen = (np.bincount(part, minlength=classes) for part in (correct, labels, predicted))
     present = actual > 0
@@ -134,10 +134,10 @@ def correlation(first: Array, second: Array) -> float:
 
 
 def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
-    """Return the normalized discounted cumulative gain (Järvelin and Kekäläinen, 2002), the mean over the groups.
+    """Return the mean over the groups of the normalized discounted cumulative gain (Järvelin and Kekäläinen, 2002).
 
-    The gain of a group is the sum of (2**relevance - 1) / log2(rank + 1) over its first `at` rows, highest score first,
-    divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and Najork,
+    The gain of a group is the sum of (2**relevance - 1) / log2(rank + 1) over the `at` rows with the highest scores. It
+    is divided by the gain of the best order. Rows with equal scores share the mean of their gains (McSherry and Najork,
     ECIR 2008). Groups without a relevant row are skipped; NaN if no group is left.
     """
     gains = np.exp2(relevance.astype(np.float64)) - 1
@@ -266,11 +266,11 @@ def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
 def interleaved(
     models: Mapping[str, Callable[[], object]], *, calls: int = 1000, rounds: int = 5, seconds: float = 2.0
 ) -> dict[str, dict[str, float]]:
-    """Call the models in turn, in `rounds`, and return `p50_us` and `p99_us`, in microseconds per call, by model name.
+    """Time the models in turn; return `p50_us` and `p99_us`, in microseconds per call, by model name.
 
-    Each model is warmed up, then called `calls` times in each of `rounds`, so the machine's load affects all models
-    equally. Each model's result comes from its round with the lowest p99, since load can only add to it. In each round,
-    a slow model's calls end after `seconds`, but not before 20 calls.
+    After a warm-up, each of `rounds` calls each model `calls` times, so the machine's load affects all models alike. A
+    model's result comes from its round with the lowest p99. In each round, the calls of a slow model end after
+    `seconds`, but not before 20 calls.
     """
     for call in models.values():
         _spent(call, calls // 10, seconds / 10)

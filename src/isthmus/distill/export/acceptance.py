@@ -37,12 +37,12 @@ def accept(
     run: Run,
     max_sizes: Mapping[str, int] | None = None,
 ) -> Accepted:
-    """Compare a model file with the student, check its gates on the file, and return the file with its manifest entry.
+    """Compare a model file with the student, and return the file with its manifest entry and golden outputs.
 
     `file` is a name such as "model.int8.ort", `run` runs the file, and `max_sizes` has the maximum of each dynamic
-    size. The result also has the file's golden outputs. Raises a ParityFailed if the file differs too much from the
-    student, a GateFailed if it misses a gate, and a ConfigurationError if the task's `expected` lacks an output of the
-    graph.
+    size. Raises a ParityFailed if the file differs too much from the student, and a GateFailed if its metrics miss a
+    gate such as "student.auc". Other gates are not checked. Raises a ConfigurationError if the task's `expected` lacks
+    an output of the graph.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE
@@ -112,10 +112,10 @@ def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> li
 def fastest_within_budget(
     models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profile: ServingProfile
 ) -> Measured:
-    """Time the prediction of `row` in each ORT model, alternately, and return the cost of the fastest by median.
+    """Time the prediction of `row` in each ORT model, alternately, and return the cost of the one with the lowest p50.
 
-    `models` and `sizes` are by precision; a size is the bytes of a package with only that precision. Starts a fresh
-    process to measure memory and load time. Raises a GateFailed that lists all budgets that the fastest exceeds.
+    `models` and `sizes` are by precision. A size is the bytes of a package with only that precision. Starts a fresh
+    process to measure memory and load time. Raises a GateFailed that lists all exceeded budgets of `profile`.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)

@@ -36,7 +36,7 @@ class Candidate:
         return ask(self._session, feeds)
 
     def call(self, row: Feeds) -> Callable[[], Array]:
-        """Open the model and return a function that predicts `row` and returns the first output, to measure latency."""
+        """Open the model; return a function that predicts `row` and returns the first output, to measure latency."""
         return partial(predict, self._session, row)
 
     def footprint(self, row: Feeds, max_load_ms: float | None) -> Footprint:
@@ -93,7 +93,7 @@ class ParityLimits:
         return f"the tolerance of this kind of task in {precision}"
 
     def tolerance_line(self, precision: str, difference: float) -> str:
-        """Return the line of code that makes your own task tolerate a `difference`; "" for other tasks or infinity."""
+        """Return the line of code that makes your own task tolerate a `difference`; "" if built-in or infinite."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * difference}
@@ -125,9 +125,9 @@ class StudentReference:
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
         """Run a model file on the golden cases and the sample, and compare it with the student.
 
-        Returns the file's outputs of the golden cases, and the largest deviation of each output in each case. If
-        `core`, the file takes the numeric core's tensors. Raises a ConfigurationError if the task's `expected` lacks an
-        output.
+        Returns the file's outputs of the golden cases, and the largest deviation of each output in each case. With
+        `core`, `run` gets `Case.core` in place of `Case.feeds`. Raises a ConfigurationError if the task's `expected`
+        lacks an output.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

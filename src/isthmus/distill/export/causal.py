@@ -86,13 +86,13 @@ def export(
 ) -> DecodingReport:
     """Write the package of a model to `packages/<name>-<digest>`. The same model gives the same bytes.
 
-    Converts `model` to float32 in place and switches it to eval mode. Leaves out a precision that differs too much from
-    the model. Writes nothing if fp32 is requested and fails.
+    Converts `model` to float32 in place and switches it to eval mode. Leaves out int8, int4 or ExecuTorch files that
+    differ too much from the model. Writes nothing in the cases below.
 
     Raises:
-        ConfigurationError: model or tokenizer cannot be exported or do not match, or ExecuTorch is requested but not
-            installed.
-        GateFailed: the fp32 file, or every file, differs too much from the model.
+        ConfigurationError: model, tokenizer or settings cannot be exported or do not match, or ExecuTorch is requested
+            but not installed.
+        GateFailed: the fp32 file of ONNX Runtime, or every file, differs too much from the model.
         RequestError: a golden prompt cannot be encoded.
     """
     started = time.perf_counter()
@@ -131,8 +131,8 @@ class TextFiles:
     def accept(self, progress: Progress = silent) -> None:
         """Convert all files, compare them with the model, and fill `accepted`, `content` and `left_out`.
 
-        An ExecuTorch file runs in a child process. Raises a GateFailed if no file agrees with the model, or an ONNX
-        Runtime file in fp32 does not.
+        Also checks the gates of files below fp32. An ExecuTorch file runs in a child process. Raises a GateFailed if no
+        file agrees with the model, or if an ONNX Runtime file in fp32 does not.
         """
         precisions = self._settings.precisions
         progress("read", 0.1)

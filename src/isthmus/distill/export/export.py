@@ -96,15 +96,15 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
 ) -> ExportReport:
     """Write the package of a trained student to `packages/<name>-<digest>`. The same student gives the same bytes.
 
-    A precision that differs too much from the student, or that misses a gate, is left out. Nothing is written if the
-    precision to serve is left out, or if fp32 differs from the student. Reads teacher outputs from `cache` and adds
-    missing ones. Child processes run other runtimes and measure memory. `device` describes the features that a device
-    stores; with it, the package includes the source code of the clients.
+    Leaves out a file that differs too much from the student, or whose metrics miss a gate such as "student.auc". Reads
+    teacher outputs from `cache` and adds missing ones. Child processes run other runtimes and measure memory. `device`
+    describes the features that a device stores; with it, the package has the source code of the clients.
 
-    Raises a ConfigurationError if a declared runtime is not installed or the task lacks the precision to serve, a
-    ContractMismatch if contract, training set, declaration or reporting code changed since the training, a DataError if
-    the student cannot be read, and a GateFailed if fp32 or the file to serve differs, or if the file to serve misses a
-    gate or a budget.
+    Writes nothing in these cases:
+    * ConfigurationError: a declared runtime is not installed, or the task lacks the precision of `profile`.
+    * ContractMismatch: contract, training set, declaration or reporting code changed since the training.
+    * DataError: the student cannot be read.
+    * GateFailed: fp32 differs from the student, or the file to serve differs or misses a gate or a budget.
     """
     started = time.perf_counter()
     require_runtimes(material.declaration)

@@ -44,7 +44,7 @@ class Ladder:
 
     @property
     def broken(self) -> Rung | None:
-        """The first form, such as a file, that fails or differs too much from the student in torch, or None."""
+        """The first form, that fails or differs too much from the student in torch; None if all agree."""
         return next((rung for rung in self.rungs if rung.holds is False), None)
 
     def require(self) -> None:
@@ -71,10 +71,10 @@ def climb(
 ) -> Ladder:
     """Run the golden cases in each form of a student (graph and files), and compare the outputs with torch's.
 
-    A form that differs too much is a rung of the result: call `Ladder.require` to raise an error for it. `runtimes` has
-    functions that create each runtime just before its use; a runtime that is not installed gives a rung whose `holds`
-    is None. Raises a PackageError if the package is not from this student or has other golden cases, a ContractMismatch
-    if training set or declaration changed since the training, and a DataError if the student cannot be read.
+    Each form is a rung of the result, even if it differs too much: `Ladder.require` raises an error for it. `runtimes`
+    has functions that create each runtime just before its use. A runtime that is not installed gives a rung whose
+    `holds` is None. Raises a PackageError if the package is not from this student or has other golden cases, a
+    ContractMismatch if training set or declaration changed, and a DataError if the student cannot be read.
     """
     manifest, trained = package.manifest, restore(material, model_folder)
     golden, cases = read_golden(package), trained.task.cases(trained.student)

@@ -62,7 +62,7 @@ def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
 
 
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write the files from `contents` to `packages/<name>-<digest>`, check them by reading, and return the folder."""
+    """Write the files from `contents` to `packages/<name>-<digest>`, read them as a check, and return the folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
 
     def write(folder: Path) -> None:
@@ -78,7 +78,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Return the bytes of the `files` that an app loads: model files of one precision, no README or client sources."""
+    """Return the size of `files` in bytes, with the models of one precision only, without README and client sources."""
     return sum(
         len(content)
         for name, content in files.items()

@@ -71,7 +71,7 @@ class Parity:
 
     @property
     def rows(self) -> int:
-        """Number of rows that a complete comparison runs through each file, at most all rows of the training set."""
+        """Number of rows that a complete comparison runs through each file: at most all rows of the training set."""
         return min(int(self._task.compared), int(self._table.num_rows))
 
     @property
@@ -81,7 +81,7 @@ class Parity:
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
-        """Run the student on up to `count` rows, spread over the training set; return the rows with its outputs."""
+        """Run the student on up to `count` rows, spread over the training set; return rows and outputs."""
         rows, inputs = spread(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
@@ -94,11 +94,11 @@ class Parity:
     def on_device(
         self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
     ) -> tuple[ParityRows, Index]:
-        """Return rows as a device reads them, with the outputs it should give, and their indexes in `fed`.
+        """Return rows with a device's inputs and the student's outputs, and the indexes of these rows in `fed`.
 
-        `fed` has the device's values for each input of the package, and `offline` the values they must equal; the
-        student computes the outputs from `offline`. `names` label the rows, and `at` is their event time in
-        microseconds. Leaves out rows that a request transform rejects. Only for models that predict from rows.
+        `fed` has the device's values for each input of the package. `offline` has the values they must equal, from
+        which the student computes the outputs. `names` label the rows, and `at` is their event time in microseconds.
+        Leaves out rows that a request transform rejects. Only for models that predict from rows.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
@@ -116,7 +116,7 @@ class Parity:
         """Run a model file with `ask`; compare it with the student on the samples, and with its stored golden outputs.
 
         If not `golden`, compares only the samples. The limit is the task's tolerance, whatever the manifest states. A
-        row counts with its worst number, measured against the limit.
+        row counts with the number that most exceeds its limit. Raises a PackageError if the file does not answer.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -141,9 +141,9 @@ class Parity:
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
         """Continue the golden prompts with each ONNX Runtime file, compare the tokens, and return a verdict per file.
 
-        In fp32 the tokens must equal the student's in torch, in lower precisions the tokens recorded in the package.
-        Other prompts or a failing file give a failed verdict. Keys are "<file> behind prompts"; {} without a language
-        model.
+        In fp32, the tokens must equal the student's in torch. In lower precisions, they must equal the tokens that the
+        package records. If the prompts differ or a file fails, its verdict fails. Keys are "<file> behind prompts"; {}
+        if the student is not a language model.
         """
         writer = self._task.writer(self._student)
         if writer is None:
@@ -175,7 +175,7 @@ class Parity:
         return compared
 
     def unanswered_verdict(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
-        """Return a verdict that all rows of the samples differ, for a file that does not answer; `problem` says why."""
+        """Return the verdict for a file that does not answer: all rows of the samples differ. `problem` says why."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 
     def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:

@@ -172,7 +172,7 @@ class Causal:
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in problems]
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the spine's label is not an Int64: 1 for domain texts, 0 for general texts."""
+        """Return a problem if the spine's label is not of type Int64."""
         name, dtype = spine.label.name, spine.label.dtype
         if dtype == Int64:
             return []

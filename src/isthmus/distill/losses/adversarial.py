@@ -11,8 +11,8 @@ from isthmus.distill.shapes import agree, floats, precise
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     """Return the hinge loss of the discriminator (Lim and Ye, 2017, arXiv:1705.02894).
 
-    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake), with the discriminator's scores, of any shape, of the
-    teacher's (`real`) and the student's outputs (`fake`). Detach the latter first, or the student gets a gradient, too.
+    The loss is mean max(0, 1 - real) + mean max(0, 1 + fake). `real` has the discriminator's scores of the teacher's
+    outputs, and `fake` of the student's. Detach the student's outputs first, or the student gets a gradient, too.
     """
     agree("hinge discriminator", real=floats(real, "..."))
     agree("hinge discriminator", fake=floats(fake, "..."))
@@ -62,7 +62,7 @@ class Adversarial(nn.Module):
         self.discriminator = discriminator
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the student's loss; its backward pass also adds the discriminator's own gradient to its weights."""
+        """Return the student's loss; its backward pass also gives the discriminator the gradient of its own loss."""
         student, teacher = precise(student), precise(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
         generating = hinge_generator(functional_call(self.discriminator, constants, (student,)))

@@ -13,7 +13,7 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
     """Return the mean of 1 - cos(s, t), 0 to 2 (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
 
     s and t are (..., width) embeddings of student and teacher. `mask`, bool (...), is True for the embeddings that
-    count, None for all; the loss is 0 if none counts. The cosine with a zero vector is 0.
+    count; None means all. The loss is 0 if none counts. The cosine with a zero vector is 0.
     """
     agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
@@ -22,13 +22,13 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
 def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
     """Return the divergence of the similarities within a batch (Passalis and Tefas, 2018, arXiv:1803.10837).
 
-    The kernel is the softmax of cosines from SEED (Fang et al., 2021, arXiv:2101.04731). With c_ij the cosine of the
-    embeddings i and j of one model, the loss is the mean over i of::
+    As in SEED (Fang et al., 2021, arXiv:2101.04731), similarities are the softmax of cosines. With c_ij the cosine of
+    the embeddings i and j of one model, the loss is the mean over i of::
 
         KL over j ≠ i of (softmax(teacher's c_ij / T) ‖ softmax(student's c_ij / T))
 
-    The embeddings are (batch, width), at least three rows; the models may have different widths. T is usually below
-    0.1, since cosines differ by little. There is no factor T², since T is the scale of the similarity.
+    The embeddings are (batch, width), with at least three rows; the models may have different widths. T, the
+    temperature, is usually below 0.1, since cosines differ by little. The loss has no factor T².
     """
     agree(
         "similarities",

@@ -46,9 +46,9 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
     """Return the divergence from the teacher's softened probabilities (Hinton et al., 2015, arXiv:1503.02531).
 
     With the logits s of the student and t of the teacher, (..., classes) and finite, and the temperature T, the loss is
-    the mean of T² KL(softmax(t / T) ‖ softmax(s / T)). `mask`, bool (...), is True for the rows of logits that count;
-    None means all. The factor T² keeps the gradient's size when T changes. The paper uses the cross entropy, which has
-    the same gradient, but is not 0 where both agree. Raises a ConfigurationError if types or shapes do not fit.
+    the mean of T² KL(softmax(t / T) ‖ softmax(s / T)). The factor T² keeps the gradient's size when T changes. `mask`,
+    bool (...), is True for the rows of logits that count; None means all. Raises a ConfigurationError if types or
+    shapes do not fit.
     """
     problem = positive("temperature", temperature)
     agree_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
@@ -57,10 +57,10 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
 
 
 def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Return the divergence from the teacher's softened probabilities of two classes, times T² for the temperature T.
+    """Return the loss `soft_targets` for two classes, from finite logits (...) of the second class.
 
-    A probability is sigmoid(logit / T), with the (...), finite logits of the second class. `mask`, bool (...), is True
-    for the elements that count; None means all. Raises a ConfigurationError if types or shapes do not fit.
+    A probability is sigmoid(logit / temperature). `mask`, bool (...), is True for the elements that count; None means
+    all. Raises a ConfigurationError if types or shapes do not fit.
     """
     agree_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
@@ -72,15 +72,12 @@ def top_k_targets(
 ) -> Tensor:
     """Return the loss `soft_targets`, computed from a teacher's k largest probabilities only.
 
-    With n classes and the teacher's p_i = softmax(t / T)_i for the classes i in K, the missing mass r = max(0, 1 - Σ
-    p_i) is spread evenly over the n - k remaining classes; r is 0 if k = n. (Tan et al., ICLR 2019, arXiv:1902.10461,
-    scale the p_i up to a sum of 1 instead.) The loss is the mean, over the rows of logits that the mask selects, of::
+    Let p_i = softmax(t / T)_i be the teacher's probabilities of the classes i in K, k of n classes. The missing mass
+    r = max(0, 1 - Σ p_i) is spread evenly over the n - k other classes; r is 0 if k = n. (Tan et al., ICLR 2019,
+    arXiv:1902.10461, instead scale the p_i up to a sum of 1.) The loss is the mean over the rows of logits of::
 
         T² Σ_i q_i (log q_i - log softmax(s / T)_i)
         q_i = p_i / (r + Σ p_i) in K, and r / (n - k) / (r + Σ p_i) elsewhere
-
-    Probabilities whose sum is above 1 by rounding are thus scaled down. The teacher needs memory for (..., k) numbers,
-    not for (..., n).
 
     Args:
         student: (..., n) finite logits s.
@@ -114,8 +111,7 @@ def generalized(
         T² KL(q ‖ p)                                       beta = 1: the reverse (MiniLLM, 2023, arXiv:2306.08543)
         T² (beta KL(p ‖ m) + (1 - beta) KL(q ‖ m))         between: the generalized Jensen-Shannon divergence
 
-    The logits are (..., classes) and finite. `mask`, bool (...), is True for the rows of logits that count; None means
-    all.
+    Logits s and t are (..., classes) and finite. `mask`, bool (...), is True for the rows that count; None means all.
     """
     problems = positive("temperature", temperature), _share("beta", beta)
     agree_pair("generalized targets", "... classes", student, teacher, *problems, mask=booleans(mask, "..."))
@@ -135,11 +131,10 @@ def top_k_tail(
     """Return a divergence over k + 1 classes: the teacher's k largest probabilities, and the tail of all other classes.
 
     `beta` selects the divergence, as in `generalized`: 0 for forward KL, 1 for reverse KL. The loss does not constrain
-    the order within the tail; `top_k_targets` instead spreads the tail's mass evenly. The k probabilities p_i and the
-    tail's mass r = max(0, 1 - Σ p_i) are divided by r + Σ p_i, and raised to at least 2^-24: float16 stores smaller
-    numbers as 0, which would make the reverse KL infinite. With k = n there is no tail. `student` has logits, (..., n);
-    `probabilities` and their classes `indexes` are (..., k), at the same temperature; `mask`, bool (...), is True for
-    the rows that count, None for all.
+    the order within the tail; `top_k_targets` instead spreads the tail's probability evenly. With k = n there is no
+    tail. Probabilities are raised to at least 2^-24, as 0 would make the reverse KL infinite. `student` has logits,
+    (..., n). `probabilities`, at the same temperature, and their classes `indexes` are (..., k). `mask`, bool (...), is
+    True for the rows that count; None means all.
     """
     in_k = _in_k("top-k targets with a tail", student, probabilities, indexes, temperature, mask, _share("beta", beta))
     classes, k = student.shape[-1], indexes.shape[-1]

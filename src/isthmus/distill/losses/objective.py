@@ -165,7 +165,7 @@ class Objective(nn.Module):
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self) -> "Objective | None":
-        """Return an objective of only the terms that do not use the teacher, to train the control; None if all do."""
+        """Return an objective of the terms that need no teacher, to train the control; None if every term uses it."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 
@@ -209,12 +209,12 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the total of a batch, and each term's unweighted value, detached, for logs.
 
-        A term with weight 0 is not computed and has no value. Synchronizes with a GPU to check the total, since a step
-        with a non-finite total would ruin the student. `progress` is the finished share of training, 0 to 1.
+        A term with weight 0 is not computed and has no value. Waits for a GPU to check the total. `progress` is the
+        finished share of training, 0 to 1.
 
         Raises:
-            ConfigurationError: every weight is 0, a weight is not finite, or outputs or labels are missing or do not
-                fit.
+            ConfigurationError: `progress` is not 0 to 1, every weight is 0, a weight is not finite, or outputs or
+                labels are missing or do not fit.
             GateFailed: the total is not finite.
         """
         if not 0 <= progress <= 1:

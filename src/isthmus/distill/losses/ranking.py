@@ -13,10 +13,10 @@ _NO_GAIN = -1e4
 def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """Return the divergence from the teacher's top-1 probabilities (ListNet, Cao et al., ICML 2007).
 
-    The loss is the mean over the queries of KL(softmax(t / T) ‖ softmax(s / T)) over the candidates in the mask. The
-    paper uses the cross entropy, which has the same gradient. The scores s of the student and t of the teacher are
-    (queries, candidates) and finite, with at least two candidates. `mask`, bool (queries, candidates), is True for the
-    candidates that count; None means all. Queries without a candidate do not count; the loss is 0 if none is left.
+    The loss is the mean over the queries of KL(softmax(t / T) ‖ softmax(s / T)). The scores s of the student and t of
+    the teacher are (queries, candidates) and finite, with at least two candidates. T is the temperature. `mask`, bool
+    (queries, candidates), is True for the candidates that count; None means all. Queries without a candidate do not
+    count; the loss is 0 if no query is left.
     """
     _agree("lists", student, teacher, mask, positive("temperature", temperature))
     scores = [precise(scores) / temperature for scores in (student, teacher)]
@@ -47,12 +47,11 @@ def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperatu
 
 
 def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
-    """Return the divergence of the softmax of a group's scores from their gains (Bruch et al., ICTIR 2019).
+    """Return the divergence between the gains and the softmax of the scores in each group (Bruch et al., ICTIR 2019).
 
-    The loss is the mean over the groups with a relevant row of KL(p ‖ softmax(s)), with p_i = g_i / Σ g and g_i =
-    2**relevance_i - 1; it is 0 without such a group. It differs from the paper's cross entropy by the entropy of p. The
-    scores s are (rows,) and finite. `relevance` and `groups`, the number of each row's group, are integers (rows,), at
-    least 0.
+    The loss is the mean over the groups with a relevant row of KL(p ‖ softmax(s)). In a group, g_i = 2**relevance_i - 1
+    is the gain of a row, and p_i = g_i / Σ g. The loss is 0 without such a group. The scores s are (rows,) and finite.
+    `relevance`, at least 0, and `groups`, the number of each row's group, are integers (rows,).
     """
     agree(
         "graded lists", student=floats(student, "rows"), relevance=integers(relevance, "rows"),

@@ -34,8 +34,8 @@ class Building:
     def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
         """Move the nodes of `model` into this graph, renamed to `part/name`, without Identity nodes; changes `model`.
 
-        `known` maps tensors of `model` to tensors of this graph, by name: its inputs, and tensors already computed
-        here. Returns the name in this graph of each output of `model`, by its name in `model`.
+        `known` maps names in `model` to names in this graph: the model's inputs, and tensors that this graph already
+        computes. Returns the name in this graph of each output of `model`, by its name in `model`.
         """
         same = dict(known)
 
@@ -56,7 +56,7 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """Return names of a tensor's `count` rows, (1, N) each; add a Split unless a Concat already made the tensor."""
+        """Return the names of a tensor's `count` rows, (1, N) each. Adds a Split, unless a Concat made the tensor."""
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)
@@ -72,7 +72,7 @@ class Building:
         return names
 
     def constant_value(self, mask: str) -> bool | None:
-        """Return True if a constant mask is all True, False if it is not, and None if the graph computes the mask."""
+        """Return None if a mask is not an Expand of a constant; else True if the constant is all True, False if not."""
         producer = self._producer(mask)
         if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:
             return None

@@ -32,10 +32,10 @@ class GraphWork(msgspec.Struct, frozen=True):
 
 
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
-    """Return the cost of an ONNX graph for one row; `shapes` has a shape for each input that has symbolic sizes.
+    """Return the cost of an ONNX graph for one row. `shapes` has the shape of each input with further symbolic sizes.
 
-    The symbol of the first output's first axis means rows in all inputs; without such a symbol, every axis 0 means
-    rows.
+    The symbol of the first output's first axis stands for the rows in all inputs. Without such a symbol, axis 0 of each
+    input stands for the rows.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph

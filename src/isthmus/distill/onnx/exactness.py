@@ -21,10 +21,9 @@ def make_exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.N
     """Return a copy of `quantized` that gives the same bits in every runtime, as far as possible.
 
     `quantized` is the output of ONNX Runtime's quantizer for the float graph `model`, and `layer` is the last layer
-    that it quantized. The weights of this layer become floats again, rounded so that its sums are exact (to twelve bits
-    for 32 inputs, to ten for 144), and its output is no longer rounded. The layer keeps 8-bit weights if its weights
-    are not constants, if it is neither Gemm, MatMul nor a convolution, if it is a grouped transposed convolution, a
-    Gemm with alpha or a product with a vector, or if it has too many inputs (65,793 or more if none is negative).
+    that it quantized. The weights of this layer become floats again, rounded so that its sums are exact: to twelve bits
+    for 32 inputs, to ten for 144. Its output is no longer rounded. The layer keeps its INT8 weights if this is not
+    possible, for example because they are not constants, or because it has too many inputs.
     """
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
@@ -42,11 +41,11 @@ def make_exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.N
 
 
 def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
-    """Return by tensor the quantization steps to change, so that all runtimes add and multiply integers to equal bits.
+    """Return new quantization steps with which all runtimes add and multiply integers to equal bits, by tensor.
 
     Runtimes scale such integers by the ratio of their steps and round differently. With powers of two, each product and
-    each sum of two is exact in float32. The result covers each input and output of an addition or multiplication in the
-    optimized graph whose step is not a power of two: the next larger power, float32, and a zero point for it, uint8.
+    each sum of two is exact in float32. The result has a tensor if it is an input or output of a QLinearAdd or
+    QLinearMul and its step is not a power of two: the next larger power, float32, and its zero point, uint8.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}

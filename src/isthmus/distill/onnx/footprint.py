@@ -28,7 +28,7 @@ class Footprint(msgspec.Struct, frozen=True):
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
     """Open a model and compute one answer, in a fresh process; return its memory and load time (Linux only).
 
-    If loading takes longer than `max_load_ms`, starts another process, and returns the faster run. None: no limit.
+    If loading takes longer than `max_load_ms`, starts another process, and returns the faster run. None means no limit.
     Raises a GateFailed if a process fails.
     """
     first = _footprint(model, feeds, threads)

@@ -40,7 +40,7 @@ _UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], [
 
 
 def canonical(model: bytes) -> bytes:
-    """Return a model in ORT format with sorted lists and equal parts merged; raise a ValueError for another format."""
+    """Return a model in ORT format with sorted lists and equal parts merged; raise a ValueError for unknown formats."""
     if model[4:8] != IDENTIFIER:
         raise ValueError("not a model in ORT format")
     root = encode.Get(packer.uoffset, model, 0)
@@ -48,7 +48,7 @@ def canonical(model: bytes) -> bytes:
 
 
 def operators(model: bytes) -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """Return from a model in ORT format its operator set versions by domain, and its operators as (domain, name)."""
+    """Return the operator set versions by domain, and the operators as (domain, name), of a model in ORT format."""
     root = Table(model, encode.Get(packer.uoffset, model, 0))
     used, versions = _read("Resolver", _inner(root, 3))[0], _inner(root, 1)
     imported = _field(["Opset"], versions, versions.Pos + versions.Offset(6))

@@ -1,4 +1,4 @@
-"""Decomposes float operators into primitives whose bits IEEE 754 defines: single operations, exact sums of integers."""
+"""Decomposes ONNX operators on floats into exact sums and single operations, whose bits IEEE 754 defines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -23,8 +23,8 @@ def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes of a graph with sigmoid, tanh, erf, GELU, softmax, layer norm and reductions decomposed.
 
     Adds constants to `model` in place, but does not replace its nodes. Sigmoid, tanh and erf are within 2e-6. Operators
-    along axes stay unchanged below opset 18 or with computed axes, and a layer norm if its axis is not -1 or its scale
-    is not a constant with one number per column. A sum of more than 8,192 numbers may depend on their order.
+    along axes stay unchanged below opset 18 or with computed axes. A layer norm stays unchanged unless its axis is -1
+    and its scale is a constant with one number per column. A sum of over 8,192 numbers may depend on their order.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     known = onnx.shape_inference.infer_shapes(model).graph

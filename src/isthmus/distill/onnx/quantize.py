@@ -1,4 +1,4 @@
-"""Static INT8 quantization."""
+"""Static INT8 quantization of ONNX graphs, with ONNX Runtime's quantizer."""
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,19 +30,21 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
 
 
 def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
-    """Quantize a model to INT8 inputs and per-channel INT8 weights that give the same bits in every runtime.
+    """Return a copy of a model with INT8 inputs and per-channel INT8 weights, as ONNX bytes.
+
+    It gives the same bits in every runtime, as far as `make_exact` can achieve.
 
     * Static, not dynamic: a dynamic scale depends on the batch, so a row's result would depend on its neighbors.
     * Inputs are unsigned: on x86 ONNX Runtime cannot always convert signed inputs, and then computes in floats.
     * Weights have seven bits: with eight, processors without VNNI saturate and differ from the machine that checked the
       package. The few weights of the last layer get a dozen bits, because their rounding shows in the output.
-    * Tensors added or multiplied between layers get power-of-two steps, which takes a second calibration.
+    * Tensors added or multiplied between layers get power-of-two steps, in a second run of the quantizer.
     * A Gemm with beta stays in float32: the quantizer would drop the factor.
     * If `operators` has "Gather", embedding tables become integers with one step per row.
 
     `calibration` has batches of rows, which determine the ranges of the layer inputs. Raises a ConfigurationError if
-    the graph has none of `operators`, or one in a form that the quantizer rejects, and a DataError if the quantizer
-    fails because a number in `calibration` is not finite.
+    the graph has none of `operators`, or has one in a form that the quantizer rejects. Raises a DataError if the
+    quantizer fails because a number in `calibration` is not finite.
     """
     source = onnx.ModelProto()
     source.CopyFrom(model)

@@ -28,7 +28,7 @@ _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """Open the content of a model file in ONNX Runtime on the CPU; raise a ConfigurationError if this fails."""
+    """Open a model file's content in ONNX Runtime on the CPU. Raise a ConfigurationError if the graph is invalid."""
     return _opened(model, session_options(threads))
 
 
@@ -42,7 +42,7 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """Run a session on input tensors by name; return only its first output. Raise a ConfigurationError if it fails."""
+    """Run a session on input tensors by name; return its first output. Raise a ConfigurationError if it fails."""
     return _outputs(opened, None, feeds)[0]
 
 
@@ -69,7 +69,7 @@ def _refused(error: Exception, what: str) -> Exception:
 
 
 def oldest_runtime(model: bytes) -> str:
-    """Return the oldest ONNX Runtime release that can surely open an ONNX or ORT file; the installed one if unsure."""
+    """Return the oldest ONNX Runtime release known to open an ONNX or ORT file; the installed one if unsure."""
     newest, is_ort = ".".join(ort.__version__.split(".")[:2]), model[4:8] == IDENTIFIER
     if is_ort:
         versions, used = operators(model)

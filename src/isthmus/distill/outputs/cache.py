@@ -142,7 +142,7 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return the outputs of the rows `indexes` as float32, by key; compute missing ones and may write a shard."""
+        """Return the outputs of the rows `indexes` as float32, by key; compute missing ones, perhaps write a shard."""
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
@@ -153,14 +153,14 @@ class TeacherOutputs:
     def calls(self, first: Any) -> int:
         """Return how often the teacher must be called to compute all missing outputs, in batches.
 
-        The missing rows among the row numbers `first` are computed first, in batches that hold no further rows.
+        Assumes that the missing rows among the row numbers `first` are computed first, in batches of their own.
         """
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())
         return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))
 
     def fill(self, progress: Progress = silent) -> None:
-        """Compute all missing outputs in row order and write them to disk, including those computed before an error.
+        """Compute all missing outputs in row order and write them to disk, even if an error ends the call early.
 
         Leaves out rows that other processes have written meanwhile.
 
@@ -187,7 +187,7 @@ class TeacherOutputs:
                 progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
-        """Write the outputs in memory to disk as a shard; if that fails, keep them and raise a DependencyError."""
+        """Write the outputs in memory to disk, as a shard. If this fails, keep them and raise a DependencyError."""
         waiting = self._open
         if waiting is None:
             return
@@ -205,7 +205,7 @@ class TeacherOutputs:
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Read new shards of other processes; skip damaged shards and other layouts, and report them with `note`."""
+        """Read new shards of other processes. Skip damaged shards and other layouts, and call `note` for each."""
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
                 continue

@@ -52,8 +52,8 @@ class OutputFormat:
         `rows` are the row numbers and `where` names the teacher, for messages.
 
         Raises:
-            ConfigurationError: `top_k` is set without logits (n, ..., classes), or with fewer than `top_k` classes, or
-                an output is named like one of the stored arrays.
+            ConfigurationError: `top_k` is set, and there are no logits (n, ..., classes) of at least `top_k` classes,
+                or an output has the name of a stored array.
             DataError: a number is too large for float16, if the format is float16.
         """
         if self.top_k is not None:

@@ -21,9 +21,9 @@ def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None
 
     Args:
         columns: everything that identifies a row, by name: keys, event time, and all content that the teacher sees. A
-            table, or arrays, tensors (n, ...), or sequences of texts, bytes, numbers, times, arrays, lists of these,
-            and None. The order of columns does not matter; float32 and float64 values differ.
-        seed: seed of the augmentation, if the content is augmented.
+            column is an array, a tensor (n, ...), or a sequence of texts, bytes, numbers, times, arrays, lists of
+            these, and None. The order of columns does not matter; float32 and float64 values differ.
+        seed: seed of the augmentation, if the content is augmented; None otherwise.
 
     Raises:
         DataError: there are no columns, they have different lengths, or a value has an unsupported type.

@@ -18,7 +18,7 @@ SCOPE = (
 
 
 def require_boundary(report: Mapping[str, Any]) -> None:
-    """Raise a GateFailed if the training half or the serving half of the report is missing or lacks a value."""
+    """Raise a GateFailed if a report lacks the cost of training, the cost of serving, or a value of these."""
     read = read_report(report)
     missing = []
     for name, half in (("training", read.training), ("serving", read.serving)):

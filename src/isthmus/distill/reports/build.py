@@ -1,4 +1,4 @@
-"""Measure all models of a distillation side by side, over all seeds; `Trained` is a model with its training run."""
+"""Measure all models of a distillation side by side, over all seeds, and build the report."""
 
 import dataclasses
 import math
@@ -73,9 +73,9 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     """Measure quality, size and latency of all models and return the report; docs/evaluation.md explains each part.
 
     `identity` is the student's id. `trained` has models and their runs by name and seed. `outputs` has the teacher's
-    outputs for all rows, and each reference's for the test rows; `facts` has their size and cost. `seconds` has the
-    duration of each stage without pauses, `paused` the seconds for which it paused for servers. Raises a DataError if a
-    model's output is not finite.
+    outputs for all rows, and the outputs of each reference for the test rows. `facts` has size and cost of teacher and
+    references. `seconds` has the duration of each stage without pauses, and `paused` the seconds that it paused for
+    servers. Raises a DataError if a model's output is not finite.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))

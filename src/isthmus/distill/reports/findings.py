@@ -20,7 +20,7 @@ def teacher_gain(report: Report) -> list[str]:
 
 
 def warnings(report: Report) -> list[str]:
-    """Return one warning if the student is measured to be no better than a model without inputs, else []."""
+    """Return one warning if the student is not better than a model without inputs; [] if it is, or if unknown."""
     if (lift := report.measures.get("lift_kept")) is None or lift > 0:
         return []
     reached = measure(report.models["student"].quality[report.metric])

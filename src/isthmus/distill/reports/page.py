@@ -34,8 +34,8 @@ def page(
 ) -> str:
     """Return the HTML page of a `report.json` and, after a search, of its `search.json`.
 
-    `prices` has the price of an hour by device, in `currency`; without a price, the page shows the cost as unknown.
-    Raises a DataError if the format of a file does not match.
+    `prices` has the price of an hour in `currency`, by device ("cpu" or "cuda"). Without a price, the page shows the
+    cost as unknown. Raises a DataError if the format of a file does not match.
     """
     read = read_report(report)
     sections = halves(read, prices or {}, currency)

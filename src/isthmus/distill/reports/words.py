@@ -62,7 +62,7 @@ def between(low: float | None, high: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a duration, 0 as "fresh", else in the largest unit up to weeks that divides it, such as "90 minutes"."""
+    """Format an age in the largest unit up to weeks that divides it, such as "90 minutes"; 0 is "fresh"."""
     if seconds == 0:
         return "fresh"
     sizes = ((7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
