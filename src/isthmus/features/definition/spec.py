@@ -102,7 +102,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The location, for messages: a path, URL or table. For a query, it names the variable `connection`."""
+        """The location, for messages: a path, URL or table; for a query, a text with the name in `connection`."""
         return self.path or self.delta or self.iceberg or f"a query of {self.connection}"
 
     @property

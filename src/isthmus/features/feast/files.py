@@ -34,7 +34,7 @@ def file_source(source: DataSource | None, where: str) -> FileSource:
 def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
     """Return a view's source; raise ConfigurationError if it is not a file.
 
-    If `isthmus apply` registered the view, and its table exists relative to a local registry, the source has that path.
+    `isthmus apply` tags views with their table's path relative to the registry. If it exists locally, it is used.
     """
     source = file_source(view.batch_source, f"view {view.name}")
     if OFFLINE not in view.tags or config.registry.registry_type != "file" or "://" in config.registry.path:
@@ -83,7 +83,7 @@ def storage_options(source: FileSource) -> dict[str, str]:
 def save(table: pa.Table, target: FileSource, path: str) -> None:
     """Replace a Parquet file, the files of a folder, or a Delta table with `table`, atomically.
 
-    A folder gets the single file `0.parquet`. Raises RequestError if a folder in object storage has other files.
+    A path without `.parquet` is a folder with one file, `0.parquet`. Raise RequestError if a remote folder has others.
     """
     filesystem, inside = filesystem_of(target, path)
     if isinstance(target.file_format, DeltaFormat):

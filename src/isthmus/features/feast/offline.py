@@ -211,7 +211,7 @@ class IsthmusOfflineStore(OfflineStore):
     def get_table_column_names_and_types_from_data_source(
         self, config: RepoConfig, data_source: DataSource
     ) -> Iterable[tuple[str, str]]:
-        """Return name and type of a source's columns, for the table of a registered view only the columns to push."""
+        """Return names and types of a source's columns. For a registered view's table, return only columns to push."""
         if columns := data_source.tags.get(pushes.COLUMNS):
             return [(name, kind) for name, kind in json.loads(columns)]
         return data_source.get_table_column_names_and_types(config)

@@ -78,7 +78,7 @@ class Commit:
 
         `before` is the table's last commit, or None without a table. `contract` is the hash of the view's contract.
         `days` has the summaries of all days after the build. `origin` describes the sources of the built rows. `done`
-        are ranges that the same build has already computed and found unchanged.
+        are ranges of days that the same build has already computed and found unchanged.
         """
         until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
         if within is None or before is None:

@@ -50,7 +50,7 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Return a mask: True at i if row `places[i]` of this state equals row i of `later`. -1 gives False.
+        """Return a mask: True at i if `places[i]` is not -1, and row `places[i]` of this state equals row i of `later`.
 
         Without `times`, compare only the content hashes, not the event and known times. `places` comes from `matches`.
         """

@@ -103,9 +103,9 @@ class PushLog:
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
         """Append rows in one commit, or create the log; return how many are new. Raise DataError on a concurrent write.
 
-        `places`, shape (n,), has the rows' ascending places in the Redis stream. Rows up to the log's last place are
-        skipped, because the log has them. If Redis was restored to an older state (`intact` is False), they are skipped
-        only if the log has an equal row. A day with `FILES` or more files is rewritten as a single file.
+        `places` has the rows' ascending places in the Redis stream (ids as numbers). Rows up to the log's last place
+        are skipped, because the log has them. If Redis was restored to an older state (`intact` is False), they are
+        skipped only if the log has an equal row. A day with `FILES` or more files is rewritten as a single file.
         """
         with self._stored.reading():
             table = self._stored.open()

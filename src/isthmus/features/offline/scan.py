@@ -52,7 +52,7 @@ class Scan:
             yield first, pa.Table.from_batches(waiting)
 
     def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
-        """Return columns of the rows with the ascending numbers `places` in the scan; read only their row groups."""
+        """Return columns of the rows with the ascending numbers `places`. Read only the row groups with these rows."""
         group = np.searchsorted(self._ends, places, side="right")
         needed, inverse = np.unique(group, return_inverse=True)
         lengths = np.diff(self._ends, prepend=0)[needed]

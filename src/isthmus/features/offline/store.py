@@ -127,9 +127,9 @@ class OfflineStore:
         """Check rows that will become the history of a view, and merge its pushed rows. Pass the result to `write`.
 
         `rows` has one row per key and times. `within` is the range of days to replace, None for the complete history.
-        `origin` describes the sources of the rows. `done` are ranges that the same build has already computed and found
-        unchanged. The result's `ahead` counts the rows later than `now`, in microseconds. The table does not change.
-        Use the result in a `with` block, whose end deletes temporary files.
+        `origin` describes the sources of the rows. `done` are ranges of days that the same build has already computed
+        and found unchanged. The result's `ahead` counts the rows later than `now`, in microseconds. The table does not
+        change. Use the result in a `with` block, whose end deletes temporary files.
 
         Raise ConfigurationError if a stored column does not have the declared type, and DataError if rows repeat a key
         and times or the table is damaged. With `within`, raise ContractMismatch if the table has another contract.
@@ -227,9 +227,9 @@ class OfflineStore:
         """Add pushed rows, as a transform returns them, to a view's table in one commit. Return its growth in rows.
 
         A pushed row with the key and times of a stored row replaces it if its content hash is greater. Otherwise, the
-        pushed row is skipped. Append the rows to the `PushLog` before, because builds read them there. Without a table
-        of this contract, this writes nothing and returns 0; the next build adds the rows. Raise DataError, with the
-        table unchanged, on a conflict or an error.
+        pushed row is skipped. The caller appends the rows to the `PushLog` first, because builds read them there.
+        Without a table of this contract, this writes nothing and returns 0; the next build adds the rows. Raise
+        DataError, with the table unchanged, on a conflict or an error.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None

@@ -65,7 +65,7 @@ class LookupPlan:
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-        """Return a bit mask by view of these (view, feature) pairs. `Columns.nulls` counts nulls with it."""
+        """Return a bit mask of features per view, for `Columns.nulls`. `features` are (view, feature) pairs."""
         names: dict[str, list[str]] = {}
         for view, feature in features:
             names.setdefault(view, []).append(feature)
@@ -85,8 +85,8 @@ class LookupPlan:
     ) -> dict[str, ViewAnswer]:  # fmt: skip
         """Return the answer of each view, by name, from the replies to `commands` for `rows` entity rows.
 
-        `at` is the time of the lookup in microseconds since 1970 UTC. Read `stamps` before the rows, so that a row that
-        carries its own times is newer than the stamp.
+        `at` is the time of the lookup in microseconds since 1970 UTC. Read `stamps` before the rows: then a row with
+        its own times is newer than the stamp.
 
         If `check` is None, raise DataError for a damaged row, and ContractMismatch for a row of another contract. If it
         is False or True, such rows get the status DAMAGED, and ContractMismatch is raised only if all rows have another

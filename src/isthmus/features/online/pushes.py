@@ -190,7 +190,7 @@ def put_back(client: Client, project: str, table: str) -> None:
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Record `place` as collected, and remove all entries before it, but not its own. Return how many were removed."""
+    """Record `place` as collected. Remove all entries before it, but not its own, and return how many were removed."""
     client.set(_collected(project, table).decode(), _id(place))
     # The entry at `place` stays: while it exists, Redis has not lost any later entry.
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)

@@ -176,7 +176,7 @@ class OnlineStore:
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
         """Return the recorded keys of pushed rows, one column per join key, or None if every row must be compared.
 
-        None means that there were too many keys, or that `distrust` was called. Whatever it returns, the call removes
+        None means that there were too many keys, or that `distrust` was called. In every case, the call also removes
         this mark and all recorded keys known by `horizon` from Redis.
         """
         name = self._suspects(view).decode()
