@@ -58,7 +58,7 @@ class Portable:
     head: Callable[[], bytes] | None = None
 
     def require(self, file: str, name: str) -> nn.Module:
-        """Return the network; raise a GateFailed without one or with text inputs. Its text has `file` and `name`."""
+        """Return the network; raise a GateFailed, with `file` and `name`, if there is none or an input has texts."""
         texts = [tensor.name for tensor in self.tensors if tensor.element == "string"]
         if self.network is None or texts:
             raise GateFailed(

@@ -34,7 +34,7 @@ class Scores:
         self.student_inputs = task.material.request_inputs.graph_inputs(task.material.student_inputs)
 
     def teacher(self, rows: Columns) -> Array:
-        """Return the teacher's scores; `rows` has a column per input of the teacher. Fits the teacher on first use."""
+        """Return the teacher's scores; `rows` has a column per input, by name. Fits the teacher on first use."""
         count = len(next(iter(rows.values())).data)
         return self.scores(self.boosting.answers(network_inputs(rows, self._material.teacher_inputs, count)))
 

@@ -214,7 +214,7 @@ class TabularTask(Task):
         return self._case(student, self._raw(rows), self._data[rows])
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return one case, of the extreme rows that no request transform rejects; none if all are rejected."""
+        """Return one case, with all extreme rows that no request transform rejects; empty if there are no such rows."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         _, refused = material.request_inputs.complete(extremes)

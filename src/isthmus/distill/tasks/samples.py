@@ -29,7 +29,7 @@ _EDGES: dict[str, tuple[Any, Any]] = {
 
 
 def edges(row: Columns, types: Mapping[str, DataType]) -> dict[str, Values]:
-    """Return columns of five rows: nulls, zeros, largest, smallest, and the one `row` with texts new to training."""
+    """Return columns of five rows: nulls, zeros, largest, smallest, and the given `row` with texts new to training."""
     edge_rows = {}
     for name, values in row.items():
         dtype = types[name]

@@ -262,7 +262,7 @@ class Task(ABC):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return the student's objective. The control uses only its terms that do not use the teacher."""
+        """Return the student's objective. The control uses only the terms that do not need the teacher."""
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:  # noqa: ARG002 - for subclasses
         """Return the batch to train on instead of `batch`, for example one that the student generated.

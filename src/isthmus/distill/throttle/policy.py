@@ -163,8 +163,9 @@ def throttled(
 ) -> Iterator[Progress]:
     """Yield a progress function that, when called, also slows down or pauses the process if servers need the machine.
 
-    If `latency` is None, yields `progress` itself. The work uses `threads` threads. `paused` is called with the seconds
-    of each pause. At the end, the process gets back its cores, and its priority as far as this user may raise it.
+    Next to a server, the process has a lower priority from the start. If `latency` is None, yields `progress` itself.
+    The work uses `threads` threads. `paused` is called with the seconds of each pause. At the end, the process gets
+    back its cores, and its priority as far as this user may raise it.
     """
     if latency is None:
         yield progress

@@ -49,8 +49,9 @@ def most_parameters(parameters: int, size: int) -> int:
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
     """Open the cached outputs of a teacher, indexed by position in `rows`; missing ones are computed when first read.
 
-    Outputs per class are reordered to the task's classes, if it has any. Raises a ConfigurationError if the teacher is
-    not a `Teacher`, or if its outputs are per class and its labels are not the task's classes.
+    Creates their folder in `cache`. Outputs per class get the order of the task's classes, if it has any. Raises a
+    ConfigurationError if the teacher is not a `Teacher`, or if its outputs are per class and its labels differ from the
+    task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
