@@ -39,10 +39,11 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
 
     The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys,
     `event_timestamp` and the features. It also returns `known_at`, unless each row is known `delay` after its event
-    time. Columns that a source names with `timestamp=` or `known=` are renamed to `event_timestamp` and `known_at`. If
-    rows break an expectation, a build writes nothing. The first line of the function's docstring becomes the
-    description. `ttl` is the maximum age of a served value (None: no limit), `lookback` the time around a row's event
-    that the function reads (None: all), `lateness` the longest delay of source rows; `version` numbers the table.
+    time. Columns of the result that a source names with `timestamp=` or `known=` become `event_timestamp` or
+    `known_at`. If rows break an expectation, a build writes nothing. The first line of the function's docstring becomes
+    the description. `ttl` is the maximum age of a served value (None: no limit), `lookback` the time around a row's
+    event that the function reads (None: all), `lateness` the longest delay of source rows. A higher `version` starts a
+    new table.
     """
     return lambda function: FeatureView(
         _name(function), listed(entities), listed(schema), listed(sources), ttl, delay, function, _about(function),
@@ -58,7 +59,7 @@ def spine(
 
     The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys,
     `event_timestamp` (the time of the prediction), `known_at` (the time the label became known), the fields of
-    `request` and the label. The columns that a source names with `timestamp=` and `known=` get the two time names.
+    `request` and the label. Columns that a source names with `timestamp=` or `known=` become these two time columns.
     """
     return lambda function: Spine(
         _name(function), listed(entities), label, listed(sources), request, function, _about(function)
@@ -71,9 +72,9 @@ def request_transform(
 ) -> Callable[[Function], RequestTransform]:
     """Declare the decorated PySpark function as a request transform with the function's name.
 
-    Each parameter of the function receives a Column. It is named like an input in a training set: `view__feature`, or
-    the name of a request field. The function returns a dict with a Column of the declared type for each field of the
-    schema. It may use only the PySpark functions in docs/row-functions.md; `isthmus apply` rejects any other function.
+    Each parameter of the function receives a Column. The parameter has the name of an input: `view__feature`, or that
+    of a request field. The function returns a dict with a Column of the declared type for each field of the schema.
+    It may use only the PySpark functions in docs/row-functions.md; `isthmus apply` rejects any other function.
     """
     return lambda function: RequestTransform(
         _name(function), listed(inputs), listed(schema), function, _about(function)

@@ -63,7 +63,7 @@ class Landed:
 def lands(source: Source, *, cluster: bool = False) -> bool:
     """Return True if `land` must copy the rows to a local Parquet file before an engine can read them.
 
-    True for tables and queries, and for `s3://` and `s3a://` URLs unless a `cluster` (a Spark Connect URL) reads them.
+    True for tables and queries, and for `s3://` and `s3a://` URLs unless `cluster`: a Spark Connect server reads them.
     """
     return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
@@ -71,8 +71,8 @@ def lands(source: Source, *, cluster: bool = False) -> bool:
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
     """Copy the rows of a source, for which `lands` is True, to `folder/NAME.parquet`; replaces the file.
 
-    The copy has the rows whose `timestamp` is null or in `within`, widened to whole seconds; all rows if `within` or
-    `timestamp` is None. `options` are storage options, for tables and files at URLs.
+    The copy has the rows whose time, in the column `source.timestamp`, is null or in `within`, widened to whole
+    seconds. It has all rows if either is None. `options` are storage options, for tables and files at URLs.
 
     Raises NoRowsError if the source has no rows at all, ConfigurationError if the variable with the address is not set
     or a time column is missing or has no time zone, DataError if the table or a value cannot be copied, and
@@ -90,9 +90,9 @@ def land(source: Source, root: Path, within: Within, folder: Path, options: Opti
 def read(spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None) -> "DataFrame":
     """Return the DataFrame of a source. Relative paths start from `root`.
 
-    For a table or query, pass the result of `land`. Without it, this connects to the table or database, and the
-    DataFrame has the columns but no rows. Files that engines cannot read unchanged, such as CSV, are converted to
-    Parquet (or linked under other names) in `staging`, where later calls reuse them.
+    For a table or query, pass the result of `land`; without it, this opens the table or database, and the DataFrame
+    has no rows. Local files that engines cannot read unchanged, such as CSV, are converted to Parquet (or linked under
+    other names) in `staging`, where later calls reuse them.
 
     Raises ConfigurationError if the file or a declared column is missing, the folder is a Delta table, or a time column
     has no time zone; NoRowsError if a local file or folder has no rows; DataError if the file cannot be read;
@@ -125,8 +125,8 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
 def require_readable(source: Source, root: Path, staging: Path) -> None:
     """Raise the error that a build would meet in a source's local file or folder, or in the columns of its table.
 
-    Needs no engine, but opens tables and databases. May write Parquet files to `staging`, for `read`. Times are not
-    checked for a folder. Raises ConfigurationError, NoRowsError, DataError or DependencyError; not for URLs.
+    Needs no engine, but opens tables and databases. May write Parquet files to `staging`, for `read`. Does not check
+    times in a folder. Raises ConfigurationError, NoRowsError, DataError or DependencyError. Do not call it for URLs.
     """
     from pyarrow.parquet import read_schema
 
@@ -137,9 +137,9 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the type of each column, such as `Int64`, from local files, a table or a query; not for URLs.
+    """Return the type of each column, such as `Int64`, by name. Reads local files, a table or a query, but no URL.
 
-    A type that features cannot have is Arrow's name. A damaged file raises Arrow's errors.
+    A type that features cannot have appears under Arrow's name. A damaged file raises Arrow's errors.
     """
     if source.path:
         path = _locate(source, root)
@@ -156,7 +156,7 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """Keep the rows whose time is null or in [first, end) Unix microseconds; all rows if the source names no time."""
+    """Keep the rows whose time is null or in [first, end) Unix microseconds; all rows without `source.timestamp`."""
     if source.timestamp is None:
         return frame
     time = frame[source.timestamp]
@@ -169,7 +169,7 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
 
     None means unknown: a PostgreSQL query without `version_sql`, or a URL that is neither `s3://` nor `s3a://`. A
     table, a database or an S3 URL is opened, with the storage `options`. Raises ConfigurationError if a local file or
-    the variable with an address is missing, DataError for a damaged table, and DependencyError without an answer.
+    the variable with an address is missing, DataError for a damaged table, and DependencyError for a silent server.
     """
     if source.sql:
         return _hash(sql.version(source, root))

@@ -132,10 +132,7 @@ class Metrics:
         }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics as OpenMetrics text if `accept` names it, else as Prometheus text, and the content type.
-
-        Call it within a request: it leaves out one request in progress. Set the fields of `gauges` before.
-        """
+        """Return metrics as OpenMetrics or Prometheus text, by `accept`, and its type. Omits the caller's request."""
         # Exclude the request for the metrics: other workers would show it long after its answer.
         self._in_flight.value -= 1
         for name in self.gauges.views():

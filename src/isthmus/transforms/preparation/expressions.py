@@ -45,7 +45,7 @@ def _within(value: Column, low: Column, high: Column) -> Column:
 
 
 def aggregates(step: Step, value: Column) -> list[Column]:
-    """List the Spark aggregates over finite values from which `parameters` computes; empty if a step learns nothing."""
+    """List the Spark aggregates that `parameters` needs, over finite values; empty if the step learns nothing."""
     wide = value.cast("double")
     finite = functions.when(functions.abs(wide) < math.inf, wide)
     match step:
@@ -61,7 +61,7 @@ def aggregates(step: Step, value: Column) -> list[Column]:
 
 
 def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]:
-    """Compute a step's parameters from the results of its `aggregates`: None for a column without finite numbers."""
+    """Compute a step's parameters from the results of its `aggregates`, which are None without finite numbers."""
     match step:
         case Clip():
             low, high = results

@@ -83,7 +83,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Learn parameters of steps and words of texts, by column, with engine queries. Pass only the `training_part`."""
+    """Learn the steps' parameters and the texts' words for each column, by engine queries. Pass the `training_part`."""
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions
@@ -125,7 +125,7 @@ def training_part(rows: "DataFrame", before: int) -> "DataFrame":
 def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProto":
     """Return an ONNX graph that applies the steps to a number `x`, in order. Its output `y` is 0 in place of null.
 
-    Further inputs are the parameters, which must not be null, NaN or -0.0; `counts` has the number of each step's.
+    Its other inputs are the parameters, which must not be null, NaN or -0.0. `counts` has their number for each step.
     """
     from pyspark.sql import functions
 

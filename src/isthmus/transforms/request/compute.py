@@ -50,8 +50,8 @@ class Graphs:
     ) -> None:
         """Run the graph of the transform `name`; raise a DataError about the first row that it cannot compute, if any.
 
-        `rows` has the transform's inputs by name. The message names the transform by `place`, and the row by its keys
-        in `batch`. Unless the row breaks an expectation, it ends with `refusal`, the engine's error (default: none).
+        `rows` has the transform's inputs by name. The error names the transform by `place`, and the row by its keys in
+        `batch`. It also quotes `refusal`, the engine's error, unless the row breaks an expectation.
         """
         graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}

@@ -1,4 +1,4 @@
-"""The checked fields of a request source as PySpark columns: the value, its default, or a refusal."""
+"""The checked fields of a request source as PySpark columns: the value, its default, or an error in Spark."""
 
 from collections.abc import Iterator
 from datetime import datetime

@@ -24,8 +24,7 @@ _SCHEME = re.compile(r"(No FileSystem for scheme \"(?P<scheme>\w+)\"|Class org\.
 def reaching(where: str) -> Iterator[None]:
     """Convert an engine's error about a missing file, module or S3 support into a DependencyError with a remedy.
 
-    If this process does not have the file or module either, and for other errors, the error passes unchanged. `where`
-    names the operation.
+    All other errors pass unchanged, also if this process lacks the file or module, too. `where` names the operation.
     """
     from pyspark.errors import PySparkException
 

@@ -68,8 +68,8 @@ def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
 def version(source: Source, root: Path) -> str | None:
     """Return a text that changes when the rows of a source change, or None if there is no such text.
 
-    With `version_sql`, it is the result of that query, for which this connects to the database. Without, it is the
-    name, size and time of the DuckDB file and its log, and None for PostgreSQL.
+    With `version_sql`, this connects to the database and returns the result of that query, or None for only nulls.
+    Without `version_sql`, returns the name, size and time of the DuckDB file and its log, and None for PostgreSQL.
     """
     if source.version_sql:
         with open_table(source, root) as table:

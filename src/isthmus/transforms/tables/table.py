@@ -52,7 +52,7 @@ def condition(column: str, within: tuple[int, int], literal: str) -> str:
 def reading(source: str, place: str, *errors: type[Exception]) -> Iterator[None]:
     """Convert errors of reading a source into a DataError, or a DependencyError if the storage does not answer.
 
-    This holds for `errors`, Arrow's errors, OSError and ValueError. `place` is the source's location, for messages.
+    Converts `errors`, Arrow's errors, OSError and ValueError. `place` is the source's location, for messages.
     """
     try:
         yield

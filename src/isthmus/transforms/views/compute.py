@@ -34,9 +34,9 @@ def stream_view(
 ) -> Iterator[pa.Table]:
     """Call a view's function, run its query on the engine, and yield the rows in batches, in the contract's types.
 
-    The columns are keys, `event_timestamp`, `known_at` and features. `within` selects event times in [first, end), in
-    microseconds since 1970 UTC; without it, a result without rows is an error. Batches may come before an error:
-    discard these batches then.
+    The columns are keys, features, `event_timestamp` and `known_at`. `within` selects event times in [first, end), in
+    microseconds since 1970 UTC; without it, a result without rows is an error. After an error, discard the batches
+    that came before it.
 
     Raises ConfigurationError with all missing columns and wrong types, DataError if the function or its query fails or
     a row is invalid (a null key or time, a null in an array, an array of wrong size), and DependencyError if the engine
@@ -95,9 +95,9 @@ class _WantsRowsError(BaseException):
 def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames) -> None:
     """Call the function of a view or spine, and check the columns of its result without computing a row.
 
-    A function that computes rows itself, for example to count them, ends there and is not checked. Meanwhile, no other
-    thread can compute with the session `spark`. Raises ConfigurationError with all missing columns and wrong types, and
-    DataError if the function failed or the engine rejected it.
+    A function that computes rows itself, for example to count them, ends there, and its result is not checked. During
+    the call, no other thread can compute with the session `spark`. Raises ConfigurationError with all missing columns
+    and wrong types, and DataError if the function failed or the engine rejected it.
     """
     client = spark.client
     kind = "view" if isinstance(declaration, FeatureView) else "spine"
@@ -294,7 +294,7 @@ class _Nulls:
         self.first: dict[str, int] = {}
 
     def count(self, table: pa.Table) -> bool:
-        """Count the rows of a batch, and the nulls in its keys and times. Return True if no batch so far had a null."""
+        """Count the rows and the nulls of a batch. Return True if no batch so far had a null in a key or time."""
         for name in self.nulls:
             if table[name].null_count:
                 self.nulls[name] += table[name].null_count

@@ -65,7 +65,7 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
 
 def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """Yield what `join_files` wrote with the same `folder` and `rows`: columns of all `count` spine rows, in order."""
+    """Yield the columns that `join_files` wrote with the same `folder` and `rows`, in the order of the `count` rows."""
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]
         for lots in zip(*(in_lots(file.iter_batches(BATCH), BATCH) for file in files), strict=True):

@@ -24,7 +24,7 @@ _COUNTS = ("compared", "changed", "written")
 
 
 def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """Return the latest row of each key, expired or not, with event and known times up to `at` (Unix microseconds)."""
+    """Return each key's latest row whose event and known times are up to `at` (Unix microseconds), even if expired."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 
@@ -40,10 +40,10 @@ def write_online(
 ) -> list[WriteCounts]:
     """Write the rows of a DataFrame to Redis from the executors. Return the counts of each partition with rows.
 
-    `horizon` is the latest known time that the offline table covers: a row then also replaces a newer row known by
-    then. With None, the rows count as pushed. The Redis URL is sent inside the pickled function, so no plan, log or web
-    page of an engine shows it as text. Raises DependencyError if the engine failed, for example because an executor
-    cannot reach Redis or lacks this package; some rows may be written then.
+    A row replaces an older row in Redis. If `horizon`, the latest known time in the offline table, is set, it also
+    replaces a newer row known by then. The Redis URL is sent inside the pickled function, so no plan, log or web page
+    of an engine shows it as text. Raises DependencyError if the engine failed, for example because an executor cannot
+    reach Redis or lacks this package; some rows may be written then.
     """
     from pyspark.errors import PySparkException
 

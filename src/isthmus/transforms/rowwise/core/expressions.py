@@ -101,7 +101,7 @@ def _here() -> SimpleNamespace:
 
 
 def node_of(column: "Column", name: str = "column") -> ExpressionNode:
-    """Return a column as plain data; raise NotCompilableError if it is too large or deep, or needs several rows."""
+    """Return a column as plain data; raise NotCompilableError if it is too large or deep, or not supported."""
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
 

@@ -142,9 +142,9 @@ class Graph:
         )
 
     def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
-        """Return the result of `function` for one argument. The function, which adds many nodes, is called in `model`.
+        """Return the result of `function` for `argument`. Only `model` calls the function, and thus adds its nodes.
 
-        There, independent calls of it become one call: with their arguments stacked, and a list of each one's `number`.
+        It makes one call for several independent results: with the stacked arguments, and the list of their `number`s.
         `signless` promises that the result is never -0.0.
         """
         if function not in self._together:
@@ -209,7 +209,7 @@ class Graph:
         return reduce(or_, named) if named else None
 
     def negated(self, mask: Tensor) -> Tensor:
-        """Negate a mask. Does not use ONNX's Not: ONNX Runtime would swap the branches of Where(Not(x), a, b)."""
+        """Negate a mask, without ONNX's Not: ONNX Runtime would swap the branches of Where(Not(x), a, b)."""
         if mask not in self._negated:
             negated = mask.equals(False)
             self._negated |= {mask: negated, negated: mask}
@@ -218,7 +218,7 @@ class Graph:
     def where(self, mask: Tensor, then: Tensor, otherwise: Tensor, kind: SqlType) -> Tensor:
         """Return `then` where a mask is true, and `otherwise` elsewhere, both of type `kind`, with every bit unchanged.
 
-        Unlike this, ONNX's Where is missing for booleans in some runtimes, and may turn -0.0 into 0.0 in ONNX Runtime.
+        ONNX's own Where lacks booleans in some runtimes, and may turn -0.0 into 0.0 in ONNX Runtime.
         """
         if self.is_number(mask):
             return then if self.number_of(mask) else otherwise
@@ -248,7 +248,7 @@ class Graph:
         return raises if mask is None or raises is None else raises & mask
 
     def row(self, data: Tensor) -> Tensor:
-        """Expand a tensor that is equal in all rows to shape (1, n), as some kernels need; return others unchanged."""
+        """Expand a tensor that is equal in all rows to shape (1, n), for operators; return other tensors unchanged."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: Tensor) -> bool:
@@ -325,7 +325,7 @@ class Graph:
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
     def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
-        """Return the model without unneeded nodes and constants; `notes` become metadata. ONNX's checker may raise."""
+        """Return the model without unneeded nodes and constants, after ONNX's check. `notes` become its metadata."""
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
         used = {tensor for node in nodes for tensor in node.input}

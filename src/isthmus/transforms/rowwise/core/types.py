@@ -73,7 +73,7 @@ def array_of(element: SqlType, size: int) -> SqlType:
 def common(kinds: Iterable[SqlType]) -> SqlType | None:
     """Return the type to which Spark casts values of these types, for example the widest of several number types.
 
-    None if there is none, or if Spark would parse text. VOID (the type of NULL) without types or if all are VOID.
+    Returns None if there is no such type, or if Spark would parse text. Without types, returns VOID, the type of NULL.
     """
     result: SqlType | None = VOID
     for kind in kinds:

@@ -1,7 +1,7 @@
 """Functions of dates (days since 1970) and timestamps (microseconds since 1970 UTC), all in the Gregorian calendar.
 
 Dates are computed as in H. Hinnant, "chrono-compatible low-level date algorithms" (2013), also before 1582, as in
-Spark. Parts of dates are int64, and `/` divides non-negative numbers.
+Spark. Parts of dates are int64. `/` truncates, so it divides only non-negative numbers.
 """
 
 from collections.abc import Callable, Sequence

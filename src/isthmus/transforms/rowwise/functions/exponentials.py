@@ -1,6 +1,6 @@
 """Exponentials and logarithms from single IEEE 754 operations, whose bits do not depend on batch, runtime or machine.
 
-Kernels of runtimes compute the last few numbers of a batch differently, so results would depend on the batch.
+ONNX runtimes compute Exp and Log differently for the last few numbers of a batch.
 """
 
 import math
@@ -97,7 +97,7 @@ _ROOT, _HALF_LAST_BIT = 2.0**52 * 2.0**0.5, 2.0**-53
 
 
 def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
-    """Return the natural logarithm by fdlibm's steps, error below 1 ulp. An x not positive and finite is returned."""
+    """Return the natural logarithm by fdlibm's steps, error below 1 ulp; x itself unless it is positive and finite."""
     inside = (x > 0.0) & (x < math.inf)
     power, m = _normal(x, inside)
     f = m - 1.0

@@ -124,7 +124,7 @@ def _surely_not(value: Value) -> Tensor:
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    """Combine booleans by "And" or "Or" with SQL's rules for nulls. Values after a deciding one never refuse a row."""
+    """Combine booleans by "And" or "Or" with SQL's rules for nulls. Values after a deciding one refuse no row."""
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(node, values))
 
 

@@ -1,4 +1,4 @@
-"""Functions of real numbers. Functions without a kernel for doubles are composed of available kernels."""
+"""Functions of real numbers, from ONNX operators that runtimes implement for doubles."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Functions of texts. Runtimes cannot order texts or count their letters, and differ on letters beyond ASCII."""
+"""Functions of texts. ONNX runtimes cannot order texts or count letters, and differ on letters beyond ASCII."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
