@@ -35,7 +35,7 @@ def write_training_set(  # noqa: PLR0913 - the options of the command
 ) -> TrainingSet:
     """Write the training set that the command line options ask for; raise a RequestError if they cannot be combined.
 
-    With `like`, a folder or id, writes that training set again from the same table versions: to `out`, or in its place.
+    With `like`, a folder or id, writes that training set again from the same table versions, to `out` or in place.
     With `spine`, `features` and `out`, joins features to any spine. Otherwise, writes the training set of a
     distillation and makes it the latest. Its `name` is optional if there is only one.
     """

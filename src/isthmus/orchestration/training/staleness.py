@@ -1,4 +1,4 @@
-"""A training set as a device sees it (`seen`): the student's inputs come from a snapshot that is some time old."""
+"""A training set as a device sees it: the student's inputs come from a snapshot that is some time old."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ def device_rows_file(project: Project, declared: Distillation, examples: Trainin
     """Return the path of a Parquet file with a training set's rows as devices see them. Writes it if missing.
 
     The student must have a `device`. Each row gets the student's inputs from a snapshot of random age, up to the limit
-    of that `device`. They are null for keys that devices do not keep. The ages are the same in each call. Inputs that
+    of that `device`. Inputs are null for keys that devices do not keep. The ages are the same in each call. Inputs that
     only the teacher reads are left out. Raises a DataError if a table version is gone.
     """
     device = _device(declared)
@@ -56,7 +56,7 @@ def with_stale_inputs(
     """Return `rows` of the training set `examples` with the student's inputs replaced by values from older snapshots.
 
     The student must have a `device`; inputs are null for keys that it does not keep. `ages` is called with the times of
-    consecutive rows and the number of their first row. It returns the age of the snapshot for each; times and ages are
+    consecutive rows and the number of the first of them. It returns the age of each row's snapshot. Times and ages are
     in microseconds. Inputs that only the teacher reads are left out. With `computed`, the project's engine adds inputs
     from request transforms, which takes seconds even for a few rows. Raises a DataError if a table version is gone.
     """
