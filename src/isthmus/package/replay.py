@@ -61,10 +61,10 @@ def deviation(
 ) -> Deviation:  # fmt: skip
     """Return the value in output `name` that is farthest from its expected value, relative to its limit.
 
-    The difference may be within the limit: compare the result's `by` with its `limit`. It is infinite for NaN on either
-    side or both, for another shape or element type, and for unequal integers if `limit` is below 1. With `widths`,
-    floats of different widths are compared, and each limit is at least `rounding(expected)`. `row_name` turns the
-    number of a row into its name in the result.
+    The difference may be within the limit: compare the result's `by` with its `limit`. The difference is infinite for
+    NaN on either side or both, for another shape or element type, and for unequal integers if `limit` is below 1. With
+    `widths`, floats of different widths are compared, and each limit is at least `rounding(expected)`. `row_name` turns
+    the number of a row into its name in the result.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
@@ -146,7 +146,7 @@ def answers(
 
 @contextmanager
 def running(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOptions"]:
-    """Yield options for the runs in a block, which end after two minutes. Any error in the block is a PackageError."""
+    """Yield options for a block's runs, which stop after two minutes. Any error in the block becomes a PackageError."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -188,7 +188,7 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
 
 
 def require_core(package: Package, golden: Golden) -> int:
-    """Return the number of golden rows; raise PackageError unless `head.json` turns them into the core's inputs."""
+    """Return the number of golden rows; raise PackageError unless `head.json` gives the recorded inputs of the core."""
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"
     head = Head.loads(package.files.read(HEAD), where)

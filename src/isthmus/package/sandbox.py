@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def fork_and_wait() -> int | None:
-    """Fork, before threads start. Return None in the child. In the parent, wait for its exit code or -signal."""
+    """Fork, before threads start; return None in the child. Wait in the parent, and return its exit code or -signal."""
     child = os.fork()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 
@@ -19,7 +19,7 @@ def limit(seconds: int) -> None:
 
 
 def confine(more: int) -> None:
-    """On Linux, limit the private writable memory of this process and of each child to the current size plus `more`."""
+    """On Linux, limit private writable memory, of this process and each child, to its current bytes plus `more`."""
     if not sys.platform.startswith("linux"):
         return
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

@@ -104,7 +104,7 @@ def read_private_key(file: Path, password: str | None = None) -> "EllipticCurveP
 
 
 def read_public_key(file: Path) -> str:
-    """Return a public key's PEM; ConfigurationError if it is not elliptic, DependencyError without `signing`."""
+    """Read an elliptic public key as PEM; ConfigurationError if unusable, DependencyError without extra `signing`."""
     try:
         text = file.read_text(encoding="ascii")
         _public_key(text)
@@ -121,7 +121,10 @@ def key_name(key: str) -> str:
 
 
 def require_signature(files: PackageFiles, key: str) -> None:
-    """Read all files again; raise PackageError unless the private key of `key` (PEM) has signed exactly these files."""
+    """Raise PackageError unless the key pair of `key` (PEM) signed exactly these files. Reads all files again.
+
+    Raises DependencyError without the extra `signing`.
+    """
     try:
         public = _public_key(key)
     except ValueError as error:

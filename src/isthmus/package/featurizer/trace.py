@@ -66,7 +66,7 @@ class _Form:
         self._count = 0
 
     def add(self, goals: Sequence[int]) -> None:
-        """Add all steps that are needed to compute the slots (numbered values) in `goals`."""
+        """Add all steps that compute the slots (numbered values) in `goals`."""
         for operation, operands, out in self._steps.listed(goals):
             elements = _operands(operation)
             places = [self._read(slot, element) for slot, element in zip(operands, elements, strict=True)]
@@ -159,10 +159,7 @@ def _attribute(operation: Operation) -> Any:
 
 
 def parts_of(pattern: str) -> list[list[str]]:
-    """Split a regex at `.*` into parts, and each part at `.` into pieces.
-
-    Raise UnreadableGraph if the regex has other operators, or does not begin with `(?s)`.
-    """
+    """Split a regex `(?s)...` at `.*` into parts, and parts at `.` into pieces; UnreadableGraph for other regexes."""
     parts, place = [[""]], len("(?s)")
     while place < len(pattern):
         if (piece := _PIECES.match(pattern, place)) is None:

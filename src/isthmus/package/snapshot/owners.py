@@ -59,7 +59,7 @@ def text_of(value: KeyValue) -> str:
 
 
 def value_of(text: str, dtype: DataType) -> KeyValue:
-    """Decode a text of `text_of`; raise ValueError if it does not fit the type, or is empty, "." or ".."."""
+    """Decode a text from `text_of`; raise ValueError if it does not fit the type, or is empty, "." or ".."."""
     if text in _UNNAMED:
         raise ValueError(text)
     value: KeyValue
@@ -234,7 +234,7 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open a file of owners for a block; FileNotFoundError if it is missing. Damage is found later, when it is read."""
+    """Open a file of owners for a block; FileNotFoundError if it is missing. Reading a damaged one raises DataError."""
     try:
         db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error as error:
