@@ -1,7 +1,6 @@
 """Run a server: `python -m isthmus.serving [--settings-fd N] [--parent PID]`.
 
-The server reads its settings from the open file descriptor N, or else from `ISTHMUS_SERVER`. It ends when the process
-PID ends.
+It reads its settings from the file descriptor N, or else from `ISTHMUS_SERVER`. It ends when the process PID ends.
 """
 
 import getopt  # argparse would take 1 % of the startup time

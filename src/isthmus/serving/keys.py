@@ -147,7 +147,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ring
 
     def find(self, presented: bytes) -> Key | None:
-        """Return the stored key with the hash of `presented`; None if there is none. Takes constant time."""
+        """Return the stored key with the hash of `presented`, or None. Compares all hashes, each in constant time."""
         digest = sha256(presented).hexdigest()
         matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         return matches[-1] if matches else None

@@ -49,7 +49,7 @@ def fetch(
 
 
 def require(folder: Path, digest: str, public_key: str | None) -> Package:
-    """Open a package; raise PackageError if it is damaged, has another digest, or is not signed with `public_key`."""
+    """Open a package; PackageError if it is damaged, has another digest, or is not signed with a given `public_key`."""
     package = open_package(folder)
     if (actual := package.files.digest) != digest:
         raise PackageError(f"package {package.manifest.name}", f"has digest {actual[:12]}", expected=digest[:12],

@@ -38,7 +38,7 @@ class DeploymentHistory(Journal[Event]):
         )  # fmt: skip
 
     def add(self, record: Event) -> None:
-        """Append an event and sync it to disk. Call this within `locked`. Package paths become relative in the file."""
+        """Append an event, with paths in the cache made relative, and sync it to disk. Call this within `locked`."""
         super().add(msgspec.structs.replace(record, deployment=record.deployment.relative(self._file)))
 
     def _records(self, lines: bytes) -> list[Event]:

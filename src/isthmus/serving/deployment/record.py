@@ -62,7 +62,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def loaded(self, now: int) -> "list[Deployment]":
-        """Return the deployments to load at `now` (µs): this one, its candidate, and the former during probation."""
+        """Return the deployments to load at `now` (µs): this one, its candidate, and on probation the former one."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
         return [self.without_trials, *candidate, *former]
@@ -151,10 +151,10 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 ) -> Deployment:
     """Check package, contract and verdict as `isthmus deploy` does; return the deployment. Writes and loads nothing.
 
-    Raises PackageError if the package is damaged, lacks the precision of `profile`, or is not signed with `public_key`
-    although it is set. Raises ContractMismatch if the package's service has changed, and RequestError if it is unknown.
-    Raises GateFailed if the verdict is missing, has failed, is for another package or contract, or lacks a feature.
-    Also raises GateFailed if a table's fingerprint in the verdict differs from `tables`, which is by view.
+    Raises PackageError if the package is damaged, lacks the precision of `profile`, or is not signed with a given
+    `public_key`. Raises ContractMismatch if its service has changed, and RequestError if the service is unknown. Raises
+    GateFailed if the verdict is missing, failed, is for another package or contract, or did not compare a feature. Also
+    raises GateFailed if a table has changed since: `tables` has the current fingerprint of each view's table.
     """
     package = open_package(folder)
     if public_key is not None:

@@ -47,8 +47,7 @@ class TextGeneration:
     async def answer(self, request: Request) -> Response:
         """Generate the first token, and return a response that streams the text as events.
 
-        Errors before the first token are raised, such as a BusyError for too many texts at a time. Later errors are
-        events in the stream.
+        Raises errors before the first token, such as a BusyError for too many texts at a time. Streams later errors.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()

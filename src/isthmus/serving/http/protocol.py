@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header field or trailer, and pass on only a field. Above a limit, raise a ValueError: status 431."""
+        """Count a header field or trailer, and pass on only a field. Raise a ValueError above a limit (status 431)."""
         self._count(len(name) + len(value), 1)
         if self._in_head:
             super().on_header(name, value)

@@ -36,9 +36,8 @@ async def answer(request: Request, services: Collection[str], folder: str | None
     """Answer with the newest snapshot of a service, or a delta from the version in the query's `since`.
 
     The answer is 304 if the client has the newest version. A whole file is compressed with Zstandard if the client
-    accepts it. `services` are the known names; `folder` has a folder per service. Raises a ForbiddenError for a key
-    without permission, a NotFoundError for an unknown service or a missing snapshot, a RequestError for an invalid
-    owner, and a NotReadyError if files are damaged.
+    accepts it. `folder` has a folder for each of the `services`. Raises ForbiddenError without permission, RequestError
+    for an invalid owner, NotFoundError for an unknown service or without a snapshot, NotReadyError for damaged files.
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:
