@@ -26,8 +26,10 @@ from isthmus.distill.accelerator import accelerator
 from isthmus.distill.settings import Settings
 from isthmus.distill.training import loop
 from isthmus.distill.training.loop import Outcome, Step, Training
+from isthmus.distill.training.runlog import RunLog
 from isthmus.features.errors import ConfigurationError, DependencyError, GateFailed, Stopped
 from isthmus.features.profiles import TrainingProfile
+from isthmus.features.progress import silent
 from tests.distill import fading, tiny
 from tests.distill.tiny import ROWS, SETTINGS, Line, Tiny, cpu, evaluate, line, step
 from tests.distill.training.test_checkpoint import same
@@ -410,6 +412,19 @@ def test_event_files_have_losses_by_term_rate_and_metrics(tmp_path: Path) -> Non
     assert points[0] == 5
     assert len(points) < 5  # a busy machine may take another second
     assert len([*tmp_path.glob("events.out.*")]) == 1
+
+
+def test_event_files_keep_what_was_measured_at_the_step_that_training_resumes_after(tmp_path: Path) -> None:
+    for first, steps in ((0, (7, 14, 21)), (14, (21, 28))):
+        log = RunLog(silent, 30, tmp_path)
+        log.begin(first)
+        for at in steps:
+            log.evaluation(at, {"loss": float(first)}, {}, "")
+        log.end()
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    found = [(point.step, point.value) for point in read.Scalars("evaluation/loss")]
+    assert found == [(7, 0.0), (14, 0.0), (21, 14.0), (28, 14.0)]
 
 
 # --- devices and processes

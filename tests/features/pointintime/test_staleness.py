@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.features import clock
 from isthmus.features.definition.spec import Snapshot
+from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column
+from isthmus.features.pointintime import staleness
 from isthmus.features.pointintime.join import point_in_time
 from isthmus.features.pointintime.staleness import AgedJoin, drawn, fixed
-from isthmus.features.types import Int64
+from isthmus.features.types import Int32, Int64
 from isthmus.features.values.columns import Ints
 from isthmus.package.snapshot.selection import of_kept_keys
 from tests.features.support import make_view, same_bits, table, times
@@ -68,6 +71,14 @@ def test_it_is_the_row_of_the_snapshot(
         _seen(history, key, at, age) if keys is None or key in keys else ("not_found", None) for key, at in asked
     ]
     assert list(zip(found[status_column(VIEW)].to_pylist(), values, strict=True)) == expected
+
+
+def test_a_row_that_does_not_fit_is_named_whatever_pass_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staleness, "PASS", 4)
+    past = ViewHistory(make_view({"a": Int64}, {"k": Int32}), table(VIEW, []), 0)
+    spine = _spine([*[(0, 0)] * 6, (1 << 40, 0)])
+    with pytest.raises(DataError, match="value in row 6 that"):
+        _joined(AgedJoin(spine.schema, [past], ages=fixed(0)), spine)
 
 
 @given(rows, questions)

@@ -21,6 +21,7 @@ from isthmus.orchestration.artifacts import Artifacts, TrainingSet
 from isthmus.orchestration.models import cards
 from isthmus.orchestration.models.students import distill, export
 from isthmus.orchestration.project import Project
+from isthmus.orchestration.training.set import training_set
 from isthmus.orchestration.training.staleness import device_rows_file, with_stale_inputs
 from isthmus.package.manifest import open_package
 from tests.features.support import join_naively
@@ -64,6 +65,24 @@ def _by_hand(project: Project, table: pa.Table, ages: Ints) -> list[tuple[object
         late = not seen_then or (view.ttl is not None and int(at[n]) - max(seen_then) > view.ttl)
         found.append((None, None) if late else (row["shelf_demand__sold_1d"], row["shelf_demand__distance"]))
     return found
+
+
+def test_another_service_of_the_student_has_a_file_of_its_own(on_device: Shop) -> None:
+    kept = "device=Snapshot(age=timedelta(hours=6), every=timedelta(hours=1), keep=3)"
+    service = f'small = FeatureService("small", features=[shelf_demand[["distance"]]], {kept})'
+    on_device.replace("on_server = ", f"{service}\non_server = ")
+    project = Project(on_device.root)
+    apply(project)
+    training_set(project)
+    examples, _ = _examples(project)
+    before = device_rows_file(project, project.distillation(), examples)
+    on_device.replace("student=on_device", "student=small")
+    changed = Project(on_device.root)
+    again, _ = _examples(changed)
+    assert again.path == examples.path
+    file = device_rows_file(changed, changed.distillation(), again)
+    assert "shelf_demand__sold_1d" in pq.read_schema(before).names
+    assert "shelf_demand__sold_1d" not in pq.read_schema(file).names
 
 
 def test_its_rows_are_those_of_the_snapshot_of_then(project: Project) -> None:

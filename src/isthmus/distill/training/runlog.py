@@ -23,14 +23,14 @@ class RunLog:
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """Start timing and open the event files. At step 0, delete earlier files, else hide entries from `step` on."""
+        """Start timing and open the event files. At step 0, delete earlier files, else hide entries after `step`."""
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 
             if not step:
                 for file in self._folder.glob("events.out.tfevents.*"):
                     file.unlink()
-            self._writer = SummaryWriter(str(self._folder), purge_step=step or None)
+            self._writer = SummaryWriter(str(self._folder), purge_step=step + 1 if step else None)
         self._first, self._began = step, time.monotonic()
         self._last_line = self._last_point = self._began
 

@@ -77,12 +77,12 @@ class Join:
         added = [field for join in self._views for field in join.added]
         self.schema = pa.schema([*spine, *added], metadata=spine.metadata)
 
-    def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def batches(self, spine: Iterable[pa.RecordBatch], first: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield the spine rows in order, with the joined columns, in batches of at most `BATCH` rows.
 
-        Raises DataError, which names the row, if a row has no time or a value that does not fit its type.
+        Raises DataError if a row has no time or a value that does not fit its type. The message names the row, counted
+        from `first`.
         """
-        first = 0
         for rows in in_lots(spine, self._rows):
             yield from self._joined(rows, first)
             first += len(rows)

@@ -96,10 +96,13 @@ class ServedJoin:
 
         Raises DataError if a row has no time, or a value that does not fit its type.
         """
+        first = 0
         for rows in in_lots(spine, PASS):
             result = rows
             for view, fields, joins, comparison in self._views:
-                past, ideal = (pa.Table.from_batches(join.batches(rows.to_batches()), join.schema) for join in joins)
+                past, ideal = (
+                    pa.Table.from_batches(join.batches(rows.to_batches(), first), join.schema) for join in joins
+                )
                 present = pc.fill_null(past[view.full_name(PRESENT.name)], False)
                 event = past[view.full_name(EVENT.name)]
                 answers = by_ttl(view, rows["event_timestamp"], event, present, past)
@@ -107,6 +110,7 @@ class ServedJoin:
                 names = [view.full_name(column.name) for column in fields]
                 for name in [*names, status_column(view)] if self._status else names:
                     result = result.append_column(name, answers[name])
+            first += len(rows)
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
 
     def report(self) -> dict[str, dict[str, ServedDifference]]:

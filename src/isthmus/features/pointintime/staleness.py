@@ -75,7 +75,7 @@ class AgedJoin:
             # The snapshot has the rows that were valid when it was made. A row that has become older than its ttl since
             # then has expired on the device, too.
             for view, join in self._views:
-                past = pa.Table.from_batches(join.batches(then.to_batches()), join.schema)
+                past = pa.Table.from_batches(join.batches(then.to_batches(), first), join.schema)
                 event = past[view.full_name(_EVENT.name)]
                 present = pc.is_valid(event)
                 if self._keeps is not None:

@@ -27,10 +27,12 @@ def device_rows_file(project: Project, declared: Distillation, examples: Trainin
     of that `device`. Inputs are null for keys that devices do not keep. The ages are the same in each call. Inputs that
     only the teacher reads are left out. Raises a DataError if a table version is gone.
     """
-    device = _device(declared)
-    return rows_file(
-        examples, device, lambda: with_stale_inputs(project, declared, examples, examples.table(), drawn(device))
-    )
+    device, service = _device(declared), project.applied().service(declared.student.name)
+
+    def rows() -> pa.Table:
+        return with_stale_inputs(project, declared, examples, examples.table(), drawn(device))
+
+    return rows_file(examples, device, rows, service=service.hash)
 
 
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
