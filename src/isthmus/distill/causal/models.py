@@ -56,8 +56,8 @@ def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Map
 
     If `source` is "module:function", calls that function with the vocabulary size only. If `source` is None, builds a
     Llama with the sizes in `shape`, a context of `context` tokens and random weights from torch's global generator.
-    Raises a ConfigurationError at `where` if the function cannot be imported, or if its model is not a causal one with
-    this vocabulary size and the attention "sdpa". A Llama's heads must each have an even number of units.
+    Raises a ConfigurationError at `where` if the function cannot be imported, if its model is not a causal one with
+    this vocabulary size and the attention "sdpa", or if `shape` gives each head an odd number of units.
     """
     if source is not None:
         model = _causal(call_function(source, where, vocabulary.size), source, where)

@@ -44,7 +44,7 @@ class Ladder:
 
     @property
     def broken(self) -> Rung | None:
-        """The first form, that fails or differs too much from the student in torch; None if all agree."""
+        """The first form that fails or differs too much from the student in torch; None if no form does."""
         return next((rung for rung in self.rungs if rung.holds is False), None)
 
     def require(self) -> None:
