@@ -80,8 +80,8 @@ def _read(folder: Path) -> TrainingStatistics:
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
     """Return the statistics of a view's table that the latest training set of each distillation saved.
 
-    Skips distillations without such statistics, and training sets that joined another version of the view's contract.
-    Raise DataError if statistics cannot be read.
+    Skips distillations without such statistics, and training sets that did not join this version of the view. Raise
+    DataError if statistics cannot be read.
     """
     references = []
     for name in project.definitions.distillations:
