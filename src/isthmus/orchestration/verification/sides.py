@@ -72,7 +72,7 @@ class OnlineSide:
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask of `pushed_only`, and each key's known time and content hash in Redis, null without a row."""
+        """Return the mask of `pushed_only`, and known time and content hash of each key in Redis, null if not valid."""
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.
