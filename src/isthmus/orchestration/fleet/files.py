@@ -50,8 +50,8 @@ def fleet(project: Project, out: Path) -> list[str]:
 def files(project: Project) -> dict[str, bytes]:
     """Render the Kubernetes and Docker files of a project. Return contents by file name; nothing is written.
 
-    YAML loses the comments and layout of its template. Raise ConfigurationError for settings that work only on this
-    machine, and DependencyError if PyYAML or Jinja is not installed.
+    YAML files lose the comments and layout of their templates. Raise ConfigurationError for settings that work only on
+    this machine, and DependencyError if PyYAML or Jinja is not installed.
     """
     with extra("orchestration"):
         import jinja2
