@@ -30,7 +30,7 @@ def probe(sizes: "Sizes", precision: Precision, threads: int, prompt: int) -> "S
 
 @dataclass(frozen=True)
 class TextModel:
-    """A causal language model and its package: `files` for ONNX Runtime by precision, and `others`.
+    """A causal language model and its package: `files` for ONNX Runtime by precision, `others` for other runtimes.
 
     `served` has the precision and the seconds of a decoding step after `prompt` tokens, as measured by export.
     """

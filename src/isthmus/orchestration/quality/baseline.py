@@ -28,7 +28,7 @@ from isthmus.orchestration.project import Project
 class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a training set's inputs by full name, and of the tables that it was joined from, by view.
 
-    `last` is its latest event time in microseconds since 1970 UTC, and `views` covers the rows up to that time.
+    `last` is the set's latest event time in microseconds since 1970 UTC. `views` covers the rows up to that time.
     """
 
     training_set: str

@@ -82,7 +82,7 @@ class Group:
     Arrays have the rows of all readable requests, one after another. Requests of tensors have no rows.
 
     Attributes:
-        answers: table with one line per answer, in the columns of the table of recorded answers.
+        answers: table with one row per answer, in the columns of the table of recorded answers.
         model: model that answered, or the model that replaces it; None for lookups.
         bodies: request body of each answer; an error if a private key could not be restored.
         answer: for each row, the index of its answer.
@@ -130,7 +130,7 @@ class Group:
 
 
 class ServedAnswers:
-    """Reads recorded answers, and opens and caches (errors too) the contracts, histories and models behind them.
+    """Reads recorded answers, and opens the contracts, histories and models behind them. Caches these and their errors.
 
     If `package` is set, the package in that folder replaces every package that answered.
     """

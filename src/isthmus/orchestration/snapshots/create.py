@@ -193,7 +193,7 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def device_service(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return service `name` (None: the only one with a `device`) and its `device`; raise RequestError without one."""
+    """Return service `name` and its `device`; None means the only service with one. Raise RequestError if none fits."""
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:
