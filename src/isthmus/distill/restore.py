@@ -143,8 +143,8 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
     """Return a digest of everything that the weights of all seeds depend on, in 12 hexadecimal digits.
 
     It covers the rows and their split, inputs and label, the shape of the student, and the metric that selects the
-    weights. It also covers settings, seeds, profile, the versions of Isthmus and torch, the identity `outputs` of the
-    teacher's outputs, and the task's code without the members that only affect report and package (`JUDGING`).
+    weights. It also covers settings, seeds, profile, the versions of Isthmus and torch, and `outputs`, the identity of
+    the teacher's outputs. Of the task's code, it leaves out members that only affect report or package (`JUDGING`).
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
