@@ -95,10 +95,10 @@ def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
 def switch(project: Project, store: OnlineStore) -> bool:
     """Make the next contract current if Redis has all of its rows. Return True if it became current.
 
-    `store` must be opened with the next contract; otherwise this returns False. Waits for the lock `contract`, copies
-    pushed rows of the current contract to the new views, and registers the Feast objects of the new contract. Raise
-    DataError if the new rows in Redis differ from their tables (the current contract stays), and DependencyError if
-    Feast cannot be used.
+    `store` must be opened with the next contract; otherwise this returns False. Waits for the lock `contract`. Copies
+    pushed rows of the current contract to the new views, and registers the new Feast objects. Raise DataError if the
+    new rows in Redis differ from their tables; the current contract then stays. Raise DependencyError if Feast cannot
+    be used.
     """
     with project.locked("contract"):
         generations = project.generations()

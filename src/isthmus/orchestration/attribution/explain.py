@@ -81,8 +81,8 @@ def explain(project: Project, identity: str, *, progress: Progress = silent) -> 
 
     `identity` is the id of the recorded answer. The ideal prediction is the teacher's, from the features that the
     history now has for the time of the answer. The page is in `attribution/<name>/answers` of the state folder,
-    readable by its owner only. Raise RequestError if no prediction with a numeric score has this id, DataError if it
-    cannot be recomputed, and ContractMismatch if its package cannot run under the current contract.
+    readable by its owner only. Raise RequestError if no prediction with a numeric score has this id, and DataError if
+    it cannot be recomputed. Raise ContractMismatch if its package cannot run under the current contract.
     """
     progress("reading the recorded answer", 0.0)
     answers = prediction(ServedAnswers(project), identity)

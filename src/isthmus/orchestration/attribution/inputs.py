@@ -98,9 +98,9 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
 def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
     """Read model inputs from a Parquet or Arrow file, and match them with `rows` by join keys and event time.
 
-    Return the indices in `rows` of the m rows that the file has, shape (m,), and a table of their inputs, m rows. The
-    file may lack inputs and rows. If several file rows have the same keys and time, all of them are ignored. Raise
-    DataError if the file cannot be read, lacks a key or all inputs, has other columns, or matches no row.
+    Return the indices in `rows` of the rows that the file has, and a table with the inputs of these rows. The file may
+    lack inputs and rows. If several file rows have the same keys and time, all of them are ignored. Raise DataError if
+    the file cannot be read, lacks a key or all inputs, has other columns, or matches no row.
     """
     table, source, key_columns = _read(file), f"inputs {file}", [*keys, TIME]
     allowed = dict.fromkeys([*key_columns, *inputs])

@@ -160,8 +160,8 @@ def load_recorded(artifacts: Artifacts, answers: PackagePredictions, models: Pac
 def recorded_rows(declared: Distillation, answers: PackagePredictions, examples: TrainingSet) -> RecordedRows:
     """Recompute the features of recorded predictions, and match the predictions with rows of a training set.
 
-    A training row matches if it has the same join keys and is nearest in time, and if no other prediction is nearer to
-    that training row. `Distillation.monitor` sets the tolerance and may name other columns to match by. A prediction
+    A prediction matches the training row with the same join keys that is nearest in time, unless another prediction is
+    nearer to that row. `Distillation.monitor` sets the tolerance and may name other columns to match by. A prediction
     gets its label and its ideal request fields from its training row. Inputs that only the teacher reads are missing.
     Predictions that cannot be recomputed exactly are skipped and counted in `left_out`. Raise DataError if none is
     left.

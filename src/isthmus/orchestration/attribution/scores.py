@@ -82,8 +82,8 @@ def open_models(
 ) -> Iterator["PackageModels"]:
     """Open a package's teacher, student and model files during a block. `product` is the runtime of the files.
 
-    Raise RequestError if the label is not Binary or Number or the package lacks a file, DataError if the student or its
-    training set is gone, and ContractMismatch if the package cannot run under the current contract.
+    Raise RequestError if the label is not Binary or Number or the package lacks a file, and DataError if the student or
+    its training set is gone. Raise ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
     if changes := outdated(folder, contract):

@@ -39,8 +39,8 @@ def fleet(project: Project, out: Path) -> list[str]:
 
     Files of an earlier call, listed in fleet.json there, are replaced, or deleted if the project no longer needs them.
     Other files are left alone. The same project in the same environment gives the same bytes. Raise ConfigurationError
-    with all settings that work only on this machine, DataError (before writing anything) if a file to replace or delete
-    was edited or written by another program, and DependencyError if PyYAML or Jinja is not installed.
+    with all settings that work only on this machine, and DependencyError without PyYAML or Jinja. Raise DataError,
+    before writing anything, if a file to replace or delete was edited or written by another program.
     """
     content = files(project)
     _write(out, content)

@@ -81,15 +81,15 @@ def change(  # noqa: PLR0913 - the options of the command
 ) -> PeriodChange:
     """Split the change of a distillation's answers from period `against` to period `days` among four causes.
 
-    The causes are population (share of rows in each segment), features (rows within segments), contract (how stored
-    features are computed) and model. `by` names the columns that define segments; by default, they are join keys of the
+    The causes are population (share of rows in each segment), features (rows within segments), contract (computation of
+    stored features) and model. `by` names the columns that define segments; by default, they are join keys of the
     spine. The rows come from the latest training set. Both periods use the last package, unless the folder `package`
-    has another one for the earlier period. With `recorded`, the rows are the recorded predictions, as fed to the model,
-    and each period uses the package that answered last in it. `package` must then be None.
+    has another one for the earlier period. With `recorded`, the rows are the recorded predictions, as fed to the model.
+    Each period then uses the package that answered last in it, and `package` must be None.
 
     Writes an HTML page to `attribution/<name>` in the state folder, readable by its owner only. Raise RequestError if
-    the label is not Binary or Number, `days` is None, an option is invalid, or a period has no row; and DataError if a
-    package, a table or a history is gone, or no row of a period can be used.
+    the label is not Binary or Number, `days` is None, an option is invalid, or a period has no row. Raise DataError if
+    a package, a table or a history is gone, or no row of a period can be used.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -286,8 +286,8 @@ def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: 
     """Split the rows of both periods into segments; the first `count` rows belong to the earlier period.
 
     Return the columns that define the segments, and the segments. The columns are `by`. If `by` is empty, they are the
-    first join keys in `spine`, as many as possible while 95 % of the rows are in segments of both periods, but at least
-    one. Raise RequestError or DataError if a column is missing or cannot be split.
+    first join keys in `spine`: as many as leave 95 % of the rows in segments that both periods have, and at least one.
+    Raise RequestError or DataError if a column is missing or cannot be split.
     """
     keys = [key for key in spine if key in rows.column_names]
     while True:

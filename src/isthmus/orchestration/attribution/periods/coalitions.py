@@ -66,11 +66,11 @@ def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> S
 
 
 def weights(before: Ints, after: Ints) -> Numbers:
-    """Return row weights, float64 (2, 2, n + m), that mix the segment shares of one period with the rows of another.
+    """Return row weights, float64 (2, 2, n + m), that combine the segment shares and the rows of two periods.
 
     Entry [p, f] has the segment shares (population) of period p and the rows (features) of period f; 0 is the earlier
-    period. `before` and `after` are the segment numbers of the periods' n and m rows, from 0; neither is empty. If only
-    one period has a segment, its rows represent the segment in both periods, so that it counts as population change.
+    period. `before` and `after` are the segment numbers of the periods' n and m rows, from 0; neither is empty. The
+    rows of a segment that only one period has represent it in both: it counts as population change.
     """
     sides = (before, after)
     count = int(max(before.max(), after.max())) + 1
