@@ -72,9 +72,9 @@ def request_transform(
 ) -> Callable[[Function], RequestTransform]:
     """Declare the decorated PySpark function as a request transform with the function's name.
 
-    Each parameter of the function receives a Column. The parameter has the name of an input: `view__feature`, or that
-    of a request field. The function returns a dict with a Column of the declared type for each field of the schema.
-    It may use only the PySpark functions in docs/row-functions.md; `isthmus apply` rejects any other function.
+    Each parameter of the function receives a Column. Its name is `view__feature`, or the name of a request field. The
+    function returns a dict with a Column of the declared type for each field of the schema. It may use only the
+    PySpark functions in docs/row-functions.md; `isthmus apply` rejects any other function.
     """
     return lambda function: RequestTransform(
         _name(function), listed(inputs), listed(schema), function, _about(function)

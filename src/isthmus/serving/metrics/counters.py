@@ -86,7 +86,7 @@ class Family:
         return self._seconds[values]
 
     def counts(self, *values: str) -> list[int]:
-        """Return the observations of a histogram in each bucket, not cumulative; zeros for unknown label values."""
+        """Return the number of observations in each bucket of a histogram, not cumulative, for these label values."""
         seconds = self._seconds.get(values)
         return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 

@@ -137,8 +137,8 @@ def promote(
     """Put the candidate in force, after loading it again from the cache. Writes the deployment file and the history.
 
     For `probation_seconds`, a server may restore the previous deployment; by default, there is no probation. Raises
-    GateFailed (no candidate, or a server has given it up), PackageError (damaged or unsigned), ContractMismatch
-    (features not in `generations`), DependencyError (another deployment in progress) or DataError (damaged history).
+    GateFailed (no candidate, or a server has given it up), PackageError (damaged, unsigned or not in the cache),
+    ContractMismatch (not in `generations`), DependencyError (deployment in progress) or DataError (damaged history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -293,7 +293,7 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the deployment history, oldest first, with events that its file lacks. Takes no lock; writes no file."""
+    """Return the deployment history, oldest first, with events that only other files show. Writes and locks nothing."""
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

@@ -1,4 +1,4 @@
-"""ONNX nodes with unique names, and SQL values built from them: data, validity mask, and mask of refused rows."""
+"""ONNX nodes with unique names, and SQL values built from them: data, a mask of valid rows, and a mask of errors."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
