@@ -91,9 +91,9 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     microseconds since 1970 UTC. `share` is the fraction of requests that the candidate answers. With 0, the candidate
     is a shadow: its answers are only compared. `public_key` is a PEM key that must have signed the package.
 
-    Raises a PackageError (damaged, unsigned or not reproducible here), ContractMismatch (changed features), GateFailed
-    (no verdict that passed, or no deployment of the same service to try a candidate beside), DependencyError (another
-    deployment is in progress, or the disk is full) or DataError (unreadable history).
+    Raises a PackageError (damaged, unsigned or not reproducible here), ContractMismatch (changed features), or
+    GateFailed (no verdict that passed, or no deployment of the same service to try a candidate beside). Also raises a
+    DependencyError (another deployment is in progress, or the disk is full) or DataError (unreadable history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
