@@ -1,10 +1,9 @@
 """Distillation losses and their weighted sum.
 
-A loss is a function or a torch module that reduces tensors to a scalar. It raises a `ConfigurationError` for tensors
-that are empty, or whose data types, shapes or devices do not fit together, and for a temperature that is not above 0.
-Half precision is converted to float32. No gradient flows to the teacher's outputs. A mask is True for the elements that
-count; if it is False everywhere, the loss is 0. `tapped` records the outputs of a network's submodules, for losses of
-hidden states.
+A loss is a function or a torch module that reduces tensors to a scalar. It raises a `ConfigurationError` for empty
+tensors, for data types, shapes or devices that do not fit together, and for a temperature of 0 or below. Half precision
+is converted to float32. No gradient flows to the teacher's outputs. A mask is True for the elements that count; if it
+is False everywhere, the loss is 0. `tapped` records the outputs of a network's submodules, for losses of hidden states.
 """
 
 from typing import TYPE_CHECKING

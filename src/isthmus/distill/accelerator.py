@@ -37,7 +37,7 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """Return the device: "auto" prefers a GPU. Raise a DependencyError if requested CUDA or bf16 is not available."""
+    """Return the device; "auto" takes a GPU if any. Raise a DependencyError if requested CUDA or bf16 is missing."""
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",

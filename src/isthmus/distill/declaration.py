@@ -402,13 +402,13 @@ class Distillation:
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
         """Return the settings for student and control: the declared ones, or else defaults with the profile's batch.
 
-        If they set neither epochs nor steps, the profile does. If the profile has no epochs either, a `Tabular` gets
-        at least 800 steps, for which `rows` is the number of training rows.
+        If they set neither epochs nor steps, the profile sets the epochs. If it sets none either, a `Tabular` gets
+        epochs for at least 800 steps, for which `rows` is the number of training rows.
         """
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return `search.settings`, or those of `training_settings` if None.
+        """Return the settings of a search's students: `search.settings`, or if None the result of `training_settings`.
 
         Missing epochs come from the profile and the number of training `rows`, as in `training_settings`.
         """

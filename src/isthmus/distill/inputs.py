@@ -15,8 +15,8 @@ def input_problems(
 ) -> list[Problem]:
     """Return the problems of inputs that a model cannot read, that devices do not have, or that the spine lacks.
 
-    Also checks `stale`: a name must be of another one of `distillations`, whose student reads no stored features. And
-    the template of a `Causal` may only name features of the student's service.
+    Also checks `stale`: it may name another one of `distillations`, whose student reads no stored features. Also checks
+    that the template of a `Causal` only names features of the student's service.
     """
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)

@@ -86,8 +86,8 @@ def restore(material: Material, folder: Path, weights: str = "student") -> Resto
     """Load a student with its fitted preparation from `folder`.
 
     `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if
-    training set, inputs, split, shape or task changed since the training. The contract, settings and profile may have
-    changed. Raises a DataError if a file is missing or damaged.
+    training set, label, inputs, split, shape or task changed. The contract, settings and profile may have changed.
+    Raises a DataError if a file is missing or damaged.
     """
     try:
         report = json.loads((folder / REPORT).read_bytes())
@@ -143,8 +143,8 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
     """Return a digest of everything that the weights of all seeds depend on, in 12 hexadecimal digits.
 
     It covers the rows and their split, inputs and label, the shape of the student, and the metric that selects the
-    weights. It also covers settings, seeds, profile, the versions of Isthmus and torch, the identity `outputs` of the
-    teacher's outputs, and the task's code without the members that only affect report and package (`JUDGING`).
+    weights. It also covers settings, seeds, profile, the versions of Isthmus and torch, and `outputs`, the identity of
+    the teacher's outputs. Of the task's code, it leaves out members that only affect report or package (`JUDGING`).
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
@@ -217,10 +217,10 @@ def legacy_origins(made_of: dict[str, str]) -> dict[str, str]:
 
 
 def same_training(before: dict[str, Any], task: Task, part: str = "training") -> bool:
-    """Return True if training set and task are still those of a student, whose report has `before` as its `made_of`.
+    """Return True if training set and task are still those of a student. `before` is the `made_of` of its report.
 
-    Compares inputs, split, shape, and the code that `part` depends on: "training", or "report" for both. An equal
-    `kind` suffices, since earlier versions recorded no other digest. Settings, seeds and profile are not compared.
+    Compares label, inputs, split, shape, and the task with the code for training; with `part="report"`, also the code
+    for the report. In reports of earlier versions, compares all code. Does not compare settings, seeds and profile.
     """
     now = origins(task)
     return before.get("training_set") == now["training_set"] and (

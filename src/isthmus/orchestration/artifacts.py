@@ -72,7 +72,7 @@ class TrainingSet:
 
     @classmethod
     def read(cls, folder: Path) -> "TrainingSet":
-        """Read a training set. Raise FileNotFoundError without a record, ValueError or TypeError if it is damaged."""
+        """Read the record in a folder; raise FileNotFoundError without one, ValueError or TypeError if damaged."""
         return cls(**{**json.loads((folder / RECORD).read_text()), "path": folder})
 
     def table(self) -> pa.Table:
@@ -89,7 +89,7 @@ class TrainingSet:
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """Return the rows as a torch `IterableDataset` with batches of `batch` rows; `Tensors` describes their form.
+        """Return the rows as a torch `IterableDataset` with batches of `batch` rows; `Tensors` describes the batches.
 
         `columns` are the columns to read, by default all numeric ones. Raise RequestError if a column is missing or not
         numeric, and DataError if the file is missing or damaged.
@@ -153,7 +153,7 @@ class Artifacts:
 
     @classmethod
     def of(cls, project: Project, name: str | None = None) -> "Artifacts":
-        """Return the files of the named distillation, or of the only one; raise RequestError if none or several fit."""
+        """Return the files of the named distillation, or of the only one; raise RequestError if none fits."""
         return cls(project, project.distillation(name))
 
     def training_set(self, identity: str) -> TrainingSet:
@@ -165,7 +165,7 @@ class Artifacts:
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """Return the last training set; raise DataError if missing or outdated, ContractMismatch before any `apply`."""
+        """Return the last training set; DataError if missing or outdated, ContractMismatch if `apply` must run."""
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
             found = f"was written under contract {training_set.contract[:12]}"
@@ -212,7 +212,7 @@ class Artifacts:
         return package if package and not outdated(package, contract) else None
 
     def blocked(self) -> str:
-        """Return the failed gates that prevent the last student's export; empty if all hold or it has no report."""
+        """Return the failed gates that prevent the last student's export; "" if all hold, or without its report."""
         with suppress(IsthmusError):
             results = check_gates(self.last_report(), self.declared.required, self.declared.where)
             if failed := [result.failure for result in results if not result.holds]:
@@ -236,7 +236,7 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """Read the report of the student in `model`, and add `serving`: what `export` measured for `package`, or None."""
+    """Read the report in a student's folder, and set its `serving` to the measurements of `package`, or to None."""
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
     report["serving"] = read_json(measured, "model export") if measured and measured.exists() else None
@@ -252,7 +252,7 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """Return the serving profile of the project; "fastest" becomes the precision that `export` found fastest."""
+    """Return the project's serving profile. Replaces "fastest" by the precision that `export` measured as fastest."""
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
         return profile
@@ -260,12 +260,12 @@ def serving_profile(project: Project, package: Path) -> ServingProfile:
 
 
 def serving_file(package: Path) -> Path:
-    """Return the path of the measurements of `export` for a package. In the package, they would change its digest."""
+    """Return the path of the file with `export`'s measurements of a package. It is outside the package's folder."""
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
 def outdated(package: Path, contract: Contract) -> list[str]:
-    """Return the changes that keep a package from running under a contract; raise PackageError if it is damaged."""
+    """Return changes that keep a package from running under a contract, or []; raise PackageError if it is damaged."""
     opened = open_package(package)
     return service_differences(read_contract(opened), contract, opened.manifest.service)
 
@@ -275,10 +275,10 @@ def verdict_file(project: Project, declared: Distillation | None) -> Path:
 
 
 def page_file(project: Project, name: str | None = None) -> Path:
-    """Return the path of the page of the last verdict, for the named distillation or for the only one.
+    """Return the path of the last verdict's page, for the named distillation or for the only one.
 
-    Without distillations, the verdict is about features alone. The file may not exist. Raise RequestError if the name
-    is unknown, or missing although the project has several distillations.
+    If the project has no distillation, the verdict is about features alone. The file may not exist. Raise RequestError
+    if the name is unknown, or missing although the project has several distillations.
     """
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

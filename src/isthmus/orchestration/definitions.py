@@ -1,4 +1,4 @@
-"""Module that Dagster loads: definitions of the project at `ISTHMUS_ROOT`, or at the working folder."""
+"""Module that Dagster loads, with the definitions of the project at `ISTHMUS_ROOT` or in the working folder."""
 
 import os
 from pathlib import Path

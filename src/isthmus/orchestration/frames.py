@@ -27,10 +27,10 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 def copy_sources(
     project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[Mapping[str, Landed]]:
-    """Copy sources that the engine cannot read itself to local files. Yield the copies by source name.
+    """Copy the sources that the engine cannot read by itself to local files. Yield the copies by source name.
 
-    The copies are deleted after the block. `within` has the first and last time (microseconds) to read, by source;
-    other sources are copied in full.
+    The copies are deleted after the block. `within` has the first and last time (microseconds) to read, by source.
+    Sources without such a range are copied in full.
     """
     cluster = project.settings.engine.startswith("sc://")
     tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
@@ -48,10 +48,10 @@ def copy_sources(
 def source_frames(
     project: Project, declarations: Sequence[FeatureView | Spine], landed: Mapping[str, Landed] | None = None
 ) -> Iterator[Frames]:
-    """Start a session of the engine for the block, and yield a DataFrame for each source of the declarations, by name.
+    """Start a session of the engine for a block, and yield the sources of the declarations as DataFrames by name.
 
-    `landed` are the copies that `copy_sources` yields; if it is None, they are made for the block. Converted CSV
-    files stay in the state folder.
+    `landed` are the copies from `copy_sources`. If it is None, copies are made for the block. Converted CSV files stay
+    in the state folder.
     """
     settings = project.settings
     with ExitStack() as stack:

@@ -41,9 +41,9 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     `event_timestamp` and the features. It also returns `known_at`, unless each row is known `delay` after its event
     time. Columns of the result that a source names with `timestamp=` or `known=` become `event_timestamp` or
     `known_at`. If rows break an expectation, a build writes nothing. The first line of the function's docstring becomes
-    the description. `ttl` is the maximum age of a served value (None: no limit), `lookback` the time around a row's
-    event that the function reads (None: all), `lateness` the longest delay of source rows. A higher `version` starts a
-    new table.
+    the description. `ttl` is the maximum age of a served value (None: no limit). `lookback` is the time around a row's
+    event that the function reads (None: all). `lateness` is the longest delay of source rows. A higher `version` starts
+    a new table.
     """
     return lambda function: FeatureView(
         _name(function), listed(entities), listed(schema), listed(sources), ttl, delay, function, _about(function),
@@ -72,9 +72,9 @@ def request_transform(
 ) -> Callable[[Function], RequestTransform]:
     """Declare the decorated PySpark function as a request transform with the function's name.
 
-    Each parameter of the function receives a Column. The parameter has the name of an input: `view__feature`, or that
-    of a request field. The function returns a dict with a Column of the declared type for each field of the schema.
-    It may use only the PySpark functions in docs/row-functions.md; `isthmus apply` rejects any other function.
+    Each parameter of the function receives a Column. Its name is `view__feature`, or the name of a request field. The
+    function returns a dict with a Column of the declared type for each field of the schema. It may use only the
+    PySpark functions in docs/row-functions.md; `isthmus apply` rejects any other function.
     """
     return lambda function: RequestTransform(
         _name(function), listed(inputs), listed(schema), function, _about(function)

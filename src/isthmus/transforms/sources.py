@@ -74,9 +74,9 @@ def land(source: Source, root: Path, within: Within, folder: Path, options: Opti
     The copy has the rows whose time, in the column `source.timestamp`, is null or in `within`, widened to whole
     seconds. It has all rows if either is None. `options` are storage options, for tables and files at URLs.
 
-    Raises NoRowsError if the source has no rows at all, ConfigurationError if the variable with the address is not set
-    or a time column is missing or has no time zone, DataError if the table or a value cannot be copied, and
-    DependencyError if the storage, database or catalog does not answer or its library is missing.
+    Raises NoRowsError if the source has no rows at all, and DataError if the table or a value cannot be copied. Raises
+    ConfigurationError if the address is not set, or a time column is missing or has no time zone. Raises
+    DependencyError if the storage, database or catalog does not answer, or its library is missing.
     """
     file = folder / f"{source.name}.parquet"
     with _opened(source, root, options) as table:

@@ -31,8 +31,8 @@ class Language(NamedTuple):
 def language(source: str, where: str) -> Language:
     """Load a causal model in float32 and its tokenizer: from the folder `source`, or by calling "module:function".
 
-    Raises a ConfigurationError if the source cannot be loaded, if its model is not a causal model of transformers with
-    the attention "sdpa", or if the tokenizer does not match the model. Raises a DependencyError without transformers.
+    It must be a causal model of transformers with the attention "sdpa". Raises a ConfigurationError if it is not, if
+    the source cannot be loaded, or if the tokenizer does not match. Raises a DependencyError without transformers.
     Errors of the function itself are raised unchanged.
     """
     if FUNCTION.fullmatch(source):
@@ -56,8 +56,8 @@ def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Map
 
     If `source` is "module:function", calls that function with the vocabulary size only. If `source` is None, builds a
     Llama with the sizes in `shape`, a context of `context` tokens and random weights from torch's global generator.
-    Raises a ConfigurationError at `where` if the function cannot be imported, or if its model is not a causal one with
-    this vocabulary size and the attention "sdpa". A Llama's heads must each have an even number of units.
+    The function's model must be causal, with this vocabulary size and the attention "sdpa". Raises a ConfigurationError
+    at `where` if it is not, if the function cannot be imported, or if a head in `shape` has no even width.
     """
     if source is not None:
         model = _causal(call_function(source, where, vocabulary.size), source, where)

@@ -243,7 +243,7 @@ class CausalTask(Task):
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return `perplexity` of domain texts and `general_loss`, per token of general texts; NaN if there are none.
+        """Return `perplexity` of domain texts and `general_loss`, per token of general texts; NaN without such texts.
 
         `rows` are the blocks of `answers`. If the task has a base, `teacher` has the base's outputs. Then also returns
         `gain`, the relative decrease of the perplexity, and `regression`, the relative increase of the general loss.

@@ -75,7 +75,7 @@ class DecoderReference:
         cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
     ) -> "DecoderReference":  # fmt: skip
-        """Run `network` on the prompts in `settings`; raise a GateFailed if it differs from `model` on the first."""
+        """Run `network` on the prompts in `settings`. Raise a GateFailed if `model` differs after the first prompt."""
         shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
 

@@ -43,7 +43,7 @@ def share(count: int, rows: int) -> Interval:
 def placements(labels: Array, scores: Array) -> Array:
     """Return for each row the share of the rows with the other label whose score is on the correct side of its own.
 
-    Rows with the label 1 should have higher scores than rows with the label 0; ties count half. Both must occur.
+    Rows with the label 1 should have higher scores than rows with the label 0; ties count half. Both labels must occur.
     """
     ones = labels == 1
     shares = np.empty(len(labels))

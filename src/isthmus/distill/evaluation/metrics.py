@@ -192,8 +192,8 @@ def agreement(student: Array, teacher: Array) -> dict[str, float]:
     """Compare (n, c) logits of student and teacher for c classes, or (n,) logits of the second of two classes.
 
     Returns:
-        `agreement`, the share of rows for which both choose the same class (the first one on ties), and `kl`, the mean
-        of KL(teacher || student) in nats, computed in float64.
+        `agreement`, the share of rows for which both choose the same class; the first one on ties. `kl`, the mean of
+        KL(teacher || student) in nats, computed in float64.
 
     Raises:
         DataError: the shapes differ, there are no rows, or a logit is not finite.

@@ -37,8 +37,8 @@ def worst_slices(
     """Return the slices in which the student loses most against the teacher, the largest loss first.
 
     A text or boolean column has a slice per value. A number column has a slice per quarter of the rows, or fewer slices
-    if many rows have the same value. Missing values and NaN form a slice, too. Leaves out slices of all rows, with the
-    same rows as an earlier slice, or without a finite metric. May include slices where the student is better.
+    if many rows have the same value. Missing values and NaN form a slice, too. Leaves out a slice if it has all rows,
+    the same rows as an earlier slice, or no finite metric. May include slices where the student is better.
 
     Args:
         table: columns of the test rows to slice by.

@@ -93,7 +93,7 @@ class ParityLimits:
         return f"the tolerance of this kind of task in {precision}"
 
     def tolerance_line(self, precision: str, difference: float) -> str:
-        """Return the line of code that makes your own task tolerate a `difference`; "" if built-in or infinite."""
+        """Return the line of code that makes your own task tolerate a `difference`; "" for a built-in one."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * difference}

@@ -100,7 +100,7 @@ def export(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     teacher outputs from `cache` and adds missing ones. Child processes run other runtimes and measure memory. `device`
     describes the features that a device stores; with it, the package has the source code of the clients.
 
-    Writes nothing in these cases:
+    Raises, without writing a package:
     * ConfigurationError: a declared runtime is not installed, or the task lacks the precision of `profile`.
     * ContractMismatch: contract, training set, declaration or reporting code changed since the training.
     * DataError: the student cannot be read.

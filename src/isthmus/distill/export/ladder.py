@@ -44,7 +44,7 @@ class Ladder:
 
     @property
     def broken(self) -> Rung | None:
-        """The first form, that fails or differs too much from the student in torch; None if all agree."""
+        """The first form that fails or differs too much from the student in torch; None if no form does."""
         return next((rung for rung in self.rungs if rung.holds is False), None)
 
     def require(self) -> None:
@@ -73,7 +73,7 @@ def climb(
 
     Each form is a rung of the result, even if it differs too much: `Ladder.require` raises an error for it. `runtimes`
     has functions that create each runtime just before its use. A runtime that is not installed gives a rung whose
-    `holds` is None. Raises a PackageError if the package is not from this student or has other golden cases, a
+    `holds` is None. Raises a PackageError if the package is not from this student or has other golden cases. Raises a
     ContractMismatch if training set or declaration changed, and a DataError if the student cannot be read.
     """
     manifest, trained = package.manifest, restore(material, model_folder)

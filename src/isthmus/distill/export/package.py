@@ -78,7 +78,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Return the size of `files` in bytes, with the models of one precision only, without README and client sources."""
+    """Return the size of `files` in bytes, without README, client sources, and models of other precisions."""
     return sum(
         len(content)
         for name, content in files.items()

@@ -45,8 +45,8 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
 def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
     """Return the divergence from the teacher's softened probabilities (Hinton et al., 2015, arXiv:1503.02531).
 
-    With the logits s of the student and t of the teacher, (..., classes) and finite, and the temperature T, the loss is
-    the mean of T² KL(softmax(t / T) ‖ softmax(s / T)). The factor T² keeps the gradient's size when T changes. `mask`,
+    The loss is the mean of T² KL(softmax(t / T) ‖ softmax(s / T)), with the temperature T. The logits s of the student
+    and t of the teacher are (..., classes) and finite. The factor T² keeps the gradient's size when T changes. `mask`,
     bool (...), is True for the rows of logits that count; None means all. Raises a ConfigurationError if types or
     shapes do not fit.
     """
@@ -104,8 +104,8 @@ def generalized(
 ) -> Tensor:
     """Return a divergence between the forward and the reverse KL (GKD, Agarwal et al., ICLR 2024, arXiv:2306.13649).
 
-    With p = softmax(t / T) of the teacher, q = softmax(s / T) of the student and m = beta p + (1 - beta) q, the loss is
-    the mean of::
+    Let p = softmax(t / T) be of the teacher, q = softmax(s / T) of the student, and m = beta p + (1 - beta) q. The loss
+    is the mean of::
 
         T² KL(p ‖ q)                                       beta = 0: `soft_targets`, which covers all of p
         T² KL(q ‖ p)                                       beta = 1: the reverse (MiniLLM, 2023, arXiv:2306.08543)

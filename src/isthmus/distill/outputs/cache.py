@@ -142,7 +142,7 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return the outputs of the rows `indexes` as float32, by key; compute missing ones, perhaps write a shard."""
+        """Return the outputs of the rows `indexes` as float32, by key. Computes missing ones, and may write a shard."""
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
@@ -205,7 +205,7 @@ class TeacherOutputs:
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Read new shards of other processes. Skip damaged shards and other layouts, and call `note` for each."""
+        """Read new shards of other processes. Skip damaged shards and other layouts, with a call of `note` for each."""
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
                 continue

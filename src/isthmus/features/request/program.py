@@ -150,7 +150,6 @@ class ProgramBuilder:
         return SlotArray(element, slots.reshape(rows, columns))
 
     def constant(self, tensor: OnnxTensor) -> SlotArray:
-        """Add a tensor that is the same for every row, and return its slots."""
         slots = np.arange(tensor.data.size) + len(self._slots)
         self._slots += tensor.data.reshape(-1).tolist()
         return SlotArray(tensor.element, slots.reshape(tensor.data.shape))

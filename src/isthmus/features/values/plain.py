@@ -13,8 +13,7 @@ _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     """Convert a column to JSON values: times to whole microseconds since 1970 UTC, bytes to Base64, NaN to "NaN".
 
-    Types without a JSON form, and times without a zone or finer than a microsecond, become text. A push accepts this
-    text only for a String feature.
+    Other types, and times without a zone or finer than a microsecond, become text, which only String features accept.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

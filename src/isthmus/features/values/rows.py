@@ -214,9 +214,9 @@ class RowCodec:
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
         """Decode the rows of n keys. Treat damaged rows, and rows of another contract, as missing.
 
-        Return the decoded rows and a mask of these bad rows, or None instead of the mask if every row is good. With
-        `check`, a row whose content does not match its hash is damaged, too. Raise ContractMismatch if all rows were
-        written under another contract.
+        Return the decoded rows and a mask of these bad rows. The mask is None if every row is good. With `check`, a row
+        whose content does not match its hash is damaged, too. Raise ContractMismatch if all rows were written under
+        another contract.
         """
         block = self._decode(rows)
         if block is not None and not check:

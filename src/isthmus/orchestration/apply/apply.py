@@ -49,11 +49,11 @@ class Applied:
 def apply(project: Project) -> Applied:
     """Check the definitions and write their contract to the project's state.
 
-    The contract becomes current at once, and Feast's objects are registered, if no view is new or changed, or if no row
-    was ever materialized. Otherwise it becomes the next contract, and servers switch after `build` and `materialize`
-    have written its rows. Waits for the lock `contract`. Deletes device snapshots that disclose more than the new
-    definitions allow, and writes converted copies of local sources. On one of the errors below, the applied contract
-    stays.
+    The contract becomes current at once if no view is new or changed, or if no row was ever materialized; Feast's
+    objects are then registered, too. Otherwise it becomes the next contract: servers switch after `build` and
+    `materialize` have written its rows. Waits for the lock `contract`. Deletes device snapshots that disclose more than
+    the new definitions allow, and writes converted copies of local sources. On one of the errors below, the applied
+    contract stays.
 
     Raises:
         ConfigurationError: problems of definitions, freshness objectives, sources or functions, or features whose type
@@ -149,14 +149,13 @@ def build_problems(project: Project) -> tuple[list[Problem], str]:
 
 
 def local_sources(project: Project) -> list[Source]:
-    """Return the local files and tables that views and spines read, without duplicates."""
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
     return [*{source.name: source for each in declarations for source in each.sources if source.local}.values()]
 
 
 def remember(project: Project, digest: str) -> None:
-    """Store the digest that `build_problems` returned without problems, so that it skips the same inputs next time."""
+    """Store the digest of a `build_problems` call that found no problems; later calls skip the same inputs."""
     write_atomically(_note(project), digest.encode())
 
 

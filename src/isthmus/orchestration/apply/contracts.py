@@ -58,11 +58,11 @@ class ContractDifference:
 
 
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
-    """Read the contract at the path `name`; "applied" and "definitions" are those of the project that `project` opens.
+    """Read the contract at the path `name`, or the contract "applied" or "definitions" of the project from `project`.
 
-    A path is that of a contract.json, of a package folder, or of a project folder, which gives its applied contract.
-    Raise RequestError if the file cannot be read, ContractMismatch if it is not a contract or nothing has been applied,
-    and ConfigurationError or PackageError if the definitions or the package are invalid.
+    A path may be a contract.json, a package folder, or a project folder, which gives its applied contract. Raise
+    RequestError if the file cannot be read. Raise ContractMismatch if it is not a contract or nothing was applied, and
+    ConfigurationError or PackageError for invalid definitions or packages.
     """
     if name == DEFINITIONS:
         opened = project()

@@ -64,9 +64,9 @@ class ApplyDiff:
 def apply_diff(project: Project) -> ApplyDiff:
     """Compare the current definitions with the applied contract and everything built under it; apply nothing.
 
-    With the engine Sail, functions are checked. Converted copies of local sources are written to the state folder.
-    Raise ConfigurationError for problems of definitions, sources or functions, as `apply` does. But a feature whose
-    type differs from its table's raises no error: the table gets the action "refuse".
+    Functions are checked only if the engine is Sail. Converted copies of local sources are written to the state folder.
+    Raise ConfigurationError for problems of definitions, sources or functions, as `apply` does. A feature whose type
+    differs from its table raises no error: the table gets the action "refuse".
     """
     contract = project.definitions.contract
     project.require_objectives_of(contract.views)

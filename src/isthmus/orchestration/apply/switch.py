@@ -1,4 +1,4 @@
-"""Switch of the servers to the next contract, once all of its rows are in Redis; removal of retired contracts."""
+"""Switches servers to the next contract once all of its rows are in Redis, and removes retired contracts."""
 
 import fcntl
 import json
@@ -29,7 +29,7 @@ from isthmus.serving.rollout.releases import in_force
 def register(project: Project, contract: Contract) -> list[str]:
     """Write Feast's registry and configuration if anything has changed; return the names of Feast's objects.
 
-    Raise DependencyError if Feast is needed and not installed.
+    Raise DependencyError if something has changed and Feast is not installed.
     """
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
     settings, digest = address(project), _registration(project, contract)
@@ -95,10 +95,10 @@ def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
 def switch(project: Project, store: OnlineStore) -> bool:
     """Make the next contract current if Redis has all of its rows. Return True if it became current.
 
-    `store` must be opened with the next contract; otherwise this returns False. Waits for the lock `contract`, copies
-    pushed rows of the current contract to the new views, and registers the Feast objects of the new contract. Raise
-    DataError if the new rows in Redis differ from their tables (the current contract stays), and DependencyError if
-    Feast cannot be used.
+    `store` must be opened with the next contract; otherwise this returns False. Waits for the lock `contract`. Copies
+    pushed rows of the current contract to the new views, and registers the new Feast objects. Raise DataError if the
+    new rows in Redis differ from their tables; the current contract then stays. Raise DependencyError if Feast cannot
+    be used.
     """
     with project.locked("contract"):
         generations = project.generations()
@@ -152,8 +152,8 @@ LEAST = 60 * 1_000_000
 def forget(project: Project, store: OnlineStore) -> None:
     """Delete retired contracts and their rows in Redis; do nothing while another process does this.
 
-    A contract is deleted `[stores] keep_contracts_hours` (at least a minute) after it was replaced, unless a deployed
-    model needs it. A call that was killed is finished by the next one.
+    A contract is deleted if it was replaced `[stores] keep_contracts_hours` ago (at least a minute) and no deployed
+    model needs it. If a call is killed, the next call finishes its work.
     """
     with _alone(project) as alone:
         if not alone:

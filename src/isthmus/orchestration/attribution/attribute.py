@@ -48,7 +48,7 @@ LARGEST = 10
 
 
 def day_range(first: str | None, end: str | None) -> Days | None:
-    """Parse the values of --from and --to (exclusive); None without both. Raise RequestError if one is missing."""
+    """Parse --from and --to (exclusive); return None without both. Raise RequestError if one is missing or invalid."""
     if (first is None) != (end is None):
         raise RequestError("range", f"--{'to' if end is None else 'from'} is missing",
                            expected="both --from and --to, or neither")  # fmt: skip
@@ -56,7 +56,7 @@ def day_range(first: str | None, end: str | None) -> Days | None:
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Raise RequestError if an option has a value (not None or []): it cannot be combined with the option `beside`."""
+    """Raise RequestError if any of `options` is set (not None or []), because it cannot be combined with `beside`."""
     if named := [name for name, value in options.items() if value not in (None, [])]:
         raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
 
@@ -74,17 +74,17 @@ def attribute(  # noqa: PLR0913 - the options of the command
 ) -> Attribution:
     """Attribute the gap between the last package's answers and the ideal answers to the stages in between.
 
-    The ideal answer is the teacher's, from the features that could be known at the moment of a row. The rows are the
-    test part of the student's training set, or the rows of the latest training set within `days`. `fed` is a file with
-    the inputs that the model was fed, by keys and event time; without it, they are assumed to be the served ones.
-    `precision` defaults to the serving profile's, and `runtime` to "ort", ONNX Runtime. With `recorded`, the rows are
-    the recorded predictions in `days` (default: all) of the package that answered last; `fed`, `precision` and
-    `runtime` must then be None.
+    The ideal answer is the teacher's, from the features that could be known at the time of a row. The rows are the test
+    part of the student's training set. With `days`, they are the rows of the latest training set in these days. With
+    `recorded`, they are recorded predictions in `days` (default: all) of the package that answered last; `fed`,
+    `precision` and `runtime` must then be None. `fed` is a file of the inputs that the model was fed, by join keys and
+    event time; without it, these are assumed to be the served inputs. `precision` defaults to the serving profile's,
+    and `runtime` to "ort" (ONNX Runtime). Rows that cannot be used are counted in `left_out` of the result.
 
-    Writes a page and a table of all rows to `attribution/<name>` in the state folder, readable by their owner only. A
-    broken bound does not raise an error here; `require_bounds` does that. Raise RequestError if scores are not numbers,
-    no row is left, or an option is invalid; DataError if a package, student, table or file is missing or invalid; and
-    ContractMismatch if the package cannot run under the current contract.
+    Writes a page and a table of all rows to `attribution/<name>` in the state folder, readable by their owner only.
+    Does not check bounds: see `require_bounds`. Raise RequestError if the label is not Binary or Number, `days` has no
+    row, or an option is invalid; DataError if a package, student, table or file is missing or invalid, or no row can be
+    used; and ContractMismatch if the package cannot run under the current contract.
     """
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")
@@ -192,8 +192,8 @@ def _features(
 def measures_of(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
     """Return measures by name, as functions of the scores of n rows. `labels` has shape (n,), NaN if unknown.
 
-    The mean score covers all rows. The other measures cover the rows with a known label: `log_loss` and `auc` for
-    binary labels, else `rmse` and `mae`. They are missing if no label is known, and `auc` if all labels are equal.
+    The mean score covers all rows. Other measures cover the rows with a known label, if there are any: `log_loss` and
+    `auc` for binary labels, else `rmse` and `mae`. There is no `auc` if all labels are equal.
     """
     known = np.flatnonzero(np.isfinite(labels))
     labels = labels[known]

@@ -50,7 +50,7 @@ class ExplainedRow(msgspec.Struct, frozen=True):
 
     @property
     def differing(self) -> list[str]:
-        """Inputs whose ideal, served and fed values are not all the same."""
+        """Names of inputs whose ideal, served and fed values are not all the same."""
         return [name for name, values in self.features.items() if len({repr(values[form]) for form in _FORMS}) > 1]
 
 
@@ -80,9 +80,9 @@ def explain(project: Project, identity: str, *, progress: Progress = silent) -> 
     """Attribute the gap between a recorded prediction and the ideal one to the stages in between, and write a page.
 
     `identity` is the id of the recorded answer. The ideal prediction is the teacher's, from the features that the
-    history has now for the moment of the answer. The page is in `attribution/<name>/answers` of the state folder,
-    readable by its owner only. Raise RequestError if no prediction with a numeric score has this id, DataError if it
-    cannot be recomputed, and ContractMismatch if its package cannot run under the current contract.
+    history now has for the time of the answer. The page is in `attribution/<name>/answers` of the state folder,
+    readable by its owner only. Raise RequestError if no prediction with a numeric score has this id, and DataError if
+    it cannot be recomputed. Raise ContractMismatch if its package cannot run under the current contract.
     """
     progress("reading the recorded answer", 0.0)
     answers = prediction(ServedAnswers(project), identity)

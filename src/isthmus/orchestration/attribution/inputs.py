@@ -41,7 +41,7 @@ class TrainingRows(NamedTuple):
 
 
 def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
-    """Return the rows of a training set whose event times are in `days`; raise RequestError if no row is."""
+    """Return the rows of a training set with event times in `days`; raise RequestError if there are none."""
     table = examples.table()
     times = micros(table[TIME])
     places = np.flatnonzero((times >= days.first * DAY) & (times < days.end * DAY))
@@ -55,7 +55,7 @@ def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
 
 
 def served_since(project: Project, declared: Distillation) -> tuple[int | None, str]:
-    """Return the time from which all of a student's views were served, and the name of the last view to be served.
+    """Return the time since which all views of a student are served, and the name of the view that came last.
 
     The time is in microseconds since 1970 UTC. If a view was never materialized under the applied contract, return None
     and the name of that view. If the student reads no view, return the smallest int64 and an empty name.
@@ -73,8 +73,8 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
 def served_features(project: Project, declared: Distillation, rows: TrainingRows) -> pa.Table:
     """Return the rows with the student's stored features as they were served, named as in the training set.
 
-    For a student on a device, features come from the oldest snapshot that it may use. Raise DataError if a table no
-    longer has what was served, or what the training set was joined from.
+    For a student on a device, features come from the oldest snapshot that it may use. Raise DataError if a table has
+    lost the rows that were served, or that the training set was joined from.
     """
     contract, service = project.applied(), declared.student.name
     offline = project.offline_store()
@@ -98,9 +98,9 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
 def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
     """Read model inputs from a Parquet or Arrow file, and match them with `rows` by join keys and event time.
 
-    Return the indices in `rows` of the m rows that the file has, shape (m,), and a table of their inputs, m rows. The
-    file may lack inputs and rows. File rows that share their keys and time with another are ignored. Raise DataError if
-    the file cannot be read, lacks a key or all inputs, has a column that is not an input, or matches no row.
+    Return the indices in `rows` of the rows that the file has, and a table with the inputs of these rows. The file may
+    lack inputs and rows. If several file rows have the same keys and time, all of them are ignored. Raise DataError if
+    the file cannot be read, lacks a key or all inputs, has other columns, or matches no row.
     """
     table, source, key_columns = _read(file), f"inputs {file}", [*keys, TIME]
     allowed = dict.fromkeys([*key_columns, *inputs])

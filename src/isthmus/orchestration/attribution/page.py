@@ -1,4 +1,4 @@
-"""An attribution, which splits a prediction error among stages, for the terminal, as an HTML page, and as images."""
+"""Shows an attribution, which splits a prediction error among stages: as terminal output, HTML page or images."""
 
 from collections.abc import Iterator, Sequence
 
@@ -78,7 +78,7 @@ def images(result: Attribution) -> dict[str, str]:
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
     """Return a bar chart of the ideal value, the effect of each part, and the actual value of a measure.
 
-    `name` is the measure, `names` are the titles of the first and the last bar. Parts that interact have a range.
+    `name` names the measure; `names` are the titles of the first and the last bar. Parts that interact show a range.
     """
     at, rows = measure.ideal, [ChartRow(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
@@ -106,7 +106,7 @@ def _title(name: str, measure: Measure) -> str:
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
-    """Return a table of each part's effect, range (if parts interact) and share; `kind` titles the column of parts."""
+    """Return a table of each part's effect, range (if it interacts) and share. `kind` titles the first column."""
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED

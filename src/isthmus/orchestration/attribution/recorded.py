@@ -1,8 +1,4 @@
-"""Recorded predictions as the rows of an attribution, with the features that were ideal, served and fed.
-
-Ideal features are joined from the current history at the time of the answer. The row that Redis returned is the
-history's row with the recorded times and hash. A digest confirms which features the model was fed.
-"""
+"""Recorded predictions as rows of an attribution, with three forms of their features: ideal, served and fed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,6 +30,8 @@ from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.package.manifest import Package
 from isthmus.serving.recorder.digest import digests
 
+# Ideal features are joined from the current history as of the answer's time. The row that Redis returned is the
+# history's row with the recorded times and hash. A digest confirms which features the model was fed.
 PREDICT = "predict"
 # Column of answer ids; an answer of several rows appears several times.
 ID = "isthmus_answer"
@@ -62,7 +60,7 @@ class RecordedRows:
     left_out: dict[str, int]
 
     def select(self, mask: Mask, why: str) -> "RecordedRows":
-        """Return only the rows in the mask; `left_out` of the result counts the skipped rows under the reason `why`."""
+        """Return the rows in the mask, with the number of other rows added to `left_out` of the result, under `why`."""
         if mask.all():
             return self
         places, left_out = np.flatnonzero(mask), dict(self.left_out)
@@ -85,10 +83,10 @@ class PackagePredictions(NamedTuple):
 
 
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
-    """Return a distillation's recorded predictions of the package and precision that answered last.
+    """Return a distillation's recorded predictions, made by the package and precision that answered last.
 
-    With `days`, only predictions in these days count. Rows of other packages of the distillation, of other precisions,
-    and of packages that are gone are counted in `left_out`. Raise RequestError if no prediction is left.
+    With `days`, only predictions in these days count. `left_out` counts rows of other packages of the distillation, of
+    other precisions, and of packages that are gone. Raise RequestError if no prediction is left.
     """
     first, end = (None, None) if days is None else (clock.moment(day * DAY) for day in (days.first, days.end))
     answers = served.read(route=PREDICT, first=first, end=end)
@@ -121,7 +119,7 @@ def predictions(served: ServedAnswers, declared: Distillation, days: Days | None
 
 
 def prediction(served: ServedAnswers, identity: str) -> PackagePredictions:
-    """Return the prediction with this id; raise RequestError if there is none, and DataError if its package is gone."""
+    """Return the prediction with this id; raise RequestError if there is none, DataError if its package is gone."""
     part = served.answer(identity)
     route, package, variant = (part[name][0].as_py() for name in ("route", "package", "variant"))
     if route != PREDICT:
@@ -140,10 +138,10 @@ def _count(answers: pa.Table) -> int:
 
 
 def load_recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
-    """Return predictions with three forms of their features: ideal, as Redis returned them, and as fed to the model.
+    """Return recorded predictions (`answers`) with their features: ideal, as Redis returned them, and as fed.
 
-    `answers` are the predictions, and `models` the opened models of their package. Rows that cannot be used are counted
-    in `left_out`. Raise DataError if no row is left.
+    `models` are the opened models of their package. Rows that cannot be used are counted in `left_out`. Raise DataError
+    if no row is left.
     """
     examples = artifacts.latest_training_set() or artifacts.training_set(models.material.training_set)
     found = recorded_rows(artifacts.declared, answers, examples)
@@ -162,10 +160,11 @@ def load_recorded(artifacts: Artifacts, answers: PackagePredictions, models: Pac
 def recorded_rows(declared: Distillation, answers: PackagePredictions, examples: TrainingSet) -> RecordedRows:
     """Recompute the features of recorded predictions, and match the predictions with rows of a training set.
 
-    A training row matches if it has the same join keys and is nearest in time, and if no other prediction is nearer to
-    that training row. `Distillation.monitor` sets the tolerance and may name other columns to match by. A matching row
-    has the label and the ideal request fields. Inputs that only the teacher reads are not included. Predictions that
-    cannot be recomputed exactly are skipped and counted by reason in `left_out`. Raise DataError if no row is left.
+    A prediction matches the training row with the same join keys that is nearest in time, unless another prediction is
+    nearer to that row. `Distillation.monitor` sets the tolerance and may name other columns to match by. A prediction
+    gets its label and its ideal request fields from its training row. Inputs that only the teacher reads are missing.
+    Predictions that cannot be recomputed exactly are skipped and counted in `left_out`. Raise DataError if none is
+    left.
     """
     contract = answers.served.project.applied()
     keys = {column.name: column for column in _keys(contract, declared)}

@@ -76,7 +76,7 @@ class Attribution:
         return all(bound.holds for bound in self.bounds)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data. Instead of the table of rows, it has the paths of that table and of the page."""
+        """Return plain data, with the paths of the page and of the table of rows instead of that table."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _OMITTED}
         built: dict[str, Any] = msgspec.to_builtins(plain, enc_hook=str)
         for name, measure in self.measures.items():

@@ -80,10 +80,10 @@ class ScoredRows:
 def open_models(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
-    """Yield a package's teacher, student, and model files in `precision` for the runtime `product`, for the block.
+    """Open a package's teacher, student and model files during a block. `product` is the runtime of the files.
 
-    Raise RequestError if the label is not Binary or Number or the package lacks such a file, DataError if the student
-    or its training set is gone, and ContractMismatch if the package cannot run under the current contract.
+    Raise RequestError if the label is not Binary or Number or the package lacks a file, and DataError if the student or
+    its training set is gone. Raise ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
     if changes := outdated(folder, contract):
@@ -134,7 +134,7 @@ class PackageModels:
     def score(self, chosen: ChosenRows, progress: Progress) -> ScoredRows:
         """Score the rows with teacher, student and package files; skip rows that a request transform refuses.
 
-        Refused rows are counted in `chosen.left_out`, which is changed. Raise DataError if every row is refused.
+        Adds their number to `chosen.left_out`. Raise DataError if every row is refused.
         """
         teacher = partial(self._teacher, chosen)
         cells = score_cells(chosen.features, teacher, self._students, lambda model: progress(f"running {model}", 0.4))
@@ -200,7 +200,7 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
 
 
 def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Replace the runtime's scores of the fed features in `cells` (the result of `score_cells`) by the recorded scores.
+    """Replace scores in `cells` (from `score_cells`): the runtime's scores of fed features become the recorded scores.
 
     The runtime's scores of other features move by the same distance. A deviation of the recorded scores from this
     machine's runtime therefore counts as the runtime's part. With `probabilities`, moved scores are clipped to 0 to 1.

@@ -23,9 +23,9 @@ class Shares(NamedTuple):
 def shapley(values: Numbers, needs: Mapping[int, int] | None = None) -> Shares:
     """Compute the Shapley values of n players from the values of their coalitions, float64 (2**n, ...).
 
-    Bit i of a coalition's index means that player i is in it. `needs` maps a player's index to the coalition that must
-    come before that player. A player's effect on a coalition is weighted by the fraction of allowed orders in which
-    exactly that coalition comes before the player.
+    Bit i of a coalition's index means that player i is in it. `needs` maps a player to the players (as bits) that must
+    come before it. A player's effect on a coalition is weighted by the fraction of allowed orders in which exactly that
+    coalition comes before the player.
     """
     needs, everyone = needs or {}, len(values) - 1
     players = range(everyone.bit_length())

@@ -1,7 +1,7 @@
 """The stages between an ideal and an actual answer, and scores of rows with any set of stages swapped.
 
-A coalition is the set of stages that are actual. Each coalition is scored with one of four forms of the features and
-one of five models; such a pair is a `Cell`.
+A coalition is the set of stages that are actual; the other stages are ideal. Each coalition is scored with one of four
+forms of the features and one of five models. Such a pair is a `Cell`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Cell(NamedTuple):
 def cell(coalition: int) -> Cell:
     """Return the form of the features and the model that compute the value of a coalition.
 
-    Bits 0 to 4 mean that staleness, skew, distillation, precision and runtime are actual.
+    Bits 0 to 4 of `coalition` mean that staleness, skew, distillation, precision and runtime are actual, not ideal.
     """
     swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}
     features = (STALENESS in swapped) | (SKEW in swapped) << 1
@@ -90,7 +90,7 @@ class Features(NamedTuple):
 
 
 def same(left: Values, right: Values) -> Mask:
-    """Mark the rows in which two columns are equal; nulls are equal, and so are NaNs."""
+    """Return a mask of rows in which two columns are equal. Two nulls are equal, and so are two NaNs."""
     if left is right:
         return np.ones(len(left.data), bool)
     both: Mask = left.valid & right.valid

@@ -1,4 +1,4 @@
-"""Step that checks the bounds of a package on the stages that change its score."""
+"""The step that attributes a package's error to stages and checks the bounds on their effects."""
 
 from isthmus.orchestration.steps.step import Results, Step, Work, plots
 

@@ -29,7 +29,7 @@ def apply(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the definitions, compile the contract and register the Feast objects."""
+    """Check definitions, write the contract, and register Feast objects. Changed views wait for `materialize`."""
     if diff:
         from isthmus.features.document.blocks import Paragraph
         from isthmus.orchestration.apply.diff import apply_diff
@@ -56,7 +56,7 @@ def build(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the transforms and write the offline tables, in full or for a range of days."""
+    """Run the transforms and replace the offline tables, in full or for a range of days. Pushed rows stay."""
     from isthmus.orchestration.tables import build as tables
 
     opened = open_project(project)
@@ -76,7 +76,7 @@ def materialize(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the latest row of every key to Redis."""
+    """Collect pushed rows, write the latest row of every key to Redis, and switch servers to a changed contract."""
     from isthmus.orchestration.tables.materialize import materialize as run
 
     with progress() as bar:
@@ -145,7 +145,7 @@ def replay(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute recorded answers from the history and the packages. Exit code 1 if one differs."""
+    """Recompute recorded answers from history and packages. Exit code 1 if one differs or cannot be recomputed."""
     from isthmus.orchestration.cli.screens.replay import replay_blocks
     from isthmus.orchestration.recording import replay as run
 
@@ -167,7 +167,7 @@ def snapshot(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a service's stored features as a signed file for devices."""
+    """Write a service's stored features as a signed file for devices. On a terminal, asks first if some are new."""
     from isthmus.orchestration.snapshots import create as run
 
     opened = open_project(project)
@@ -195,7 +195,7 @@ def lookup(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show features for some keys, exactly as the API returns them. Needs no running server."""
+    """Show features for some keys, exactly as the API returns them. Needs Redis, but no running server."""
     from isthmus.features.document.blocks import TableBlock
     from isthmus.orchestration.server.lookup import lookup as run
     from isthmus.orchestration.server.lookup import table
@@ -263,7 +263,7 @@ def training_set(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add point-in-time features to the spine of a distillation, or to your own rows."""
+    """Write a training set: point-in-time features for the spine of a distillation, or for your own rows."""
     from isthmus.orchestration.cli.screens.report import training_set_blocks
     from isthmus.orchestration.training.set import write_training_set
 

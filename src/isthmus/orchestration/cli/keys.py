@@ -24,7 +24,7 @@ def create(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a key and print it. It is never shown again."""
+    """Create a key and print it. It is never shown again. From now on, servers reject requests without a key."""
     from isthmus.orchestration.server.keys import create as run
 
     present(run(open_project(project), name, scope), as_json=as_json)
@@ -40,7 +40,7 @@ def list_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
 
 @verbs.command("revoke")
 def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Remove a key. Running servers reject it from the next request on."""
+    """Remove a key. Running servers reject it from the next request on. Without any key, they reject all requests."""
     from isthmus.orchestration.server.keys import revoke as run
 
     present(run(open_project(project), name), as_json=as_json)
@@ -48,7 +48,7 @@ def revoke(name: KeyArgument, project: ProjectOption = None, as_json: JsonOption
 
 @verbs.command("open")
 def open_(project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Switch authentication off for servers on loopback. Fails while any key is valid: revoke all keys first."""
+    """Let servers on loopback answer requests without a key. Fails while any key is valid: revoke all keys first."""
     from isthmus.orchestration.server.keys import allow_without_key as run
 
     present(run(open_project(project)), as_json=as_json)

@@ -26,7 +26,7 @@ def distill(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train teacher, reference, student and control. Skipped if nothing has changed."""
+    """Train teacher, reference, student and control on the last training set. Skipped if nothing has changed."""
     from isthmus.orchestration.models.students import distill as run
 
     with progress() as bar:
@@ -60,7 +60,7 @@ def search(
 
 @model.command()
 def export(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Export the student as a package for the API and for devices."""
+    """Export the last student as a package for the API and for devices, and measure it. Fails if a gate fails."""
     from isthmus.orchestration.cli.screens.report import export_blocks
     from isthmus.orchestration.models.students import export as run
 
@@ -223,7 +223,7 @@ def plan(
 def page(
     name: NameArgument = None, out: OutOption = Path("site"), project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
-    """Write a static web page that runs the last package in the browser."""
+    """Write a static web page that runs the last package in the browser. May install onnxruntime-web with npm."""
     from isthmus.orchestration.snapshots.site import api_path, site
 
     written = site(open_project(project), name, out)

@@ -45,7 +45,7 @@ def status(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the state of tables, online rows, models and runs. Exit code 3 if Redis has lost rows."""
+    """Show and save the state of tables, online rows, models and runs. Exit code 3 if Redis has lost rows."""
     from isthmus.orchestration.status import require_rows
     from isthmus.orchestration.status import status as run
 
@@ -64,7 +64,7 @@ def dev(
     ] = None,
     project: ProjectOption = None,
 ) -> None:
-    """Run the Dagster UI and the API of the project."""
+    """Run the Dagster UI and the API of the project until Ctrl-C."""
     from isthmus.orchestration.dev import dev as run
 
     raise typer.Exit(run(open_project(project), host=host, port=port))

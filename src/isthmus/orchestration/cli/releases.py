@@ -62,7 +62,7 @@ def deploy(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put the package behind the API, after a passing verdict. Without a command, deploy to all requests."""
+    """Deploy the last package to all requests. Replaces the deployed one and a candidate; needs a passing verdict."""
     if context.invoked_subcommand is None:
         _deploy(model, None, project, as_json=as_json)
     elif model or project or as_json:
@@ -71,7 +71,10 @@ def deploy(
 
 @deployments.command()
 def shadow(name: NameArgument = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Run the package beside the deployed one: its answers are compared and never returned."""
+    """Run the last package beside the deployed one, without returning its answers.
+
+    Replaces a candidate, and ends the deployed package's probation. Needs a passing verdict.
+    """
     _deploy(name, 0.0, project, as_json=as_json)
 
 
@@ -82,7 +85,10 @@ def canary(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the package answer a share of the requests, beside the deployed one."""
+    """Let the last package answer a share of the requests, beside the deployed one.
+
+    Replaces a candidate, and ends the deployed package's probation. Needs a passing verdict.
+    """
     if not 0 < share < 1:
         raise RequestError("command line", f"the share is {share:g}", expected="a number above 0 and below 1")
     _deploy(name, share, project, as_json=as_json)
@@ -90,7 +96,7 @@ def canary(
 
 @deployments.command()
 def promote(project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Put the candidate in the place of the deployed package."""
+    """Put the candidate in the place of the deployed package, on probation: servers may roll it back."""
     from isthmus.orchestration.models.release import promote as run
 
     _released(run(open_project(project)).as_dict(), as_json=as_json)
@@ -108,7 +114,7 @@ def rollback(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the candidate if there is one, or else restore the previous deployment.
+    """Remove the candidate, or restore the previous deployment if there is no candidate. With --to, do both.
 
     Fails if a feature that the previous model reads has changed.
     """
@@ -142,7 +148,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port (default: from isthmus.toml).")] = None,
     project: ProjectOption = None,
 ) -> None:
-    """Run the API for feature lookups and predictions."""
+    """Run the API for feature lookups and predictions, until it is stopped. Starts Redis if it is embedded."""
     from isthmus.orchestration.server.serve import serve as run
 
     raise typer.Exit(run(open_project(project), port=port))
@@ -150,7 +156,7 @@ def serve(
 
 @infra.command()
 def fleet(out: OutOption = Path("fleet"), project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """Write Kubernetes manifests, Dockerfiles and an accelerate configuration for two clusters."""
+    """Write Kubernetes manifests for serving and training, Dockerfiles and an accelerate configuration."""
     from isthmus.orchestration.fleet.files import fleet as run
     from isthmus.orchestration.server.secret import secret
 

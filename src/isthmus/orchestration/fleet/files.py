@@ -39,8 +39,8 @@ def fleet(project: Project, out: Path) -> list[str]:
 
     Files of an earlier call, listed in fleet.json there, are replaced, or deleted if the project no longer needs them.
     Other files are left alone. The same project in the same environment gives the same bytes. Raise ConfigurationError
-    with all settings that work only on this machine, DataError (before writing anything) if a file to replace or delete
-    was edited or written by another program, and DependencyError if PyYAML or Jinja is not installed.
+    with all settings that work only on this machine, and DependencyError without PyYAML or Jinja. Raise DataError,
+    before writing anything, if a file to replace or delete was edited or written by another program.
     """
     content = files(project)
     _write(out, content)
@@ -50,8 +50,8 @@ def fleet(project: Project, out: Path) -> list[str]:
 def files(project: Project) -> dict[str, bytes]:
     """Render the Kubernetes and Docker files of a project. Return contents by file name; nothing is written.
 
-    YAML loses the comments and layout of its template. Raise ConfigurationError for settings that work only on this
-    machine, and DependencyError if PyYAML or Jinja is not installed.
+    YAML files lose the comments and layout of their templates. Raise ConfigurationError for settings that work only on
+    this machine, and DependencyError if PyYAML or Jinja is not installed.
     """
     with extra("orchestration"):
         import jinja2

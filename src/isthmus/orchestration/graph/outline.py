@@ -38,8 +38,8 @@ FILE = "outline.json"
 def outline(root: Path) -> Outline:
     """Return the outline of the project in the absolute folder `root`: the plain data that Dagster's graph needs.
 
-    If `digest` has changed since the last call, compiles the outline in another process, and caches it in
-    `.isthmus/outline.json`. Raises an IsthmusError if the outline cannot be compiled.
+    If isthmus.toml, Python files or `ISTHMUS_` variables have changed since the last call, compiles the outline in
+    another process, and caches it in `.isthmus/outline.json`. Raises IsthmusError if it cannot be compiled.
     """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:

@@ -82,7 +82,7 @@ def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
 def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
     """Return the condition of automatic materialization; None for sources, the contract and builds by day.
 
-    A node must have been materialized by the user once. Then most nodes follow their dependencies, if those pass their
+    The user materializes a node once. Then most nodes follow their dependencies, if the dependencies pass their
     blocking checks. A snapshot is also rewritten on its own schedule. A training set is rebuilt only after drift or on
     the project's schedule. Recorded answers are collected every hour.
     """

@@ -35,9 +35,9 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
     """Write the report page, model card and boundary card of a student to its folder `model`, replacing older ones.
 
-    They include the last search, and the serving cost of `package` if it was measured. Raise DataError if the report is
-    missing, or if the report, the search or the measurement is damaged. Raise ConfigurationError if a gate names a
-    metric that the report lacks.
+    The documents include the last search, and the serving cost of `package` if it was measured. Raise DataError if the
+    student's report.json is missing, or if it, the search or the measurement is damaged. Raise ConfigurationError if a
+    gate names a metric that the student's report lacks.
     """
     from isthmus.distill.reports.boundarycard import boundary_card
     from isthmus.distill.reports.modelcard import model_card

@@ -83,9 +83,9 @@ def promote(project: Project) -> ReleaseReport:
     """Make the candidate the deployed package, on probation for `probation_seconds` of the serving profile.
 
     During probation, servers may roll it back. Writes the deployment file and its history, then waits up to 5 seconds
-    for the project's server to switch. Raise GateFailed without a candidate, or if a server has given it up. Raise
-    PackageError if its package is damaged or lacks the required signature, ContractMismatch if features that it reads
-    have changed, and DependencyError if another deployment is in progress.
+    for the project's server to switch. Raise GateFailed without a candidate, or if a server has rejected it. Raise
+    PackageError if its package is gone or damaged, or lacks the required signature. Raise ContractMismatch if features
+    that the package reads have changed, and DependencyError if another deployment is in progress.
     """
     with _contracts(project) as contracts:
         done = releases.promote(
@@ -103,9 +103,8 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 
     With `to`, a digest prefix, restore that deployment and remove a candidate, too. After an automatic rollback, `to`
     is required. Writes the deployment file and its history, then waits up to 5 seconds for the project's server to
-    switch. Raise GateFailed if no earlier deployment exists or `to` does not name exactly one. Raise PackageError if
-    its package is gone, damaged or unsigned, ContractMismatch if features that it reads have changed, and
-    DependencyError if another deployment is in progress.
+    switch. Raise GateFailed if no earlier deployment exists, or `to` does not name exactly one of them. Raise
+    PackageError, ContractMismatch and DependencyError in the same cases as `promote`.
     """
     key = project.public_key
     with _contracts(project) as contracts:
@@ -117,8 +116,8 @@ def undo(project: Project, deployment: Deployment, why: str) -> bool:
     """Restore the deployment before `deployment`, and record the reason `why`. Does not wait for servers to switch.
 
     Works also after the probation. Return False, and change nothing, if `deployment` is no longer deployed or never had
-    a probation. Raise PackageError if the earlier package is damaged or lacks the required signature, ContractMismatch
-    if features that it reads have changed, and DependencyError if another deployment is in progress.
+    a probation. Raise PackageError if the earlier package is gone or damaged, or lacks the required signature. Raise
+    ContractMismatch if features that it reads have changed, and DependencyError if another deployment is in progress.
     """
     with _contracts(project) as contracts:
         return releases.undo(

@@ -206,8 +206,8 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
     Also measures serving on this host and writes the student's documents. The package becomes the last one of its
     distillation only if no error is raised. Raise GateFailed if a gate fails, or a file is too slow, too large or too
     different from the student. Raise ContractMismatch if the definitions are not applied or the student is outdated.
-    Raise DataError if the student or its training set is missing, ConfigurationError if a runtime or the signing key
-    cannot be used, and PackageError if the package lacks the required signature.
+    Raise DataError if the student or its training set is missing, and PackageError if the package lacks the required
+    signature. Raise ConfigurationError if a runtime or the signing key cannot be used.
     """
     with extra("mobile"):
         from isthmus.distill.export.export import export as run
@@ -242,8 +242,8 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
     """Yield a `Parity`, which compares a package with the last student on the training set of the package.
 
-    Modules of the project can be imported during the block. Raise DataError if the student or the training set is
-    missing, PackageError if the package is of another student, and ContractMismatch if the student is outdated.
+    During the block, modules of the project can be imported. Raise DataError if the student or training set is missing,
+    and PackageError if the package is of another student. Raise ContractMismatch if the student is outdated.
     """
     with extra("distill"):
         from isthmus.distill.export.parity import Parity
@@ -258,8 +258,8 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
 def student_of_package(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
     """Yield the student from which a package was exported, with its task. The package's contract may be outdated.
 
-    Modules of the project can be imported during the block. Raise DataError if the student or its training set is
-    missing, and ContractMismatch if definitions are not applied or the declaration has changed since the training.
+    During the block, modules of the project can be imported. Raise DataError if student or training set is missing.
+    Raise ContractMismatch if the definitions are not applied, or the declaration has changed since the training.
     """
     with extra("distill"):
         from isthmus.distill.restore import restore
@@ -277,8 +277,8 @@ def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str,
     """Run the last package's golden cases in each of `runtimes`, in order; compare the outputs with the last student's.
 
     `runtimes` maps names to factories, each called just before its runtime is used. The result reports deviations and
-    missing runtimes; neither raises an error. Raise DataError if the package, the student or the training set is
-    missing, PackageError if the package is of another student, and ContractMismatch if the student is outdated.
+    missing runtimes; neither raises an error. Raise DataError if package, student or training set is missing. Raise
+    PackageError if the package is of another student, and ContractMismatch if the student is outdated.
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import climb

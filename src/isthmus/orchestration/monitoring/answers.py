@@ -71,7 +71,8 @@ def read_answers(
 
     `columns` are the columns to read from requests. `keys` takes the name of a private join key and returns all its
     known values, to resolve its recorded hashes. Skips answers to callers that `[monitor] callers`, if set, does not
-    name. Requests that cannot be read raise nothing: see `unread`. Raise DataError if the table cannot be read.
+    name. Answers of a package that is gone count only if the project has one distillation. Requests that cannot be read
+    raise nothing: see `PackageAnswers.unread`. Raise DataError if the table cannot be read.
     """
     rows = ServedAnswers(project).read(route="predict", callers=project.settings.monitor.callers, columns=_READ)
     models = _models(project)

@@ -33,10 +33,9 @@ def losses(
     """Compute, for each bound on a loss, how much worse the current deployment is than the previous one.
 
     Runs the previous package on all labeled answers since the deployment, with the same stored rows. `labels` and the
-    mask `chosen` of the labels that count have one entry per row of `answers`. A loss has no value if no rollback is
-    possible, or if it cannot be measured. The result is empty if no such bound is declared, nothing is deployed, or
-    `answers` come from another package or precision. Raise PackageError if the previous package is gone or damaged,
-    and DataError if the table of answers cannot be read.
+    mask `chosen` of the labels that count have one entry per row of `answers`. A loss has no value if there is no
+    package to go back to, or too few labels. The result is empty if no such bound is declared, nothing is deployed, or
+    `answers` come from another package or precision. Raise PackageError if the previous package is gone or damaged.
     """
     bounds = bounds_on(declared.bounds, LOST)
     if not bounds or deployment is None or (answers.package, answers.precision) != deployment.runtime_key[:2]:

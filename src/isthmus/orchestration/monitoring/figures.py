@@ -56,7 +56,7 @@ def measuring(declared: Distillation) -> Measuring:
 
 
 def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
-    """Return labels as numbers, NaN for null. Raise DataError if one is not finite, or not 0 or 1 if binary."""
+    """Return labels as numbers, NaN for null. Raise DataError if a label is not finite, or a binary one not 0 or 1."""
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     binary = isinstance(declared.label, Binary)
     fits = (values == 0) | (values == 1) if binary else np.isfinite(values)

@@ -57,8 +57,9 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 
     Collects recorded answers, computes the spine again, and writes `production_file` and an HTML page beside it. Rolls
     the deployment back if it loses more quality than its bounds allow. The first package of the result is the deployed
-    one, if it has answers. A broken bound raises nothing; see `require_bounds`. Raise RequestError if labels of this
-    kind are not measured, DataError if answers, spine or a label are invalid, ContractMismatch before `isthmus apply`.
+    one, if it has answers. A broken bound raises nothing; see `require_bounds`. Raise RequestError if this kind of
+    label cannot be measured, and ContractMismatch if the definitions are not applied. Raise DataError if the answers or
+    the spine cannot be read, or a label is invalid.
     """
     declared = project.distillation(name)
     decides = figures.metric(declared)

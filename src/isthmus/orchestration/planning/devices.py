@@ -63,7 +63,7 @@ class Device(_Figures):
     note: str = ""
 
     def rate(self, precision: Precision) -> float | None:
-        """Return operations per second, None if unsupported. Int8 without a known peak is assumed as fast as fp32."""
+        """Return operations per second, None if unsupported. Without a known peak, int8 gets the peak of fp32."""
         peak: float | None = getattr(self.peak, precision)
         return self.peak.fp32 if peak is None and precision == "int8" else peak
 

@@ -75,7 +75,7 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
     """Return the number of rows of the smallest compute-bound batch, or None if no batch is compute-bound.
 
-    `flops` and `each` are operations and bytes per row, and `fixed` is bytes per batch. `ridge` is the device's ridge.
+    `flops` and `each` are operations and bytes per row. `fixed` is bytes per batch. `ridge` is as in `TimeEstimate`.
     """
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

@@ -30,7 +30,7 @@ def probe(sizes: "Sizes", precision: Precision, threads: int, prompt: int) -> "S
 
 @dataclass(frozen=True)
 class TextModel:
-    """A causal language model and its package: `files` for ONNX Runtime by precision, and `others`.
+    """A causal language model and its package: `files` for ONNX Runtime by precision, `others` for other runtimes.
 
     `served` has the precision and the seconds of a decoding step after `prompt` tokens, as measured by export.
     """
@@ -63,10 +63,7 @@ class TextModel:
         )
 
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
-        """Estimate tokens per second with `threads` cores of each CPU, by precision; see docs/plan.md.
-
-        Calls `measure` to measure this host.
-        """
+        """Estimate tokens per second on `threads` cores of each CPU, by precision (docs/plan.md). Calls `measure`."""
         left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")
         cpus = {name: device.part(threads) for name, device in devices.items() if name not in left_out}

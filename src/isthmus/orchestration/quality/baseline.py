@@ -28,7 +28,7 @@ from isthmus.orchestration.project import Project
 class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a training set's inputs by full name, and of the tables that it was joined from, by view.
 
-    `last` is its latest event time in microseconds since 1970 UTC, and `views` covers the rows up to that time.
+    `last` is the set's latest event time in microseconds since 1970 UTC. `views` covers the rows up to that time.
     """
 
     training_set: str
@@ -80,8 +80,8 @@ def _read(folder: Path) -> TrainingStatistics:
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
     """Return the statistics of a view's table that the latest training set of each distillation saved.
 
-    Skips distillations without such statistics, and training sets that joined another version of the view's contract.
-    Raise DataError if statistics cannot be read.
+    Skips distillations without such statistics, and training sets that did not join this version of the view. Raise
+    DataError if statistics cannot be read.
     """
     references = []
     for name in project.definitions.distillations:

@@ -84,10 +84,10 @@ def quality(
     """Measure the offline tables of views (default: all): statistics, expectations and drift. Writes nothing.
 
     With `drift`, compare new rows with the rows that the table had at each distillation's latest training set. New rows
-    have event times after `since` (default: the training set's last event time) up to `until`, in UTC without a zone.
-    Broken expectations and drift are reported, not raised: see `require_quality`. Raises RequestError for an unknown
-    view or if `since` is not before `until`, and ContractMismatch if the definitions are not applied or a table has
-    another contract. Raises DataError if a table is missing or damaged, or statistics of a training set are damaged.
+    have event times after `since` (default: the training set's last event time) up to `until`. Times without a zone are
+    UTC. Broken expectations and drift are reported, not raised: see `require_quality`. Raises RequestError for an
+    unknown view, or if `since` is not before `until`. Raises ContractMismatch if the definitions are not applied or a
+    table has another contract, and DataError if a table is missing, or a table or statistics are damaged.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
                   for time in (since, until))  # fmt: skip

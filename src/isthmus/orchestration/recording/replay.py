@@ -78,8 +78,8 @@ def replay(
 
     Pass either an id or at least one end of the range. Times without a time zone are in UTC. If `package` is set, the
     model in that folder replaces the models that answered. Differences, and answers that cannot be recomputed, are
-    reported, not raised: see `require_same`. Raises a RequestError if the arguments are invalid or no such answer is
-    recorded, a PackageError if `package` is damaged, and a DataError if table, contract or secret cannot be read.
+    reported, not raised: see `require_same`. Raises RequestError if the arguments are invalid or no such answer is
+    recorded. Raises PackageError if `package` is damaged, and DataError if table, contract or secret cannot be read.
     """
     if (identity is None) == (first is None and end is None):
         raise RequestError("replay", "needs an answer id or a time range", expected="ID, or --from and --to")

@@ -82,7 +82,7 @@ class Group:
     Arrays have the rows of all readable requests, one after another. Requests of tensors have no rows.
 
     Attributes:
-        answers: table with one line per answer, in the columns of the table of recorded answers.
+        answers: table with one row per answer, in the columns of the table of recorded answers.
         model: model that answered, or the model that replaces it; None for lookups.
         bodies: request body of each answer; an error if a private key could not be restored.
         answer: for each row, the index of its answer.
@@ -110,7 +110,7 @@ class Group:
     now: Mapping[str, StoredRows]
 
     def served(self) -> tuple[dict[str, StoredRows], Mask]:
-        """Return by view the rows that Redis returned, and mark the rows whose values are still in all histories."""
+        """Return the rows that Redis returned, by view, and a mask of rows whose values all histories still have."""
         found = {
             name: served_rows(history, self.requests.keys, self.now[name], self.then[name])
             for name, history in self.histories.items()
@@ -125,12 +125,12 @@ class Group:
         return self.reader
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
-        """Compute a prediction's model inputs from stored rows by view: from `now`, or from the rows of `served()`."""
+        """Compute the model inputs of predictions from stored rows by view: `now`, or the rows that `served()` has."""
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
 class ServedAnswers:
-    """Reads recorded answers, and opens and caches (errors too) the contracts, histories and models behind them.
+    """Reads recorded answers, and opens the contracts, histories and models behind them. Caches these and their errors.
 
     If `package` is set, the package in that folder replaces every package that answered.
     """
@@ -341,7 +341,7 @@ def _reader(
 
 
 def groups(answers: pa.Table) -> Iterator[pa.Table]:
-    """Split answers into tables that `open` accepts: with one route, contract, package, variant and set of views."""
+    """Split answers into tables for `open`, each with one route, contract, package, variant, views and features."""
     pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
     features = [features_of(text) if route == "lookup" else "" for route, text in pairs]
     parts = [answers[name] for name in ("route", "contract", "package", "variant")]

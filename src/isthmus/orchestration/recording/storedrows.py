@@ -40,7 +40,7 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Mark rows with equal status, times and content hash; a missing row has no times, an expired one no hash."""
+        """Mark rows with equal status, times (if both rows exist), and content hash (unless missing or expired)."""
         there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
         times = (self.event == other.event) & (self.known == other.known)
         # A missing row may have times: those of a row that is not readable yet.
@@ -102,8 +102,8 @@ def find_recorded(
 ) -> tuple[dict[str, Values], Mask]:
     """Look up the recorded rows `then` in the history by key, times and content hash.
 
-    Returns values by feature, and a mask of the rows whose values are known, shape (n,). Other values are null. The
-    mask is False for rows that only Redis had or that were removed from the history.
+    Returns values by feature, and a mask of the rows whose values are known, shape (n,). The mask is False for rows
+    that only Redis had or that were removed from the history. Rows without values are known; their values are null.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}

@@ -47,7 +47,7 @@ class DeviceAnswers(NamedTuple):
 
 
 class DeviceReport(NamedTuple):
-    """Answers of the reference client by ORT file, and the inputs of a numeric core if the package has a head."""
+    """Answers of the JavaScript client by ORT file. `core` has the outputs of a package's head (featurizer), if any."""
 
     files: dict[str, DeviceAnswers]
     core: CoreFeeds | None

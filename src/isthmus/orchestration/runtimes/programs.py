@@ -18,7 +18,7 @@ _PROGRAMS: Mapping[Format, type[Program]] = {
 
 
 class ProgramRuntime:
-    """The phone runtime of a file format (DependencyError if missing). `ask` starts a process per model file."""
+    """The phone runtime of a file format; DependencyError if it is missing. `ask` runs a file in a new process."""
 
     tolerance = GOLDEN_TOLERANCE
 

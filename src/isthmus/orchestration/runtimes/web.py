@@ -83,7 +83,7 @@ class NodeFailed(Exception):
 
 
 class NodeRunner:
-    """Runs scripts in Node, with onnxruntime-web in `folder`, see `installed`. Raises DependencyError without Node."""
+    """Runs scripts in Node, with onnxruntime-web from `folder` (see `installed`). DependencyError without Node."""
 
     def __init__(self, folder: Path) -> None:
         self._program, self.folder = _program("node"), folder

@@ -22,9 +22,9 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
     """Look up features in Redis; return the JSON answer of `/get-online-features` with features named `view__feature`.
 
     `name` is a feature service, or features as `view:feature`, separated by commas. `arguments` are join keys and
-    request fields as `key=value`; a repeated key gives one row per value. Starts Redis if it is embedded. Raises a
-    RequestError for unknown names or wrong values, and a DependencyError if no contract has been applied, if Redis
-    fails, or if `missing = "refuse"` is set and Redis has lost rows of the answer.
+    request fields as `key=value`; a repeated key gives one row per value. Starts Redis if it is embedded. Raises
+    RequestError for unknown names or wrong values. Raises DependencyError if no contract has been applied or Redis
+    fails. If `missing = "refuse"` is set, lost rows in Redis raise a DependencyError, too.
     """
     state = State(project.generations())
     features = ":" in name

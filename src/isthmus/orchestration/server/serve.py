@@ -77,7 +77,7 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
     """Return the settings of a server with the Redis at `url`. `port` replaces the port of the project's settings.
 
     A `private` server listens on loopback, needs no key and records nothing. If the server records answers, the first
-    call creates the secret that hashes private join keys.
+    call creates the secret that hashes private join keys. Raises ConfigurationError if settings name unknown views.
     """
     server, profiles = project.settings.server, project.settings.profiles
     record = None if private else project.recording()

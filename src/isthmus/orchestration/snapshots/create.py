@@ -193,7 +193,7 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def device_service(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return service `name` (None: the only one with a `device`) and its `device`; raise RequestError without one."""
+    """Return service `name` and its `device`; None means the only service with one. Raise RequestError if none fits."""
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:
@@ -230,8 +230,8 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
     Returns the description of the snapshot. The file `SERVICE` is the snapshot; `SERVICE.DIGEST` is the delta from the
     snapshot whose SHA-256 begins with these 16 digits. Deletes older deltas of the service in `out`, and no other file.
-    Waits while another process writes a snapshot. Raises a RequestError if each owner has a snapshot, a DataError if
-    there is none or it is damaged, and a ContractMismatch if the definitions are not applied.
+    Waits while another process writes a snapshot. Raises RequestError if each owner has a snapshot, DataError if there
+    is no snapshot or it is damaged, and ContractMismatch if the definitions are not applied.
     """
     service = require_hostable(project, name)
     place = snapshot_folder(project, service.name)

@@ -39,7 +39,7 @@ _PLOT_CHARACTERS = 50_000  # limit for the images of one event: Dagster loads al
 class StepRequest(msgspec.Struct, frozen=True):
     """The selected part of a step: ids of nodes to materialize, and (node id, check name) pairs to run.
 
-    `days` has the first day and the day after the last, or None; with `everything`, it covers every day of the project.
+    `days` has the first day and the day after the last; None without partitions. `everything` means all possible days.
     """
 
     step: str

@@ -145,10 +145,10 @@ def build_range(
     """Compute views for a range of days and replace exactly those days in their tables. Return a report by view.
 
     Skips days that were built from the same definition and sources, so the next run continues a killed run. Without
-    `within`, builds through today, from the end of each table minus the view's `lateness`; builds completely if a table
-    has no rows. Commits `step` days at a time; after an error, earlier commits stay. Checks only expectations on single
-    rows, and raises GateFailed if one is broken. Raises ContractMismatch if a table has another contract, and DataError
-    if a source column changed its type or a view reads further back than its lookback.
+    `within`, builds from the end of each table, minus the view's `lateness`, through today; a table without rows is
+    built completely. Commits `step` days at a time; after an error, earlier commits stay. Checks only expectations on
+    single rows, and raises GateFailed if one is broken. Raises ContractMismatch if a table has another contract. Raises
+    DataError if a source column changed its type, or a view reads further back than its lookback.
     """
     contract = project.applied()
     names = view_names(project, views)

@@ -39,9 +39,8 @@ def limit_sources(view: FeatureView, frames: Frames, days: Days, reach: int) -> 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
     """Compute the first day of `rows` again with a longer lookback; raise a DataError if the results differ.
 
-    The longer lookback is twice the declared one, and at least a day longer. Does not detect too short lookbacks that
-    matter only on later days, or beyond the longer one. Does nothing without a lookback or rows. `frames` are the
-    complete sources; `rows` were computed with the declared lookback.
+    The longer lookback is twice the declared one, and at least a day longer. A lookback that is too short only on later
+    days is not detected. Does nothing without a lookback or rows. `frames` are the complete sources.
     """
     if contract.lookback is None or not (days := rows.days()):
         return

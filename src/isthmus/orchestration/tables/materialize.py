@@ -27,11 +27,11 @@ def materialize(
     """Write the changed rows of views (default: all) to Redis, and remove keys that no longer exist.
 
     Collects pushed rows into the offline tables first. Afterward switches servers to the next contract if all of its
-    rows are online, and deletes contracts that were replaced long enough ago, with their rows. Starts Redis if it is
+    rows are online. Also deletes contracts that were replaced long enough ago, with their rows. Starts Redis if it is
     embedded. For each view, waits up to ten minutes for another run that writes it.
 
-    With `full`, compare every row with Redis, overwrite all that differ and remove all that the view lacks, even if the
-    online rows are newer.
+    With `full`, compares every row with Redis, overwrites all that differ, and removes all that the view lacks. Online
+    rows are overwritten even if they are newer.
 
     Raises:
         ContractMismatch: the definitions have not been applied, or a table was built under another contract.

@@ -119,7 +119,7 @@ class TrainingData:
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
         """Return a torch `IterableDataset` of `columns` (default: all numeric) that joins the rows again each epoch.
 
-        Raises a RequestError for a column that is missing or not numeric.
+        Raises RequestError for a column that is missing or not numeric, and for a `DataLoader` with workers.
         """
         from isthmus.orchestration.tensors import Tensors
 
@@ -198,8 +198,8 @@ def training_data(
     """Prepare to join features to the rows of a spine, each as of the row's time. Rows are joined when they are read.
 
     `features` is a service, or features as `view:feature`. `spine` is a table, frame or file, or a SELECT over the
-    views. `status` adds a status column per view. `as_served` joins the values that were readable online at each time
-    instead of the known ones. `join` is "embedded" or "engine". Raises ContractMismatch before `isthmus apply`,
+    views. `status` adds a status column per view. `as_served` joins values that were readable online at each time, not
+    the values known then. `join` is "embedded" or "engine". Raises ContractMismatch if the definitions are not applied,
     RequestError for an unknown feature or a wrong combination of options, and DataError for an unusable table or spine.
     """
     contract = project.applied()
@@ -224,8 +224,8 @@ def data_of(
 
     If `served` is False, joins the values that were known at each row's time. If True, joins the values that were
     readable online at that time, by the log of materializations. A mapping (`TrainingSet.served`) replays the log of
-    each view only up to a time. Raises RequestError if `join` is unknown or the engine cannot do this join, and
-    DataError for a join as served if a view was never materialized.
+    each view only up to a time. Raises RequestError if `join` is unknown or the engine cannot do this join. Raises
+    DataError if `served` is not False and a view was never materialized.
     """
     require_join(join, as_served=served is not False)
     offline, threads = (
@@ -321,7 +321,7 @@ class HashedSpine:
         return self._hash.hexdigest()
 
     def read(self) -> str:
-        """Read all rows, write them to `file` if it is set, and return their hash."""
+        """Read all rows, write them to `file` if it is set, and return their hash. Call it only once."""
         deque(self.batches(), maxlen=0)
         return self.sha256
 

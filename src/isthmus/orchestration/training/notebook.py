@@ -32,9 +32,9 @@ def training_data(
             reader or dataset, a pandas or Polars frame, a path to Parquet or CSV, or a SELECT over the views and the
             Parquet sources. The rows of a SELECT or an Arrow reader can be read only once.
         status: whether to add a status column per view: present, null, expired or not_found.
-        as_served: whether to join the values that were readable online at each time, by the log of materializations,
-            instead of the values known by then. Requires the join "embedded".
+        as_served: whether to join values as they were readable online at each time. Cannot be used with join="engine".
         join: "embedded" to join in this process, "engine" to join in the project's engine. The rows are the same.
+            Request transforms always run in the engine.
 
     Raises:
         ContractMismatch: the definitions have not been applied, or a table was built under another contract.

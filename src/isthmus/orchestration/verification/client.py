@@ -242,9 +242,9 @@ def private_api(
     """Run a server of the project on a free local port until the block ends, and yield a client for it.
 
     The client's first request waits until the server is ready. `url` is the Redis of the server. The server's clock is
-    frozen at `at`, microseconds since 1970 UTC. It uses `contract`, and the package in the file `deployment`, or else
-    in the project's deployment file. Its log in the project's state folder is deleted at the end of the block, but kept
-    after an error.
+    frozen at `at`, microseconds since 1970 UTC. The server uses `contract`, and the package in the file `deployment`,
+    or else in the project's deployment file. Its log in the project's state folder is deleted at the end of the block,
+    but kept after an error.
     """
     log = project.state / "logs" / f"verify-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

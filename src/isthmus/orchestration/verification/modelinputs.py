@@ -119,7 +119,7 @@ def _compare_predictions(
 
 
 def largest_differences(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the expected number and the answer of the class that differs most, per row; NaN if shapes differ."""
+    """Return each row's expected number and answer of the class that differs most. Answers of other shape are NaN."""
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]

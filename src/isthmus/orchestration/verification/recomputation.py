@@ -34,9 +34,9 @@ def recompute(
     """Compare the engine's results of request transforms in the latest training set with the results of the graphs.
 
     Adds the comparisons to `verdict`. The graphs run here and in the server of `api`, whose comparisons are named
-    `API NAME`. Uses a sample of the rows; with `all_keys`, all rows here and up to 2,000 in the server. Both also
-    compute some rows one at a time, which must have the same bits as in a batch. Other comparisons allow the declared
-    tolerance. Skips a transform, with a reason, if the training set has no values of it or of an older definition.
+    `API NAME`. Uses a sample of the rows; with `all_keys`, all rows here and up to 2,000 in the server. Some rows are
+    also computed one at a time, and must have the same bits as in a batch. Other comparisons allow the declared
+    tolerance. Skips a transform, with a reason, if the training set has no values of its current definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -98,8 +98,8 @@ class _Engine:
     def compare_answers(self, api: Client) -> tuple[Comparison, Comparison]:
         """Compare a server's answers with expected values, and its answers to single rows with the graph's.
 
-        Returns both comparisons by field. The expected values are the engine's. But if a row's stored features have
-        changed since the training set was made, they are the graph's. Skips rows that the graph refuses.
+        The expected values are the engine's, or the graph's if the stored features of a row have changed since. Skips
+        rows that the graph refuses.
         """
         transform, table = self._transform, self._table
         key_columns = {

@@ -152,7 +152,7 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare a numeric core's inputs of Python (`expected`) and of the client bit by bit. `keys` name the rows."""
+    """Compare bit by bit, by tensor, a numeric core's inputs from Python and the client. `keys` has the rows' names."""
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():

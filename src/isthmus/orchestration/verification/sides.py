@@ -63,7 +63,7 @@ class OnlineSide:
     at: int
 
     def keys(self, view: ViewContract) -> Mapping[str, Sequence[KeyValue]]:
-        """Return all keys that have a row of the view in Redis: a column of values by the name of each join key."""
+        """Return all keys that have a row of the view in Redis, as a column of values for each join key."""
         with answering(self.url):
             return self.store.keys(view)
 
@@ -72,10 +72,7 @@ class OnlineSide:
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Read each key's row in Redis; return the mask of `pushed_only`, and known times and content hashes.
-
-        Times and hashes are null for a key without a valid row.
-        """
+        """Return the mask of `pushed_only`, and known time and content hash of each key in Redis, null if not valid."""
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.

@@ -52,8 +52,8 @@ def verify(
     Compares point-in-time joins at the current time of the project's clock with the answers of a private server. Also
     compares the request transforms in the latest training set with their graphs, run here and in that server. If the
     distillation has an exported package, its model files run in every available runtime and are compared with the
-    student. Its inputs from offline values are compared with its inputs from served values and from a device's
-    snapshot, and the server's predictions with the package's.
+    student. The package's inputs from offline values are compared with its inputs from served values and from a
+    device's snapshot, and the server's predictions with the package's.
 
     Collects pushed rows into the offline tables first. Starts Redis if it is embedded, and a server for the duration of
     the call. Creates a signing key for snapshots if devices need one. Reports differences without raising an error.

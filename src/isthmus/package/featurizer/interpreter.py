@@ -56,7 +56,7 @@ class Head:
     def feeds(self, columns: Mapping[str, Values]) -> CoreFeeds:
         """Compute the inputs of the model's numeric core, which runs after the head, for n rows.
 
-        `columns` has n values for every raw input by name. Ignores more columns. Raises a DataError if a column is
+        `columns` has n values for every raw input by name, and may have others. Raises a DataError if a column is
         missing, and a PackageError if a step fails, such as a division by zero in an invalid file.
         """
         if missing := [item.name for item in self.form.inputs if item.name not in columns]:

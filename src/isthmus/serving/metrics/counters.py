@@ -1,7 +1,7 @@
 """`Tally`: metrics of one thread that cost a request almost nothing, in the formats of prometheus_client.
 
 Counters of prometheus_client took 7 % more CPU time for a small lookup. Workers that share a port write their numbers
-to files in its multiprocess format and expose only these, so no counter decreases, no matter which worker answers.
+to files in its multiprocess format, and expose only these. So no counter decreases when another worker answers.
 """
 
 import math
@@ -86,7 +86,7 @@ class Family:
         return self._seconds[values]
 
     def counts(self, *values: str) -> list[int]:
-        """Return the observations of a histogram in each bucket, not cumulative; zeros for unknown label values."""
+        """Return the number of observations in each bucket of a histogram, not cumulative, for these label values."""
         seconds = self._seconds.get(values)
         return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 

@@ -69,7 +69,7 @@ class Metrics:
             await asyncio.sleep(WRITE_SECONDS)
 
     def answered(self) -> list[int]:
-        """Return the successful lookups and predictions of this process per bucket of `bounds`, then slower ones."""
+        """Return how many lookups and predictions of this process succeeded, by bucket of `bounds`, then slower."""
         return [*map(sum, zip(*(self._series.request_seconds.counts(route, "2xx") for route in _ANSWERS), strict=True))]
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Metrics:
         self._in_flight.value += 1
 
     def end(self, path: str, scope: Scope, status: int, seconds: float) -> None:
-        """Count the end of a request, after `begin`. `path` is a route or placeholder; `status` 0: the client left."""
+        """Count an ended request, after `begin`. `path` is a route or placeholder; `status` is 0 if the client left."""
         self._in_flight.value -= 1
         self._outcomes[path, scope["method"], status].count(seconds, waits.get())
         if status and (refusal := scope.get(REFUSAL)) is not None:

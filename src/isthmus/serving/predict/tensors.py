@@ -1,4 +1,4 @@
-"""Predict from tensors: from the inputs of a request to the outputs of the model's graph, in one run at a time."""
+"""Run a model's graph on the tensors of requests, one run at a time."""
 
 import asyncio
 import math

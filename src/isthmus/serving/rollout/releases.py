@@ -91,9 +91,9 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     microseconds since 1970 UTC. `share` is the fraction of requests that the candidate answers. With 0, the candidate
     is a shadow: its answers are only compared. `public_key` is a PEM key that must have signed the package.
 
-    Raises a PackageError (damaged, unsigned or not reproducible here), ContractMismatch (changed features), GateFailed
-    (no verdict that passed, or no deployment of the same service to try a candidate beside), DependencyError (another
-    deployment is in progress, or the disk is full) or DataError (unreadable history).
+    Raises a PackageError (damaged, unsigned or not reproducible here), ContractMismatch (changed features), or
+    GateFailed (no verdict that passed, or no deployment of the same service to try a candidate beside). Also raises a
+    DependencyError (another deployment is in progress, or the disk is full) or DataError (unreadable history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -137,8 +137,8 @@ def promote(
     """Put the candidate in force, after loading it again from the cache. Writes the deployment file and the history.
 
     For `probation_seconds`, a server may restore the previous deployment; by default, there is no probation. Raises
-    GateFailed (no candidate, or a server has given it up), PackageError (damaged or unsigned), ContractMismatch
-    (features not in `generations`), DependencyError (another deployment in progress) or DataError (damaged history).
+    GateFailed (no candidate, or a server has given it up), PackageError (damaged, unsigned or not in the cache),
+    ContractMismatch (not in `generations`), DependencyError (deployment in progress) or DataError (damaged history).
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -293,7 +293,7 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the deployment history, oldest first, with events that its file lacks. Takes no lock; writes no file."""
+    """Return the deployment history, oldest first, with events that only other files show. Writes and locks nothing."""
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 

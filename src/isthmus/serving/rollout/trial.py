@@ -1,4 +1,4 @@
-"""Count the requests and failures of a model on trial and of its standby, and decide when the trial has failed."""
+"""Count requests and failures of a model on trial and of the model that stands by, and decide if the trial failed."""
 
 import hashlib
 import math

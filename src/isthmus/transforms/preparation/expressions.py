@@ -1,4 +1,4 @@
-"""The PySpark expressions of the steps before a network, from a column and learned parameters."""
+"""PySpark expressions for the steps between a model's inputs and its network."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Fitting of the steps before a network to the training part of a training set, with an engine."""
+"""Fit the steps before a model's network to the training part of a training set, by queries of an engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
     @property
     def embedded(self) -> dict[int, tuple[int, int]]:
-        """Learned vectors of `Embed` and `Hashed` texts: (words or buckets + 1, vector size), by index in `texts`."""
+        """The number of learned vectors and their size, for each `Embed` or `Hashed` text, by its index in `texts`."""
         return {
             position: (fitted.count, min(text.width, (fitted.count + 1) // 2))
             for position, fitted in enumerate(self.texts)

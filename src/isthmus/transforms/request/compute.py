@@ -1,4 +1,4 @@
-"""Request transforms, and request sources with checks or defaults: compiled to ONNX graphs, computed by an engine."""
+"""Compile request transforms, and request sources with checks or defaults, to ONNX; compute them by an engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache

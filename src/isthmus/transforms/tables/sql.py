@@ -52,8 +52,8 @@ def open_table(source: Source, root: Path) -> Iterator[SourceTable]:
 
     The address is in the variable `source.connection`; `duckdb:FILE` starts from `root`. All reads happen in one
     read-only transaction. Entering the block runs `version_sql` and asks for the columns of the query. Raises
-    ConfigurationError if the variable is not an address, DataError if the file is missing or a query is rejected, and
-    DependencyError if the database does not answer or its driver is missing.
+    ConfigurationError if the variable is not an address, and DataError if the file is missing or a query is rejected.
+    Raises DependencyError if the database does not answer or its driver is missing.
     """
     address = _address(source)
     scheme, _, rest = address.partition(":")

@@ -38,9 +38,9 @@ def stream_view(
     microseconds since 1970 UTC; without it, a result without rows is an error. After an error, discard the batches
     that came before it.
 
-    Raises ConfigurationError with all missing columns and wrong types, DataError if the function or its query fails or
-    a row is invalid (a null key or time, a null in an array, an array of wrong size), and DependencyError if the engine
-    lacks a file or module that this process has.
+    Raises ConfigurationError with all missing columns and wrong types. Raises DataError if the function or its query
+    fails, or a row is invalid: a null key or time, a null in an array, or an array of wrong size. Raises
+    DependencyError if the engine lacks a file or module that this process has.
     """
     columns = [*contract.keys, *contract.fields]
     place, frame = _frame(f"view {view.name}", view, columns, frames)
@@ -67,8 +67,8 @@ def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa
 
     The table has `columns` (keys, request fields, label), `event_timestamp` and `known_at`, and is sorted by
     `event_timestamp`, then by the other columns. Keys may be null, but not times. Raises ConfigurationError with all
-    missing columns and wrong types, DataError if the function or query fails or returns no rows, if a row is invalid,
-    or if a label was known before `event_timestamp`, and DependencyError if the engine lacks a file or module.
+    missing columns and wrong types. Raises DataError if the function or query fails or returns no rows, a row is
+    invalid, or a label was known before `event_timestamp`. Raises DependencyError if the engine lacks a file or module.
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)

@@ -41,7 +41,7 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
     Each task joins one view to `rows` rows of the spine, a multiple of `BATCH`, and writes a Parquet file to the
     existing `folder`. `spine` is a Parquet file with the join keys and `event_timestamp`, in the types of the
-    histories. `histories` has the Parquet files of each view's table, `features` the features of each view to join.
+    histories. `histories` has the Parquet files of each view's table, `features` the features to join by view name.
     All paths must be valid for the executors, too. `status` adds a status column for each view. Raises
     RefusedError if the engine failed, and DependencyError if an executor lacks a file or this package.
     """

@@ -1,4 +1,4 @@
-"""Writing of a view's latest rows to Redis from the engine's executors; a task that runs twice changes nothing."""
+"""Write a view's latest rows to Redis from the engine's executors. A task that runs twice changes nothing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -81,16 +81,15 @@ def change(  # noqa: PLR0913 - the options of the command
 ) -> PeriodChange:
     """Split the change of a distillation's answers from period `against` to period `days` among four causes.
 
-    These are population (share of rows in each segment), features (rows within segments), contract (how stored features
-    are computed) and model. The rows come from the latest training set, with the features that could be known at their
-    times. Both periods use the last package, unless the folder `package` names another one for the earlier period. With
-    `recorded`, the rows are the recorded predictions, as fed to the model, and each period uses the package that
-    answered last in it; `package` must then be None. `by` are the columns that define segments; by default, they are
-    join keys of the spine.
+    The causes are population (share of rows in each segment), features (rows within segments), contract (computation of
+    stored features) and model. `by` names the columns that define segments; by default, they are join keys of the
+    spine. The rows come from the latest training set. Both periods use the last package, unless the folder `package`
+    has another one for the earlier period. With `recorded`, the rows are the recorded predictions, as fed to the model.
+    Each period then uses the package that answered last in it, and `package` must be None.
 
     Writes an HTML page to `attribution/<name>` in the state folder, readable by its owner only. Raise RequestError if
-    the label is not Binary or Number, `days` is None, an option is invalid, or a period has no row; and DataError if a
-    package, a table or a history is gone, or a request transform refuses every row of a period.
+    the label is not Binary or Number, `days` is None, an option is invalid, or a period has no row. Raise DataError if
+    a package, a table or a history is gone, or no row of a period can be used.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -159,7 +158,7 @@ def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, s
 
     `result[contract][model]` has the scores of the n rows of the earlier period, then of the m rows of the later one;
     index 0 is the earlier contract or model. Equal scores share one array. If the effect of the contracts cannot be
-    computed, the reason is added to `unknown`, and both contracts have the same scores.
+    computed, the scores are the same under both, and the reason is added to `unknown`.
     """
     models = [DeployedModel(unapproved(side.package, side.profile, 0, None)) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
@@ -286,9 +285,9 @@ def _period(side: Side, rows: int) -> Period:
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
     """Split the rows of both periods into segments; the first `count` rows belong to the earlier period.
 
-    Return the columns that define the segments, and the segments. The columns are `by` or, if `by` is empty, the first
-    join keys in `spine`: as many as leave 95 % of the rows in segments that both periods have, and at least one. Raise
-    RequestError or DataError if a column is missing or cannot be split.
+    Return the columns that define the segments, and the segments. The columns are `by`. If `by` is empty, they are the
+    first join keys in `spine`: as many as leave 95 % of the rows in segments that both periods have, and at least one.
+    Raise RequestError or DataError if a column is missing or cannot be split.
     """
     keys = [key for key in spine if key in rows.column_names]
     while True:

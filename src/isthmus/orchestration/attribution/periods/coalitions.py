@@ -39,7 +39,7 @@ class Segments(NamedTuple):
 
 
 def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> Segments:
-    """Group rows into segments by `columns`: by value, or by quartile for number columns that are not in `exact`.
+    """Group rows into segments by the values of `columns`. Number columns not in `exact` are split at their quartiles.
 
     Raise RequestError if a column is missing or `columns` is empty, and DataError if a column's type cannot be split.
     """
@@ -66,11 +66,11 @@ def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> S
 
 
 def weights(before: Ints, after: Ints) -> Numbers:
-    """Return row weights, float64 (2, 2, n + m), that mix the segment shares of one period with the rows of another.
+    """Return row weights, float64 (2, 2, n + m), that combine the segment shares and the rows of two periods.
 
     Entry [p, f] has the segment shares (population) of period p and the rows (features) of period f; 0 is the earlier
-    period. `before` and `after` are the segment numbers of the periods' n and m rows, from 0; neither is empty. If only
-    one period has a segment, its rows represent the segment in both periods, so that it counts as population change.
+    period. `before` and `after` are the segment numbers of the periods' n and m rows, from 0; neither is empty. The
+    rows of a segment that only one period has represent it in both: it counts as population change.
     """
     sides = (before, after)
     count = int(max(before.max(), after.max())) + 1
@@ -87,7 +87,7 @@ def weights(before: Ints, after: Ints) -> Numbers:
 
 
 def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequence[Numbers]]) -> Numbers:
-    """Compute a measure for each set of parts that come from the later period. Return float64 (16,).
+    """Compute a measure for each set of causes that come from the later period. Return float64 (16,).
 
     Bits 0 to 3 of the index mean that population, features, contract and model come from the later period. `weight` is
     the result of `weights`. `scores[contract][model]` has the scores of all n + m rows; index 0 is the earlier period.

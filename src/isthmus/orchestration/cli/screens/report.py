@@ -49,7 +49,7 @@ def _part(key: str, value: object) -> str:
 
 
 def training_set_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield blocks for a training set. If joined as served, add a table of differences from the ideal join."""
+    """Yield blocks for a training set. If it was joined as served, add a table of differences from the ideal join."""
     lag = report["lag"]
     yield from report_blocks({name: value for name, value in report.items() if name != "lag" or not lag})
     if lag:

@@ -55,7 +55,7 @@ def judge(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Yield a callback that shows a message and the finished share (0 to 1) on stderr, on a terminal as a bar."""
+    """Yield a callback that shows a message and the finished share (0 to 1) on stderr; on a terminal, as a bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 

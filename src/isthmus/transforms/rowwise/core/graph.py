@@ -1,4 +1,4 @@
-"""ONNX nodes with unique names, and SQL values built from them: data, validity mask, and mask of refused rows."""
+"""ONNX nodes with unique names, and SQL values built from them: data, a mask of valid rows, and a mask of errors."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -293,8 +293,8 @@ class Graph:
     ) -> Value:
         """Return `data`, computed from `values`, as a value. It is null where one of them is, or where `null` is true.
 
-        A row is refused where one of `values` is refused and none before it is null, or where `wrong` is true and none
-        of them is null.
+        A row is refused where one of `values` is refused and none before it is null. It is also refused where `wrong`
+        is true and no value is null.
         """
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))

@@ -1,4 +1,4 @@
-"""Arithmetic: integers, whose overflow Spark refuses, IEEE 754 floating-point numbers, and bits."""
+"""Arithmetic of integers (an overflow is an error, as in Spark), IEEE 754 floating-point numbers, and bits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
