@@ -59,11 +59,12 @@ def deviation(
     name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
     row_name: Callable[[int], str] = "row {}".format,
 ) -> Deviation:  # fmt: skip
-    """Return the value in output `name` that is farthest from its expected value, relative to its limit.
+    """Return the value in output `name` whose difference from its expected value is the largest multiple of `limit`.
 
-    The difference may be within the limit: compare the result's `by` with its `limit`. The difference is infinite for
-    NaN on either side or both, for another shape or element type, and for unequal integers if `limit` is below 1. With
-    `widths`, floats of different widths are compared, and each limit is at least `rounding(expected)`. `row_name` turns
+    `limit` is an absolute difference. The result may be within it: compare the result's `by` with its `limit`. The
+    difference is infinite for NaN on either side or both, for another shape or element type, and for unequal integers
+    if `limit` is below 1. With `widths`, floats of different widths are compared, and the limit of each value is at
+    least `rounding(expected)`. `row_name` turns
     the number of a row into its name in the result.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"

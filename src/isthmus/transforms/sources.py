@@ -137,9 +137,10 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the type of each column, such as `Int64`, by name. Reads local files, a table or a query, but no URL.
+    """Return the type of each column, such as `Int64`, by name. Reads local files, a table or a query.
 
-    A type that features cannot have appears under Arrow's name. A damaged file raises Arrow's errors.
+    A type that features cannot have appears under Arrow's name. Raises ConfigurationError for a missing file and for
+    a URL, and Arrow's errors for a damaged file.
     """
     if source.path:
         path = _locate(source, root)

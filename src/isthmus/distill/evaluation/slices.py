@@ -69,7 +69,10 @@ def worst_slices(
 
 
 def column_slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Yield value (None: missing) and row numbers of each slice of a column with at least `least` rows, but not all."""
+    """Yield name (None: missing) and row numbers of each slice of a column with at least `least` rows, but not all.
+
+    A slice is a value of the column, or a quarter of a numeric one. Raises DataError for a column of another type.
+    """
     values, codes = encode_column(name, column)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(len(values) + 1), side="left")

@@ -68,7 +68,7 @@ class Bench:
 
         Loads weights from `weights` or saves them there; waits while another search trains the same student. Writes a
         trained student's graph to `graphs/<number>.ort`. After an error, the trial has the status "failed". Only a full
-        disk, a `Stopped`, and a DependencyError that may pass are raised.
+        disk, a `Stopped`, and a temporary DependencyError are raised.
         """
         began, facts = time.perf_counter(), dict[str, Any]()
         try:

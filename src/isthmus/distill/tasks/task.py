@@ -130,7 +130,7 @@ class Case:
     numbers: Sequence[int] = ()
 
     def row_name(self, row: int) -> str:
-        """Return a name for the row at this position of the case, for messages."""
+        """Return a name for row `row` of this case, for messages: its number in the training set, or "golden row N"."""
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:

@@ -12,7 +12,7 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
     """Return the row numbers of each batch of an epoch, such that no batch splits a group.
 
     `groups`, int64 (rows,), has the group number of each row. Groups come in random order; rows within a group keep
-    their order. There are as many batches as without groups; a group is in the batch that its last row would be in. So
+    their order. There are as many batches as without groups. A group goes whole into the batch of its last row. So
     a batch is never empty, and has fewer than twice `batch` rows. No group may have more than `batch` rows.
     """
     sizes = groups.bincount()

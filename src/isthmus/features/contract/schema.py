@@ -89,7 +89,7 @@ class ViewContract(_Canonical):
 
     @cached_property
     def prefix(self) -> bytes:
-        """The first eight bytes of the hash; every online row of the view starts with them."""
+        """The first eight bytes of the hash; every online row of the view has them after its version byte."""
         return bytes.fromhex(self.hash[:16])
 
     def as_dict(self) -> dict[str, Any]:

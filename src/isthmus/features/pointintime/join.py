@@ -102,7 +102,7 @@ class Join:
         return pa.table(columns)
 
     def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """Add columns to spine rows from `answers`: the result of another engine's join, with one row per spine row."""
+        """Add columns to spine rows from `answers`, another engine's result: a row per spine row, in its order."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]

@@ -72,7 +72,10 @@ class OnlineSide:
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask of `pushed_only`, and known time and content hash of each key in Redis, null if not valid."""
+        """Return the mask of keys whose row in Redis is newer than the table, and each key's known time and content hash.
+
+        Time and hash are null for a key without a valid row.
+        """
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.

@@ -35,7 +35,7 @@ def compare_view(
     """Compare the offline rows of a view with the answers of a server, key by key, and add the result to `verdict`.
 
     Compares features, status, event time, known time and content hash for a sample of keys, and looks some keys up one
-    at a time. Keys whose row was pushed after all rows of the table are skipped and counted in `verdict.ahead`. With
+    at a time. Keys whose row in Redis is newer than the table are skipped and counted in `verdict.ahead`. With
     `all_keys`, compares every key of either side, and first raises a DataError if a content hash in the table is wrong.
     """
     view = history.view

@@ -234,7 +234,7 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open a file of owners for a block; FileNotFoundError if it is missing. Reading a damaged one raises DataError."""
+    """Open a file of owners in a `with` block; FileNotFoundError if missing. Reads of a damaged one raise DataError."""
     try:
         db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error as error:

@@ -266,7 +266,7 @@ class Handlers:
         return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """Query Redis; return the metrics. If Redis fails, they have its previous values, and `isthmus_ready` is 0."""
+        """Query Redis, return the metrics. If Redis fails, its metrics keep their values and `isthmus_ready` is 0."""
         granted(request).require_status()
         gauges = self.metrics.gauges
         try:

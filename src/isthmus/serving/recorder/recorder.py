@@ -119,7 +119,7 @@ class Recorder:
         self._thread.start()
 
     def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
-        """Return the plan's cached `AnswerReader`, or None if the answer is not in the random sample, drawn anew."""
+        """Return the plan's cached `AnswerReader`. If only a share is recorded, calls return None at random."""
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
             return None
