@@ -42,7 +42,7 @@ class AnyPredictor(Protocol):
         """Combine the fields or tensors from `read` with the stored rows into the inputs of the model."""
 
     def require(self, output: Any, inputs: Any) -> None:
-        """Raise a RequestError if a row has no answer because a request transform is undefined. Models of tensors never raise."""
+        """Raise a RequestError if a row has no answer because a request transform is undefined; never for tensors."""
 
 
 LOOKUPS = 256

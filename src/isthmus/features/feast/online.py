@@ -218,7 +218,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         Removing a view deletes all its versions; removing a version of a view that stays deletes only that version.
 
         Raises:
-            ConfigurationError: lists all schemas that rows cannot hold; nothing is deleted.
+            ConfigurationError: Redis cannot hold some schemas. The message lists them all, and nothing is deleted.
         """
         problems: list[Problem] = []
         for table in tables_to_keep:

@@ -120,10 +120,12 @@ class StoredTable:
 
     @contextmanager
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Context: create a private table's local folder, and turn errors of writing into DataError or DependencyError.
+        """Context: turn errors of writing into DataError or DependencyError.
 
-        An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
-        table) has exactly this `metadata`. Without `before` or `metadata`, and for local tables, no error is ignored.
+        Also creates the local folder of a table that only its owner may read.
+
+            An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
+            table) has exactly this `metadata`. Without `before` or `metadata`, and for local tables, no error is ignored.
         """
         try:
             if self._private and self.options is None:

@@ -89,7 +89,7 @@ class AgedJoin:
 
 
 def fixed(age: int | Ints) -> Ages:
-    """Return a function of type `Ages` that gives all rows one age, or each spine row its own, in microseconds."""
+    """Return a function of type `Ages` that gives the snapshot of each row one age, or its own (microseconds)."""
     return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 

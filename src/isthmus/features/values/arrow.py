@@ -77,6 +77,6 @@ def to_arrow(values: Values, dtype: DataType) -> pa.Array:
 
 
 def micros(array: pa.ChunkedArray | pa.Array) -> Ints:
-    """Return the integers of a timestamp column without nulls. The column must be in microseconds since 1970 UTC."""
+    """Return the integers of a column of times in microseconds since 1970 UTC. The column must not have nulls."""
     times: Ints = pc.cast(array, pa.int64()).to_numpy(zero_copy_only=False)
     return times

@@ -38,10 +38,10 @@ def served_drift(
 ) -> tuple[int, tuple[InputDrift, ...]]:
     """Return the start of the compared week (microseconds), and the drift of each raw input and of the scores.
 
-    The week ends with the latest answer. At most 65,536 of its answers are compared with as many rows of the training
-    set of the package in `folder`. Answers under another contract than the latest one's are left out. The usual
-    variation is measured between parts of the training set that cover as much time as the answers. Raise IsthmusError
-    if the training set, the contract or a table is gone, or the history has none of the rows that Redis returned.
+    The week ends with the latest answer. At most 65,536 answers are compared with at most 65,536 rows of the
+    training set of the package in `folder`. Answers under another contract than the latest one's are left out. The
+    usual variation is measured between parts of the training set that cover as much time as the answers. Raise
+    IsthmusError if the training set, the contract or a table is gone, or the tables lack all rows that Redis returned.
     """
     at = micros(answered.part["at"])
     at = np.where(at <= project.now(), at, 0)  # its clock is ahead

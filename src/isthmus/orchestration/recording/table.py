@@ -104,7 +104,7 @@ class RecordedAnswers:
         """Append the answers of batches in one commit, note each run's last batch, and return the number of answers.
 
         `parts` are the results of `answers_of` for the batches; None computes them. `known` has the last batch in the
-        table by run. The noted batch is never lower, even after a repaired earlier batch. The caller must skip batches
+        table by run. The noted batch is never lower than in `known`. The caller must skip batches
         that the table has. Raises DataError if writing fails, or another process wrote to the table at the same time.
         """
         rows = pa.concat_tables([SCHEMA.empty_table(), *(map(answers_of, batches) if parts is None else parts)])

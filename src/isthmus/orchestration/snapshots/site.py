@@ -38,7 +38,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
     raises DataError if `out` has other files. Copies the project's own page from `pages/<distillation>`. Without it,
     tabular and language models get a form, and other models raise ConfigurationError. Installs onnxruntime-web with npm
     if it is missing. For a model with a `device`, creates a signing key if it is missing, and raises DataError if the
-    newest snapshot does not fit the package. Adds that snapshot to the page, unless each owner has a snapshot.
+    newest snapshot does not fit the package. Adds that snapshot to the page, unless each owner has one.
     """
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name

@@ -152,7 +152,10 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare bit by bit, by tensor, a numeric core's inputs from Python and the client. `keys` has the rows' names."""
+    """Compare the tensors that Python and the client make for a model without preparation; return verdicts by tensor.
+
+    They must be equal to the bit. `keys` has the names of the rows.
+    """
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}
     for name, rows in sides[0].items():

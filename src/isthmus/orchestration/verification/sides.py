@@ -72,9 +72,9 @@ class OnlineSide:
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask of keys whose row in Redis is newer than the table, and each key's known time and content hash.
+        """Return the mask of keys whose row in Redis is newer than the table, and all known times and content hashes.
 
-        Time and hash are null for a key without a valid row.
+        Times and hashes are null for keys without a valid row.
         """
         with answering(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)

@@ -41,7 +41,7 @@ def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
 
 
 def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
-    """Describe each feature in a snapshot and the keys whose values devices get: "view:feature of every id", for example."""
+    """Describe each feature in a snapshot and the keys whose values devices get, as "view:feature of every id"."""
     exposed = []
     for view in views:
         keys = " and ".join(_values_of(key.name, device) for key in view.keys)

@@ -91,7 +91,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
     def absolute(self, file: Path) -> "Deployment":
-        """Return a copy with absolute package paths, after reading it from `file`. The inverse of `relative`."""
+        """Return a copy with absolute package paths, for a record read from `file`. The inverse of `relative`."""
         folder = file.parent.resolve()
 
         def absolute(package: Path, own: str) -> str:
