@@ -69,7 +69,7 @@ class Metrics:
             await asyncio.sleep(WRITE_SECONDS)
 
     def answered(self) -> list[int]:
-        """Return how many lookups and predictions of this process succeeded, by response time, per bucket of `bounds`."""
+        """Return how many lookups and predictions succeeded here, by response time, per bucket of `bounds`."""
         return [*map(sum, zip(*(self._series.request_seconds.counts(route, "2xx") for route in _ANSWERS), strict=True))]
 
     def close(self) -> None:
