@@ -124,8 +124,8 @@ class StoredTable:
 
         Also creates the local folder of a table that only its owner may read.
 
-            An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
-            table) has exactly this `metadata`. Without `before` or `metadata`, and for local tables, no error is ignored.
+        An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
+        table) has exactly this `metadata`. Without `before` or `metadata`, and for local tables, no error is ignored.
         """
         try:
             if self._private and self.options is None:
