@@ -371,9 +371,13 @@ def test_columns_of_postgresql_in_types_of_spark(server: str, sail: Any, tmp_pat
     [
         (None, "is not set"),
         ("mysql://u:sesame@h/d", "does not start with a known scheme"),
-        ("postgresql://u:ses@me@h/d", "has an @ or a %"),
-        ("postgresql://u:ses%ame@h/d", "has an @ or a %"),
-        ("postgresql://u:ses/ame@h/d", "has an @ or a % or a /"),
+        ("postgresql://u:ses@me@h/d", "has an @, %"),
+        ("postgresql://u:ses%ame@h/d", "has an @, %"),
+        ("postgresql://u:ses/ame@h/d", "has an @, %, /"),
+        ("postgresql://u:ses/a?me@localhost:1/d", "has an @, %, / or [?]"),
+        ("postgresql://u:ses?me@localhost:1/d", "has an @, %, / or [?]"),
+        ("postgresql://u/x:sesame@localhost:1/d", "has an @, %, /"),
+        ("postgresql://localhost:1?password=ses@me", "has an @, %, /"),
         ("postgresql:/u:sesame@h/d", "does not start with a known scheme"),
     ],
 )

@@ -129,7 +129,7 @@ class TrainingData:
         """Join the rows and write them atomically to the local folder `path`, with a record that reproduces them.
 
         The folder gets `data.parquet`, `_record.json`, and the spine's rows if they do not come from a file. The
-        project notes the folder, so that `record.repeat` finds it by id. Replaces an earlier training set. Raises
+        project notes the folder, so that `record.reproduce` finds it by id. Replaces an earlier training set. Raises
         DataError if another folder is there, and RequestError for a URL. With the training set `like`, copies its
         statistics, and raises DataError if the new id differs.
         """

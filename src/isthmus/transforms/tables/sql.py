@@ -93,11 +93,12 @@ def _address(source: Source) -> str:
         wrong = "is not set"
     elif not value.startswith((*_POSTGRESQL, "duckdb:")):
         wrong = "does not start with a known scheme"
-    elif re.search(r"%(?![0-9A-Fa-f]{2})|@.*@|^\w+://[^/:@]*:[^/@]*/[^?]*@", value):
+    elif re.search(r"%(?![0-9A-Fa-f]{2})|@.*@|^\w+://[^@]*[/?].*@", value):
         # The driver's error for such an address quotes part of the password.
-        wrong = "has an @ or a % or a / in its user or password"
+        wrong = "has an @, %, / or ? in its user, password or an option"
     if wrong:
-        remedy = "write %40 for @, %25 for % and %2F for /" if "@" in wrong else "set it where the command runs"
+        codes = "write %40 for @, %25 for %, %2F for / and %3F for ?"
+        remedy = codes if "@" in wrong else "set it where the command runs"
         problem = Problem(f"source {source.name}, the variable {source.connection}", wrong, _ADDRESS)
         raise ConfigurationError("environment", [problem], remedy=remedy)
     return value
