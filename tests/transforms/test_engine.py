@@ -237,7 +237,7 @@ def test_nobody_at_the_url() -> None:
 @pytest.mark.parametrize(
     "rest", ["/;token=secret==", "/x;token=secret", ";token=secret", ":port/;token=secret", "/?token=secret"]
 )
-@pytest.mark.parametrize("host", ["", "127.0.0.1", "user:secret@127.0.0.1"])
+@pytest.mark.parametrize("host", ["", "127.0.0.1", "user:secret@127.0.0.1", "user:my secret@127.0.0.1"])
 def test_no_message_shows_a_token(host: str, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as other:

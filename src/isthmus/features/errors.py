@@ -164,6 +164,11 @@ _REFUSAL = re.compile(r"<Error>\s*<Code>(.*?)</Code>\s*<Message>(.*?)</Message>"
 _NESTED = re.compile(r"\s*(\x1b\[[0-9;]*m)?↳(\x1b\[[0-9;]*m)?\s*")
 
 
+def without_secrets(text: str) -> str:
+    """Mask users and passwords of URLs, and the values of the options `token` and `password`."""
+    return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub("//.*@", "//***@", text))
+
+
 def first_line(error: BaseException) -> str:
     """Shorten an error's message to one line; return the name of the error's type if it has no message."""
     text = str(error).strip()

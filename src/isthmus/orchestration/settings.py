@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from isthmus.distill.declaration import RUNTIMES
-from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of
+from isthmus.features.errors import ConfigurationError, Problem, nearest, one_of, without_secrets
 from isthmus.features.files import is_url
 from isthmus.features.profiles import ServingProfile, TrainingProfile
 from isthmus.features.redis.address import SCHEMES
@@ -332,7 +332,7 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
         place = tuple(map(str, detail["loc"]))
         key, kind, table = _key(place), detail["type"], _fields(place)
         cause, value = detail.get("ctx", {}).get("error"), detail["input"]
-        shown = _shown(value.isoformat() if isinstance(value, date) else value)
+        shown = without_secrets(repr(value.isoformat() if isinstance(value, date) else value))
         if isinstance(cause, _ContradictionsError):
             yield from (replace(problem, where=_key((*place, problem.where))) for problem in cause.args)
         elif kind == "missing":
@@ -367,11 +367,6 @@ def _type_of(place: tuple[str, ...]) -> Any:
     return kind
 
 
-def _shown(value: object) -> str:
-    """Format a value for a message, without users, passwords and tokens in URLs."""
-    return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub("//.*@", "//***@", repr(value)))
-
-
 def _unknown_variables() -> Iterator[Problem]:
     """Report variables with our prefix that are not settings; misspelled names would otherwise be ignored."""
     known = {f"{_ENVIRONMENT}{name}".upper() for name in ProjectSettings.model_fields}
@@ -391,7 +386,7 @@ def _not_json() -> Iterator[Problem]:
             try:
                 json.loads(value)
             except ValueError:
-                yield Problem(name, _shown(value), f"{expected} as JSON")
+                yield Problem(name, without_secrets(repr(value)), f"{expected} as JSON")
 
 
 def find(start: Path) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from isthmus.features.errors import ConfigurationError, DependencyError, Problem, first_line
+from isthmus.features.errors import ConfigurationError, DependencyError, Problem, first_line, without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -240,10 +240,7 @@ def _require_listener(url: str) -> None:
 
 def _silence(url: str, why: str) -> DependencyError:
     # The rest of the URL may contain a token, and PySpark's messages quote parts of it.
-    place, why = (
-        re.sub(r"token=[^;'\"]*", "token=***", re.sub(r"//\S*@", "//***@", text))
-        for text in (url.partition("/;")[0], why)
-    )
+    place, why = map(without_secrets, (url.partition("/;")[0], why))
     return DependencyError(
         f"engine {place}", f"does not answer ({why})",
         remedy='start the Spark Connect server, correct `engine`, or set engine = "sail"',

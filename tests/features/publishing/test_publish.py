@@ -360,7 +360,7 @@ def test_keys_that_redis_has_lost_are_found(world: World, client: Client) -> Non
 
 
 @pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", "volatile-ttl", "allkeys-lru"])
-def test_a_restart_loses_rows_only_under_policies_that_evict_them(world: World, client: Client, policy: str) -> None:
+def test_after_a_restart_rows_are_compared_unless_redis_never_evicts(world: World, client: Client, policy: str) -> None:
     cast("redis.Redis", client).config_set("maxmemory", 1 << 30)
     cast("redis.Redis", client).config_set("maxmemory-policy", policy)
     try:
@@ -368,9 +368,9 @@ def test_a_restart_loses_rows_only_under_policies_that_evict_them(world: World, 
         assert record is not None
         restarted = msgspec.json.encode(msgspec.structs.replace(record, servers={"another": 0}))
         assert world.store.replace(VIEW, world.store.record_text(VIEW), restarted)
-        lost = policy == "allkeys-lru"
-        assert bool(world.store.losses({}).views) == lost
-        assert world.store.still_holds({"another": 0}) == (not lost)
+        assert bool(world.store.losses({}).views) == (policy == "allkeys-lru")
+        # Feast may have given rows an expiry. Comparing all rows is cheaper than missing one.
+        assert world.store.still_holds({"another": 0}) == (policy == "noeviction")
     finally:
         cast("redis.Redis", client).config_set("maxmemory", 0)
         cast("redis.Redis", client).config_set("maxmemory-policy", "noeviction")

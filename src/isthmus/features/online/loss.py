@@ -120,20 +120,15 @@ def _differs(record: Published | None, last: LastMaterialization | None, nodes: 
         return "Redis does not hold all rows of the last materialization again"
     for node in nodes:
         before, now = record.servers.get(str(node["run_id"])), int(node["evicted_keys"])
-        if before is None and may_evict(node):
+        if before is None and int(node["maxmemory"]) and _policy([node]):
             return "Redis was restarted, and may have evicted keys before"
+        # Rows have no expiry, so volatile policies never evict them.
         if before not in (None, now) and not str(node["maxmemory_policy"]).startswith("volatile-"):
             return f"Redis has evicted {now:,} keys"
     return ""
 
 
-def may_evict(node: Mapping[str, Any]) -> bool:
-    """Return True if a server, given by its INFO, has a memory limit and evicts rows when it is reached."""
-    return bool(int(node["maxmemory"]) and _policy([node]))
-
-
 def _policy(nodes: Iterable[Mapping[str, Any]]) -> str:
-    # Rows have no expiry, so volatile policies never evict them.
     policies = [str(node["maxmemory_policy"]) for node in nodes]
     wrong = [policy for policy in policies if not policy.startswith(("noeviction", "volatile-"))]
     return f"Redis may evict rows (maxmemory-policy {wrong[0]}): {_KEEP}" if wrong else ""

@@ -314,8 +314,9 @@ class OnlineStore:
         # A restarted single server that has the record of a view also has its rows, which were written first.
         # A restarted cluster node may have lost them.
         for node in self._info():
+            evicts = node["maxmemory"] and node["maxmemory_policy"] != "noeviction"
             restarted = str(node["run_id"]) not in servers
-            if restarted and (loss.may_evict(node) or isinstance(self.client, redis.RedisCluster)):
+            if restarted and (evicts or isinstance(self.client, redis.RedisCluster)):
                 return False
             if not restarted and int(node["evicted_keys"]) != servers[str(node["run_id"])]:
                 return False
