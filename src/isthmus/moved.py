@@ -1,11 +1,16 @@
-"""An import hook for former private modules: its errors name the public module to import instead."""
+"""Errors for former private paths, which name the public module to import instead."""
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import NoReturn
 
 PUBLIC = {
     "isthmus.distill.decoding": "isthmus.inference",
     "isthmus.distill.device": "isthmus.training",
     "isthmus.distill.export.decoding": "isthmus.inference",
+    "isthmus.distill.losses.maps": "isthmus.losses",
+    "isthmus.distill.losses.schedule": "isthmus.losses",
     "isthmus.distill.task": "isthmus.tasks",
     "isthmus.features.contract.contract": "isthmus.training",
     "isthmus.features.feast_compute": "isthmus.feast",
@@ -18,6 +23,17 @@ PUBLIC = {
     "isthmus.orchestration.build": "isthmus.project",
 }
 """Former private module to the public module that has its names."""
+
+
+def names_in(public: str, package: str) -> Callable[[str], NoReturn]:
+    """Return `__getattr__` for a private package that had names of a public module: errors name that module."""
+
+    def missing(name: str) -> NoReturn:
+        if name in import_module(public).__all__:
+            raise ImportError(f"{package}.{name} was private and has moved. Import it from {public} instead.")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return missing
 
 
 class _Moved:

@@ -78,6 +78,21 @@ def test_a_private_path_that_moved_names_the_public_module(name: str) -> None:
     assert PUBLIC[name] in MODULES
 
 
+@pytest.mark.parametrize(
+    ("package", "public", "name"),
+    [
+        ("isthmus.distill.losses", "isthmus.losses", "soft_targets"),
+        ("isthmus.distill.teachers", "isthmus.teachers", "NetworkTeacher"),
+        ("isthmus.distill.outputs", "isthmus.teachers", "TeacherOutputs"),
+    ],
+)
+def test_a_private_package_names_the_public_module_of_its_former_names(package: str, public: str, name: str) -> None:
+    with pytest.raises(ImportError, match=rf"{package}.{name} was private .* Import it from {public} instead"):
+        exec(f"from {package} import {name}")  # noqa: S102 - as users write it
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec(f"from {package} import nothing")  # noqa: S102
+
+
 @pytest.mark.parametrize("name", MODULES[1:])
 def test_the_reference_lists_the_names(name: str) -> None:
     (row,) = [line for line in (ROOT / "docs" / "reference.md").read_text().splitlines() if f"| `{name}` |" in line]
