@@ -6,10 +6,11 @@ from typing import Any
 
 
 def lazily(public: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a public module, which import a name's private module on access.
+    """Return `__getattr__` and `__dir__` for a public module.
 
-    `names` maps each private module to its public names, separated by spaces. For an unknown name, `__getattr__` raises
-    an AttributeError that contains `public`, the name of the public module.
+    They import a private module when one of its names is used. `names` maps each private module to its public names,
+    separated by spaces. For an unknown name, `__getattr__` raises an AttributeError that contains `public`, the name of
+    the public module.
     """
     homes = {name: home for home, text in names.items() for name in text.split()}
 

@@ -26,7 +26,7 @@ PUBLIC = {
 
 
 def names_in(public: str, package: str) -> Callable[[str], NoReturn]:
-    """Return `__getattr__` for a private package that had names of a public module: errors name that module."""
+    """Return a `__getattr__` for a private package: it raises an error for names that have moved to `public`."""
 
     def missing(name: str) -> NoReturn:
         if name in import_module(public).__all__:

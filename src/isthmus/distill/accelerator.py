@@ -18,10 +18,11 @@ _WHERE = "profiles.training"
 
 
 def accelerator(profile: TrainingProfile) -> Accelerator:
-    """Create this process's Accelerator, and join the other processes if `accelerate launch` started several.
+    """Create the Accelerator (library accelerate) of a training, with the device and precision that `profile` requests.
 
-    Replaces the device and precision that accelerate remembers from earlier calls. Raises a DependencyError if the
-    profile requests CUDA, bf16 or torch.compile and this machine cannot provide it.
+    If `accelerate launch` started several processes, the Accelerator joins them. Replaces the device and precision that
+    accelerate remembers from earlier calls. Raises a DependencyError if this machine cannot provide the requested CUDA,
+    bf16 or torch.compile.
     """
     device = resolve(profile)
     if profile.compile:
@@ -37,7 +38,10 @@ def accelerator(profile: TrainingProfile) -> Accelerator:
 
 
 def resolve(profile: TrainingProfile) -> torch.device:
-    """Return the device; "auto" takes a GPU if any. Raise a DependencyError if requested CUDA or bf16 is missing."""
+    """Return the device that the profile requests; "auto" takes a GPU if there is one.
+
+    Raise a DependencyError if the requested CUDA or bf16 is missing. Call it before long work, to fail early.
+    """
     if profile.device == "cuda" and not torch.cuda.is_available():
         raise DependencyError(
             f"{_WHERE}.device",
@@ -58,9 +62,10 @@ def resolve(profile: TrainingProfile) -> torch.device:
 
 @contextmanager
 def enough_memory(where: str, device: torch.device, settings: TrainingSettings, rows: int) -> Iterator[None]:
-    """Turn an out-of-memory error in the `with` block into a DependencyError; other errors are raised unchanged.
+    """Turn an out-of-memory error in the `with` block into a DependencyError that suggests a smaller batch.
 
-    The message names `where` and the number of `rows` computed at once, and suggests other `settings`.
+    The message names `where`, the step that ran, and `rows`, the number of rows it computed at once. Other errors are
+    raised unchanged.
     """
     try:
         yield
@@ -85,7 +90,6 @@ def peak(device: torch.device) -> int:
 
 
 def is_full(error: Exception) -> bool:
-    """Return True if an error of torch means that there is no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
@@ -96,7 +100,6 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 def _require_compiler(device: torch.device) -> None:
-    """Raise a DependencyError unless torch.compile works: it needs Triton on a GPU, a C++ compiler on a CPU."""
     try:
         with warnings.catch_warnings(action="ignore"):
             torch.compile(torch.sigmoid)(torch.zeros(2, device=device))

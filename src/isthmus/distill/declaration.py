@@ -87,7 +87,7 @@ class Tabular:
     preparation: Mapping[str, Sequence[Step] | Text] = field(default_factory=dict)
 
     def plan(self, inputs: Sequence[_Input]) -> Plan:
-        """Return the preparation of each input: the declared one, or the default for its type."""
+        """Return how to prepare each input: the declared `preparation`, or the default for the input's type."""
         numbers: dict[str, tuple[Step, ...]] = {}
         texts: dict[str, Text] = {}
         for item in inputs:
@@ -143,7 +143,7 @@ class Tabular:
         return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the spine's label has the wrong type, or the spine lacks the column `Rank.within`."""
+        """Return a problem if the spine (training examples) has a wrong label type or lacks column `Rank.within`."""
         if not isinstance(self.label, Label):
             return []
         problems, (name, dtype) = [], (spine.label.name, spine.label.dtype)
@@ -219,7 +219,7 @@ _PLAIN_VALUES = "numbers, truth values, texts, and tuples of them"
 
 
 def _is_in_json(number: object) -> bool:
-    """Return True for a plain int or float: a manifest cannot store a NumPy number, and a boolean is not a number."""
+    """Return True for a plain int or float. A manifest cannot store a NumPy number, and a boolean is not a number."""
     return type(number) in (int, float)
 
 
@@ -247,7 +247,8 @@ class Distillation:
         split: shares of the training, validation and test parts, in order of event time.
         split_by: column of the training set whose equal values stay in one part, for rows without times; not for a
             `Tabular`.
-        seeds: number of students and of controls to train, each with its own initial weights, row order and dropout.
+        seeds: number of students to train, each with its own initial weights, row order and dropout. For each
+            student, a control is trained: the same student without the teacher.
         seed: first seed.
         shape: values for names of the task's `shape`, for the student of a `Causal` or of your own task.
         search: students that `isthmus model search` trains.
@@ -295,7 +296,7 @@ class Distillation:
 
     @property
     def label(self) -> Label | None:
-        """The kind of label; None if the task is not a `Tabular` with a valid label."""
+        """The kind of label, such as `Binary()`; None if the task is not a `Tabular` with a valid label."""
         return self.task.label if isinstance(self.task, Tabular) and isinstance(self.task.label, Label) else None
 
     @property
@@ -314,7 +315,7 @@ class Distillation:
         return (helped, Gate("lift_kept", at_least=0.95)) if isinstance(self.task, Tabular) else (helped,)
 
     def preparation_problems(self, inputs: Sequence[_Input]) -> list[Problem]:
-        """Return a problem for each preparation that does not fit the student's inputs; [] without a `Tabular`."""
+        """Check the task's `preparation` against the student's inputs; return [] if the task is not a `Tabular`."""
         return self.task.preparation_problems(self.where, inputs) if isinstance(self.task, Tabular) else []
 
     def problems(self) -> list[Problem]:
@@ -382,9 +383,10 @@ class Distillation:
         return problems + self._misset(self.settings, self.where)
 
     def gate_problems(self, measured: Sequence[str]) -> list[Problem]:
-        """Return a problem for each required gate on an unknown metric; a metric with a dot is not checked.
+        """Return a problem for each required gate on an unknown metric.
 
-        Known are the task's own metrics, in `measured`, and the metrics of all tasks, "taught" and "gap_closed".
+        `measured` has the task's own metrics; "taught" and "gap_closed" are known for every task. A metric with a dot,
+        such as "student.auc", is not checked here: only the report of a student has these.
         """
         known = (*OVERALL, *measured)
         names = [gate.metric for gate in self.required if "." not in gate.metric and gate.metric not in known]
@@ -400,15 +402,16 @@ class Distillation:
         return wrong
 
     def training_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings for student and control: the declared ones, or else defaults with the profile's batch.
+        """Return the settings to train student and control (a student without the teacher).
 
-        If they set neither epochs nor steps, the profile sets the epochs. If it sets none either, a `Tabular` gets
-        epochs for at least 800 steps, for which `rows` is the number of training rows.
+        These are the declared settings, or else defaults with the batch size of `profile`. If they set neither epochs
+        nor steps, the profile sets the epochs. If the profile sets none, a `Tabular` gets enough epochs for 800 steps
+        on `rows` training rows.
         """
         return self._timed(self.settings or replace(TABLES, batch=profile.batch), profile, rows)
 
     def search_settings(self, profile: "TrainingProfile", rows: int) -> TrainingSettings:
-        """Return the settings of a search's students: `search.settings`, or if None the result of `training_settings`.
+        """Return the settings to train the students of a search: `search.settings`, or else `training_settings`.
 
         Missing epochs come from the profile and the number of training `rows`, as in `training_settings`.
         """

@@ -50,7 +50,6 @@ class DistillationReport:
 
     @property
     def id(self) -> str:
-        """Id of the student: a digest of everything that it depends on."""
         return str(self.data["id"])
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,12 +59,13 @@ class DistillationReport:
 def distill(
     material: Material, *, folder: Path, cache: Path, runs: Path, again: bool = False, progress: Progress = silent
 ) -> DistillationReport:
-    """Train students and controls, measure all models, and write the best student to `folder/<id>`, with its control.
+    """Train students, measure them, and write the best student and its control to `folder/<id>`.
 
-    If a student of the same training set, settings, task, teacher and code exists, return it without training, unless
-    `again` is True. If only reporting code changed, keep the weights and compute a new report. Reads teacher outputs
-    from `cache` and adds missing ones. Writes TensorBoard event files and checkpoints to `runs`. At the end, deletes
-    the checkpoints of all other trainings in `runs`, and keeps its own final weights.
+    A control is the same student trained without the teacher; there is one per student. If a student of the same
+    training set, settings, task, teacher and code exists, return its report without training, unless `again` is True.
+    If only reporting code changed, keep the weights and compute a new report. Reads teacher outputs from `cache` and
+    adds missing ones. Writes TensorBoard event files and checkpoints to `runs`. At the end, deletes the checkpoints of
+    all other trainings in `runs`, and keeps its own final weights.
 
     Raises Stopped on SIGINT or SIGTERM; the same call then continues the training. Other errors:
     * ConfigurationError: the declaration is invalid, a runtime is not installed, or teacher and student do not fit.
@@ -192,7 +192,7 @@ def _train(
 
 @dataclass(frozen=True)
 class _Trainings:
-    """The runs of one training, a subfolder of `folder` for each, and the id of the `student` to write from them."""
+    """The run folders of one training, subfolders of `folder`, and the id of the `student` to write from them."""
 
     folder: Path
     student: str

@@ -71,7 +71,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateResult(Gate):
-    """A gate with the value found, or None if it is not known; `holds` is True if the value is within the limits."""
+    """A gate with the value of its metric in `found`, None if unknown. `holds` is True if it is within the limits."""
 
     found: float | None = None
     holds: bool = False
@@ -100,7 +100,7 @@ def check_gate(gate: Gate, value: float | None) -> GateResult:
 
 
 def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) -> list[GateResult]:
-    """Return a result for each gate, held or not; raise a ConfigurationError at `where` if a metric is unknown."""
+    """Return a result for each gate, whether it holds or not; raise a ConfigurationError for an unknown metric."""
     figures = gate_figures(report)
     problems = [Problem("gate", repr(gate.metric), one_of(figures)) for gate in gates if gate.metric not in figures]
     if problems:
@@ -109,19 +109,21 @@ def check_gates(report: Mapping[str, Any], gates: Sequence[Gate], where: str) ->
 
 
 def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) -> list[GateResult]:
-    """Compare figures, by metric, with their gates; return a result for each gate whose metric is in `figures`."""
     return [check_gate(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
 
 
 def require_held(where: str, results: Iterable[GateResult], remedy: str) -> None:
-    """Raise a GateFailed at `where`, with `remedy` as advice, that lists all results that do not hold, if any."""
+    """Raise a GateFailed that lists all gates that do not hold; `remedy` advises the user what to do."""
     if failed := [result for result in results if not result.holds]:
         expected = "; ".join(result.expected for result in failed)
         raise GateFailed(where, "; ".join(map(str, failed)), expected=expected, remedy=remedy)
 
 
 def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return all figures that gates can name: "taught", "gap_closed", the task's figures, and "<model>.<figure>"."""
+    """Return all figures of a student's report that gates can name, by name.
+
+    These are "taught", "gap_closed", the task's figures, and "<model>.<figure>", such as "student.auc".
+    """
     figures: dict[str, float | None] = {name: (report[name] or {}).get("value") for name in OVERALL}
     figures |= report["measures"]
     for model, record in report["models"].items():
@@ -133,20 +135,20 @@ def gate_figures(report: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def bounds_on(bounds: Iterable[Gate], *prefixes: str) -> list[Gate]:
-    """Return the bounds whose metric has one of the prefixes before its first dot, such as "lost" in "lost.auc"."""
+    """Select the bounds whose metric has one of `prefixes` before its first dot, such as "lost" in "lost.auc"."""
     return [bound for bound in bounds if bound.metric.partition(".")[0] in prefixes]
 
 
 def have_limits(gates: Iterable[Gate]) -> bool:
-    """Return True if each gate sets `at_least` or `at_most`, and all these limits are finite numbers."""
     limits = [[limit for limit in (gate.at_least, gate.at_most) if limit is not None] for gate in gates]
     return all(own and all(map(_is_finite, own)) for own in limits)
 
 
 def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> list[Problem]:
-    """Return a problem for each bound that the label does not support, and for wrong limits on a loss.
+    """Return a problem for each bound that the kind of label does not support, and for wrong limits on a loss.
 
-    A bound on a loss, such as "lost.auc", must have only `at_most`, 0 or more. Without a `label`, all are problems.
+    A bound on a loss, such as "lost.auc", must have only `at_most`, 0 or more. If `label` is None, every bound is a
+    problem.
     """
     measures = {} if label is None else BOUNDED.get(type(label), {})
     known = {f"{prefix}.{name}" for kind, names in measures.items() for prefix in _PREFIXES[kind] for name in names}
@@ -162,7 +164,7 @@ def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> l
 
 
 def describe(bound: "Bound") -> str:
-    """Return a bound's value as text, such as "auc is 0.81 (0.79 to 0.83)", with the week or slice if it has one."""
+    """Return the value of a bound as text, such as "auc is 0.81 (0.79 to 0.83)", with its week or slice if any."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
     found, of = bound.found, f" in {bound.week}" if bound.week else f" of {bound.slice}" if bound.slice else ""
@@ -171,7 +173,6 @@ def describe(bound: "Bound") -> str:
 
 
 def requirement(bound: "Bound") -> str:
-    """Return the text of a bound's limits, such as "auc at least 0.8"."""
     return f"{bound.measure} {_limits(bound.at_least, bound.at_most)}"
 
 

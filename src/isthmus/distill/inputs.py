@@ -13,10 +13,11 @@ from isthmus.features.types import INPUTS
 def input_problems(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Return the problems of inputs that a model cannot read, that devices do not have, or that the spine lacks.
+    """Check the inputs of a distillation against the contract (the schema of all features), and return all problems.
 
-    Also checks `stale`: it may name another one of `distillations`, whose student reads no stored features. Also checks
-    that the template of a `Causal` only names features of the student's service.
+    A problem is an input that a model cannot read, that devices do not have, or that the spine (the table of training
+    examples) lacks. `stale` may name another of `distillations`, but only one whose student reads no stored features.
+    The template of a `Causal` may only name features of the student's service.
     """
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)

@@ -24,7 +24,7 @@ _NUMBERS = (*_WHOLE, Float32, Float64)
 
 
 class Label(ABC):
-    """A kind of label: `types` are the types its column may have, and `gives` describes the prediction in messages."""
+    """A kind of label. `types` are the types its column may have, and `gives` describes the prediction in messages."""
 
     types: ClassVar[tuple[DataType, ...]] = _NUMBERS
     gives: ClassVar[str]

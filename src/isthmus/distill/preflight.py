@@ -33,15 +33,16 @@ _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 def rehearse(
     task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: TrainingSettings, note: Callable[[str], None]
 ) -> None:
-    """Try an untrained student before the costly steps: compute the loss of its first batch, and run its graph.
+    """Check a distillation with an untrained student, before the teacher's outputs are computed and students train.
 
-    If outputs are missing, runs the teacher on two rows, and on this batch if the objective uses the teacher. Starts a
-    child process for each declared runtime besides ONNX Runtime. Calls `note` with a line of text for a runtime that
-    cannot run the student, and for other facts to know. Restores torch's random state.
+    Computes the loss of the first batch and its gradient. Runs the student's graph in ONNX Runtime and in every other
+    declared runtime, each in a child process. If teacher outputs are missing, calls the teacher on two rows, and on the
+    first batch if the objective uses the teacher. Restores torch's random state. `note` is called with a line of text,
+    for example for a runtime that cannot run the student.
 
-    Raises a ConfigurationError if gates, settings, groups of rows, student, teacher and objective do not fit each
-    other, or if the student is random in eval mode. Raises a DataError if an input leaks the label, a GateFailed if the
-    loss is not finite, and a DependencyError if memory is full.
+    Raise a ConfigurationError if gates, settings, row groups, student, teacher and objective do not fit each other, or
+    if the student is random in eval mode. Raise a DataError if an input leaks the label, a GateFailed if the loss is
+    not finite, and a DependencyError if memory is full.
     """
     declared = task.material.declaration
     where = declared.where
@@ -94,11 +95,11 @@ def rehearse(
 
 
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
-    """Measure an untrained student on the validation part; raise a ConfigurationError if metric or gates are unknown.
+    """Check with an untrained student that the task's metric and all gates name figures that will be measured.
 
-    `outputs` must have all outputs of the teacher, `cost` is the teacher's cost, and `references` has the names of
-    further models that gates may name. Also raises a ConfigurationError if the student has more parameters than its
-    teacher.
+    Runs the student on the validation rows. `outputs` must have all outputs of the teacher. `references` has the names
+    of further models in the report, which gates may name. Raise a ConfigurationError for an unknown figure, or if the
+    student has more parameters than its teacher (`cost`).
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):
@@ -164,7 +165,6 @@ def _first_step(
 
 
 def _require_smaller(student: nn.Module, teacher: int, where: str) -> list[str]:
-    """Raise an error if the student has more parameters than its teacher; return a note if they are equal."""
     size = sum(weights.numel() for weights in student.parameters())
     if size > teacher:
         raise ConfigurationError(

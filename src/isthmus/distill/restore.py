@@ -39,7 +39,10 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """A trained student in eval mode on the CPU, without gradients; `contract` is the hash of its contract."""
+    """A trained student with its task, loaded for evaluation or export: in eval mode, on the CPU, without gradients.
+
+    `contract` is the hash of the contract (schema of the features) with which the student was trained.
+    """
 
     task: Task
     student: nn.Module
@@ -48,10 +51,10 @@ class Restored:
 
 
 def create_task(material: Material) -> Task:
-    """Create the `Task` object of a declaration; import the module of your own task class, or load language models.
+    """Create the `Task` object of a distillation from its declaration and training set.
 
-    Raises a ConfigurationError if the task or a name in the declared `shape` is unknown, and a DataError if the table
-    lacks data.
+    This may import the module of the user's task class, or load language models. Raise a ConfigurationError if the task
+    class or a name in the declared `shape` is unknown, and a DataError if the table lacks data.
     """
     kind = task_class(material.declaration)
     require_shape(kind, material.declaration.shape, material.declaration.where)
@@ -59,7 +62,6 @@ def create_task(material: Material) -> Task:
 
 
 def task_class(declared: Distillation) -> type[Task]:
-    """Return the declared task class, importing its module; raise a ConfigurationError if it is not a `Task` class."""
     if isinstance(declared.task, str):
         module, _, name = declared.task.partition(":")
         where = f"{declared.where}: task"
@@ -75,7 +77,6 @@ def task_class(declared: Distillation) -> type[Task]:
 
 
 def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> None:
-    """Raise a ConfigurationError at `where` that lists all `names` missing in the task's `shape`, if there are any."""
     if unknown := [name for name in names if name not in task.shape]:
         expected = one_of(task.shape) if task.shape else "a task with a `shape`"
         problems = [Problem(f"shape {name!r}", "is not in the task's `shape`", expected) for name in unknown]
@@ -83,11 +84,11 @@ def require_shape(task: Task | type[Task], names: Iterable[str], where: str) -> 
 
 
 def restore(material: Material, folder: Path, weights: str = "student") -> Restored:
-    """Load a student with its fitted preparation from `folder`.
+    """Load a trained student from `folder`, with its task and the preparation that was fitted for it.
 
-    `weights` is "student", or "control" for the control that was trained next to it. Raises a ContractMismatch if
-    training set, label, inputs, split, shape or task changed. The contract, settings and profile may have changed.
-    Raises a DataError if a file is missing or damaged.
+    `weights` is "student", or "control" for the same network trained without the teacher. Raise a ContractMismatch if
+    training set, label, inputs, split, shape or task have changed since training. Contract, settings and profile may
+    have changed. Raise a DataError if a file is missing or damaged.
     """
     try:
         report = json.loads((folder / REPORT).read_bytes())
@@ -114,7 +115,11 @@ def restore(material: Material, folder: Path, weights: str = "student") -> Resto
 
 
 def require_readable(task: Task, folder: Path, weights: Iterable[str]) -> dict[str, Any]:
-    """Check a student's files for these `weights`, and return its report; raise a DataError if one is unreadable."""
+    """Check that all files of a trained student can be read, and return its report.
+
+    `weights` has the names of the weight files without extension: "student", "control". Raise a DataError if a file is
+    missing or damaged.
+    """
     try:
         report: dict[str, Any] = msgspec.json.decode((folder / REPORT).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -140,18 +145,22 @@ def _load(task: Task, file: Path) -> nn.Module:
 
 
 def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return a digest of everything that the weights of all seeds depend on, in 12 hexadecimal digits.
+    """Return a digest of everything that the trained weights of all seeds depend on, in 12 hexadecimal digits.
 
-    It covers the rows and their split, inputs and label, the shape of the student, and the metric that selects the
-    weights. It also covers settings, seeds, profile, the versions of Isthmus and torch, and `outputs`, the identity of
-    the teacher's outputs. Of the task's code, it leaves out members that only affect report or package (`JUDGING`).
+    It names the folder of the trainings, so that finished trainings are used again. It covers the rows and their split,
+    inputs and label, the student's shape, and the metric that selects the weights. It also covers settings, seeds,
+    profile, the versions of Isthmus and torch, and `outputs`, the identity of the teacher's outputs. It leaves out
+    members of the task that only affect report or package (`JUDGING`).
     """
     metric = [task.metric, task.more]
     return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
-    """Return a student's id, in 12 hexadecimal digits: a digest of everything that weights and report depend on."""
+    """Return a student's id, in 12 hexadecimal digits: a digest of everything that weights and report depend on.
+
+    `outputs` is the identity of the teacher's outputs.
+    """
     return _identity(task, settings, outputs, legacy_origins(origins(task)))
 
 
@@ -169,19 +178,20 @@ def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dic
 
 
 def origins(task: Task) -> dict[str, str]:
-    """Return the `made_of` of a student's report: the identity of the training set, and three digests of the task.
+    """Return what a student was trained from: the identity of the training set, and three digests of the task.
 
-    All digests cover label, inputs, split and shape. `kind` also covers the whole task, `training` only the code that
-    training depends on, and `report` the code that training or report depends on. Reports of earlier versions have only
-    `training_set` and `kind`.
+    A student's report stores these as `made_of`. Each digest covers label, inputs, split and shape, and code of the
+    task: `kind` all code, `training` only code that training uses, and `report` code that training or report use.
+    Reports of earlier versions have only `training_set` and `kind`.
     """
     return origins_of(type(task), task.material)
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return `origins` for the task class `kind`, without creating the task.
+    """Return `origins` (digests of a task and its data) for the task class `kind`, without creating the task.
 
-    Reads only declaration, label, student_inputs and training_set of `material`.
+    Use it where the training set is not loaded. `material` needs only the attributes declaration, label, student_inputs
+    and training_set.
     """
     declared = material.declaration
     kinds: dict[str, Any] = {"kind": fingerprint(kind)}
@@ -212,15 +222,15 @@ def origins_of(kind: type, material: Any) -> dict[str, str]:
 
 
 def legacy_origins(made_of: dict[str, str]) -> dict[str, str]:
-    """Return the entries of `origins` that reports of earlier versions also have: `training_set` and `kind`."""
     return {key: made_of[key] for key in ("training_set", "kind")}
 
 
 def same_training(before: dict[str, Any], task: Task, part: str = "training") -> bool:
-    """Return True if training set and task are still those of a student. `before` is the `made_of` of its report.
+    """Return True if a trained student's training set and task are still those of `task`.
 
-    Compares label, inputs, split, shape, and the task with the code for training; with `part="report"`, also the code
-    for the report. In reports of earlier versions, compares all code. Does not compare settings, seeds and profile.
+    `before` is the `made_of` of the student's report. Compares label, inputs, split, shape and the code that training
+    uses; with `part="report"`, also the code that the report uses. For reports of earlier versions, compares all code
+    of the task. Does not compare settings, seeds and profile.
     """
     now = origins(task)
     return before.get("training_set") == now["training_set"] and (
@@ -230,10 +240,10 @@ def same_training(before: dict[str, Any], task: Task, part: str = "training") ->
 
 @lru_cache
 def code_description(kind: type, without: frozenset[str]) -> Any:
-    """Return plain data that describes the code of a task class and its bases, without the members in `without`.
+    """Describe the code of a task class and its bases as plain data, to be hashed, without the members in `without`.
 
-    Includes the other members that Isthmus calls, and all members that their code names, even from `without`. Includes
-    every member if the code computes names, if the class has a decorator or a metaclass, or if a base class comes from
+    Includes the other members that Isthmus calls, and every member that their code names, even from `without`. Includes
+    all members if the code computes names, if the class has a decorator or a metaclass, or if a base class comes from
     an installed package.
     """
     users = [each for each in kind.__mro__ if codehash.is_user_code(each)]
@@ -313,7 +323,6 @@ class _Unset(ast.NodeTransformer):
 
 
 def _options(task: Tabular) -> dict[str, Any]:
-    """Return the options of a Tabular except its preparation; default label and calibration are left out."""
     options = dataclasses.asdict(replace(task, preparation={}))
     for name, usual in (("label", Binary()), ("calibration", None)):
         value = getattr(task, name)

@@ -73,15 +73,15 @@ class TrainingSettings:
         return failed_checks(self, where, checks)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that the weights depend on, by name: all except those that begin with `checkpoint`."""
+        """Return the settings that the trained weights depend on, by name: all except `checkpoint_...`."""
         return {key: value for key, value in asdict(self).items() if not key.startswith("checkpoint")}
 
     def total(self, rows: int) -> int:
-        """Return the number of optimizer steps: `steps` if set, else all batches of all epochs of `rows` rows."""
+        """Return the number of optimizer steps of a run: `steps`, or all batches of all epochs of `rows` rows."""
         return self.steps or (self.epochs or 0) * math.ceil(rows / self.batch)
 
     def rate(self, step: int, total: int) -> float:
-        """Return the learning rate of a step as a share of the maximum. Steps are numbered from 0 to `total` - 1."""
+        """Return the learning rate at a step, as a share of the maximum. Steps count from 0 to `total` - 1."""
         rise = round(self.warm_up * total)
         if step < rise:
             return (step + 1) / rise
@@ -95,7 +95,6 @@ Settings = TrainingSettings
 
 
 def failed_checks(declared: object, where: str, checks: Iterable[tuple[str, bool, str]]) -> list[Problem]:
-    """Return a problem per failed check. A check is (attribute of `declared`, True if it is valid, valid values)."""
     return [
         Problem(f"{where}: {key}", repr(getattr(declared, key)), expected) for key, good, expected in checks if not good
     ]

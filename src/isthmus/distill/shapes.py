@@ -12,10 +12,10 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """A value that must be a tensor, with a kind: "floats", "integers" or "booleans".
+    """A tensor argument, and the layout and kind ("floats", "integers" or "booleans") that `agree` requires of it.
 
-    `layout` names its sizes, first to last, separated by spaces. A number means exactly that size; a word means a size
-    that all tensors share; a leading "..." means any leading sizes, which all tensors share.
+    `layout` names the sizes, first to last, separated by spaces. A number means exactly that size. A word means a size
+    that all tensors share. A leading "..." means any leading sizes, which all tensors share.
     """
 
     tensor: Any
@@ -32,15 +32,14 @@ def integers(tensor: Any, layout: str) -> Expected:
 
 
 def booleans(tensor: Any, layout: str) -> Expected | None:
-    """Describe a mask for `agree`; return None if the mask is None. A mask is True for elements to use."""
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
 def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
-    """Raise a ConfigurationError if there are `problems`, or if tensors are empty or do not fit; it lists them all.
+    """Check tensors against their layouts before computing; raise a ConfigurationError that lists all problems.
 
-    Sizes with the same name in several layouts must be equal, and all tensors must be on the same device. Arguments
-    that are None are skipped.
+    Tensors must not be empty. Sizes with the same name in several layouts must be equal, and all tensors must be on the
+    same device. `problems` are added to the error. Arguments that are None are skipped.
     """
     failures = [problem for problem in problems if problem is not None]
     sizes: dict[str, tuple[Any, str]] = {}
@@ -54,10 +53,6 @@ def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> 
 def agree_pair(
     where: str, layout: str, student: Any, teacher: Any, *problems: Problem | None, **tensors: Expected | None
 ) -> None:
-    """Raise a ConfigurationError unless student and teacher are float tensors of this layout, such as "rows classes".
-
-    Calls `agree`, so `problems` and further `tensors` that do not fit are in the error, too.
-    """
     agree(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
 
 
@@ -66,9 +61,10 @@ def positive(name: str, value: float) -> Problem | None:
 
 
 def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
-    """Return a problem if an index is negative or at least `limit`, else None. If it is on a GPU, waits for the GPU.
+    """Return a problem if an index is negative or at least `limit`, else None.
 
-    Without this check, an index out of range on a GPU would kill the process without naming the tensor.
+    Waits for the GPU if the indexes are on it. Without this check, an index out of range on a GPU would kill the
+    process without naming the tensor.
     """
     if indexes.numel() == 0:
         return None
@@ -79,21 +75,19 @@ def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """Return the tensor as float32 if it has half precision, else unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def select(tensor: Tensor, where: Tensor | None) -> Tensor:
     """Return the entries of a tensor where the mask `where` is True; half precision becomes float32.
 
-    The mask has the tensor's leading axes: (rows, tokens) selects (selected, n) from (rows, tokens, n). If it is None,
-    returns the whole tensor. Select before computing, so that NaN elsewhere reaches neither loss nor gradient.
+    The mask has the tensor's leading axes: (rows, tokens) selects (selected, n) from (rows, tokens, n). Without a mask,
+    return the whole tensor. Select before computing, so that NaN elsewhere reaches neither loss nor gradient.
     """
     return precise(tensor if where is None else tensor[where])
 
 
 def average(values: Tensor) -> Tensor:
-    """Return the mean, or 0 for an empty tensor."""
     return values.sum() / max(values.numel(), 1)
 
 

@@ -12,7 +12,7 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def spread(count: int, wanted: int) -> Index:
-    """Return `wanted` row numbers, or `count` if fewer, evenly spread from 0 to `count` - 1."""
+    """Return up to `wanted` row indexes, evenly spread from 0 to `count` - 1, to sample a table."""
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 

@@ -12,7 +12,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Status(IntEnum):
-    """The status of a view's value for a key at a time."""
+    """The result of looking up a view's row for a key at a time."""
 
     PRESENT = 0
     NULL = 1
@@ -38,10 +38,11 @@ class Row:
 
 
 def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, Status]:
-    """Return the row of a key that is valid at time `at`, and the status. If EXPIRED or NOT_FOUND, the row is None.
+    """Return the row of a key that was valid at time `at`, and the status. If EXPIRED or NOT_FOUND, the row is None.
 
-    Among the `rows`, all of one key, with event <= at and known <= at, the greatest (event, known, content) wins. It
-    has expired if at - event > ttl. Times and `ttl` are in microseconds; with a `ttl` of None, rows never expire.
+    All `rows` have the same key. Only rows with event <= at and known <= at count, and the greatest (event, known,
+    content) wins. It has expired if at - event > ttl. Times and `ttl` are in microseconds. If `ttl` is None, rows never
+    expire.
     """
     visible = [row for row in rows if row.event <= at and row.known <= at]
     if not visible:
@@ -53,19 +54,18 @@ def as_of(rows: Iterable[Row], at: int, ttl: int | None) -> tuple[Row | None, St
 
 
 def expired(event: int, at: int, ttl: int | None) -> bool:
-    """Return True if `event` is more than `ttl` before `at`, all in microseconds; False with a `ttl` of None."""
     return ttl is not None and at - event > ttl
 
 
 def micros(moment: datetime) -> int:
-    """Return microseconds since 1970 UTC of a datetime; raise ValueError without a time zone."""
+    """Convert a datetime to microseconds since 1970 UTC. Raise ValueError if it has no time zone."""
     if moment.utcoffset() is None:
         raise ValueError(f"{moment.isoformat()} has no time zone; add it, for example a Z at the end")
     return (moment - _EPOCH) // MICROSECOND
 
 
 def moment(at: int) -> datetime:
-    """Return the UTC datetime of microseconds since 1970; raise OverflowError outside the years 1 to 9999."""
+    """Convert microseconds since 1970 UTC to a datetime. Raise OverflowError outside the years 1 to 9999."""
     return _EPOCH + timedelta(microseconds=at)
 
 

@@ -14,7 +14,6 @@ _EPOCH = date(1970, 1, 1)
 
 
 def day_of(micros: int) -> int:
-    """Return the UTC day of a time in microseconds since 1970, as the number of days since 1970-01-01."""
     return micros // DAY
 
 
@@ -60,7 +59,6 @@ class Days:
 
 
 def union(ranges: Iterable[Days]) -> list[Days]:
-    """Merge ranges into the fewest ranges with the same days, in order."""
     merged: list[Days] = []
     for days in sorted(ranges):
         if merged and days.first <= merged[-1].end:
@@ -71,7 +69,6 @@ def union(ranges: Iterable[Days]) -> list[Days]:
 
 
 def day_name(day: int) -> str:
-    """Return a number of days since 1970-01-01 as an ISO 8601 date, or as `day N` outside the years 1 to 9999."""
     try:
         return (_EPOCH + timedelta(days=day)).isoformat()
     except OverflowError:

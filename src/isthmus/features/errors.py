@@ -165,7 +165,7 @@ _NESTED = re.compile(r"\s*(\x1b\[[0-9;]*m)?↳(\x1b\[[0-9;]*m)?\s*")
 
 
 def without_secrets(text: str) -> str:
-    """Mask users and passwords of URLs, and the values of the options `token` and `password`."""
+    """Mask users and passwords in URLs, and values of the options `token` and `password`, before showing a text."""
     return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub("//.*@", "//***@", text))
 
 

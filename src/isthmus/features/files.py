@@ -34,7 +34,6 @@ def is_url(place: object) -> bool:
 
 
 def require_local(where: str, place: Path | str) -> Path:
-    """Return `place` as a path. Raise RequestError, which names `where`, if it is a URL."""
     if is_url(place):
         raise RequestError(where, f"{place} is a URL", expected="a local path",
                            remedy="use a local folder, and copy it with the storage's own tool")  # fmt: skip
@@ -87,9 +86,9 @@ def move_atomically(partial: Path, path: Path) -> None:
 
 
 def read_pointer(file: Path) -> Path:
-    """Return the folder next to `file` whose name is the content of `file`.
+    """Return the folder that a pointer file names. The folder is beside the file, and its name is the file's content.
 
-    Raise FileNotFoundError if `file` does not exist, and ValueError if the folder does not exist.
+    Raise FileNotFoundError if the file does not exist, and ValueError if the folder does not exist.
     """
     name = file.read_text()
     if not name or Path(name).name != name or not (file.parent / name).is_dir():
@@ -98,12 +97,12 @@ def read_pointer(file: Path) -> Path:
 
 
 def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> None:
-    """Let `write` fill a new folder, sync it to disk, and move it to `target`, replacing what is there.
+    """Replace the folder `target` with a new folder that `write` fills. `write` gets the path of the new folder.
 
     If `write` raises an error, `target` stays as it was. Where the system cannot exchange two folders, `target` is
-    missing for a moment while it is replaced, and stays missing if the process is killed then. If several processes
-    publish, the last one wins. The next call with the same parent folder and `kind` deletes the files of killed
-    processes. `kind` defaults to the name of `target`.
+    missing for a moment, and stays missing if the process is killed then. If several processes publish, the last one
+    wins. The next call with the same parent folder and `kind` deletes the files of killed processes. `kind` is a name
+    for temporary folders, by default that of `target`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
@@ -133,14 +132,14 @@ def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> N
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two paths in one step, and return True; return False if the system cannot, or one does not exist."""
+    """Exchange two paths in one step. Return False if the system cannot do so, or if a path does not exist."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux only, and not on all file systems
     return rename is not None and not rename(_CWD, os.fsencode(first), _CWD, os.fsencode(second), _EXCHANGE)
 
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Context: a new folder in `parent`, deleted at the end. First delete what killed processes left under `name`."""
+    """Yield a new folder in `parent`, deleted at the end. First delete what killed processes left under `name`."""
     prefix = f"{name}-{socket.gethostname()}-"
     # Each process locks its folder. Locks of other machines are not visible here, so their folders stay.
     # Match all 16 digits: another machine's name may start with this machine's name.
@@ -182,14 +181,14 @@ T = TypeVar("T", bound="msgspec.Struct")
 
 
 class Journal(Generic[T]):
-    """A file of records as JSON lines. `busy` is (problem, remedy) for a locked file, `remedy` for a damaged line."""
+    """A file of JSON lines. `busy` is (problem, remedy) if the file is locked, `remedy` is for a damaged line."""
 
     def __init__(self, file: Path, record: type[T], *, busy: tuple[str, str], remedy: str) -> None:
         self._file, self._record, self._busy, self._remedy = file, record, busy, remedy
 
     @contextmanager
     def locked(self) -> Iterator[list[T]]:
-        """Lock the file, and yield its records. Create a missing file, and cut off an incomplete last line.
+        """Lock the file and yield its records. Create the file if it is missing, and cut off an incomplete last line.
 
         Raise DependencyError at once if another process holds the lock, and DataError if a line is damaged.
         """

@@ -27,7 +27,7 @@ _FEWEST_SLOW = 3
 
 
 class LatencySample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a server process's file.
+    """The counters that a server process writes to its file, for training on the same machine.
 
     Attributes:
         at: seconds of the machine's monotonic clock, which all its processes share.
@@ -63,7 +63,7 @@ class Latency(NamedTuple):
 
 
 class LatencyWriter:
-    """Writes a server process's samples into a project's folder. See `LatencySample` for the arguments."""
+    """Writes the counters of a server process to a file in `folder`. `bounds` are in seconds (see `LatencySample`)."""
 
     def __init__(self, folder: Path, objective_ms: float, bounds: Sequence[float]) -> None:
         # Not named after the process id: processes in two containers may have the same id.
@@ -92,8 +92,6 @@ class LatencyWriter:
 
 
 class LatencyReader:
-    """A callable that returns the recent latency from the samples in a project's folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._samples: dict[Path, deque[LatencySample]] = {}
@@ -101,7 +99,7 @@ class LatencyReader:
     def __call__(self) -> Latency | None:
         """Return the latency over about `WINDOW_SECONDS`, or None if no server has written within `STALE_SECONDS`.
 
-        Call this repeatedly: the requests of a server count from the second call that finds a new sample of it.
+        Call this repeatedly: a server's requests count only after two of its samples have been seen.
         """
         fresh = _fresh(self._folder)
         for gone in self._samples.keys() - fresh.keys():
@@ -128,9 +126,9 @@ class LatencyReader:
 def quantile(counts: Mapping[float, float], share: float) -> float:
     """Return a quantile of durations, in seconds, from a histogram; 0 if the histogram is empty.
 
-    `counts` has the number of durations in each bucket, by the bucket's upper bound in seconds. `share` is 0.99 for
-    the p99. The quantile is interpolated within its bucket, like Prometheus's `histogram_quantile`. For the bucket up
-    to infinity, the quantile is the lower bound.
+    `counts` has the number of durations in each bucket, by the bucket's upper bound in seconds. `share` is 0.99 for the
+    p99. The quantile is interpolated within its bucket, like Prometheus's `histogram_quantile`. In the bucket that ends
+    at infinity, it is the bucket's lower bound.
     """
     rank, below = share * sum(counts.values()), 0.0
     for lower, upper in pairwise((0.0, *sorted(counts))):

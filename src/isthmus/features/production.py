@@ -43,7 +43,7 @@ class Week(Quality, frozen=True, kw_only=True):
 
 
 class SliceQuality(Quality, frozen=True, kw_only=True):
-    """The quality of predictions with one value of a column; None is the slice of nulls."""
+    """The quality of predictions whose `column` has this value; None is the slice of nulls."""
 
     column: str
     value: str | None
@@ -83,7 +83,7 @@ class QualityLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond(self) -> bool:
-        """True if the lower confidence bound of the loss is above the allowed loss; False without a bound."""
+        """True if the quality is worse than allowed, beyond chance: the loss's lower bound exceeds `at_most`."""
         return self.least is not None and self.least > self.at_most
 
 
@@ -150,7 +150,6 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     def of(self, package: str, precision: str | None = None) -> PackageQuality | None:
-        """Return the first entry in `packages` with this digest, and with the precision if one is given; or None."""
         parts = (part for part in self.packages if part.package == package)
         return next((part for part in parts if precision in (None, part.precision)), None)
 
@@ -159,7 +158,6 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def loads(cls, text: bytes, where: str = "production.json") -> "Production":
-        """Parse what `dumps` wrote; raise a DataError that names `where` if it is damaged or has another format."""
         remedy = "run `isthmus answers monitor`"
         try:
             if (version := msgspec.json.decode(text, type=_Versioned).format) != FORMAT:

@@ -31,11 +31,9 @@ class TrainingProfile:
         threads: CPU threads for the teacher and the student.
         compile: True to use torch.compile, which pays off on a GPU and with large students.
         give_way: True to pause training while the project's API on this machine misses its latency objective.
-        framework: training framework.
         accelerator: accelerator of the training fleet's nodes; None for CPUs.
         nodes: machines of the fleet that train together.
         per_node: processes per node; each uses one accelerator if there are any.
-        interconnect: network between the nodes.
         memory_mb: main memory per node, in MiB.
         script: script that every process runs, relative to the project; None for `isthmus distill` in a single process.
     """
@@ -64,12 +62,12 @@ class TrainingProfile:
         return self.epochs or EPOCHS
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change the student; the number of machines does not."""
+        """Return the settings that change the trained student, to detect a stale one. Machine counts are left out."""
         named = _values(self, "device", "precision", "batch", "epochs", "threads", "compile")
         return {**named, "epochs": self.passes}
 
     def problems(self) -> Iterator[Problem]:
-        """Yield a problem for each setting that does not fit another one. The problem names the setting to change."""
+        """Yield a problem, which names the setting to change, for each setting that conflicts with another one."""
         if self.accelerator is not None and self.device == "cpu":
             yield Problem("device", f'"cpu" leaves the accelerator {self.accelerator} idle', '"cuda" or "auto"')
         if self.precision == "bf16" and self.accelerator in WITHOUT_BF16:
@@ -124,13 +122,11 @@ class ServingProfile:
     target_utilization: Annotated[float, Ge(0.01), Le(1)] = 0.6
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change the package; the number of servers does not."""
         return _values(
             self, "runtime", "precision", "threads", "latency_objective_ms", "memory_mb", "load_ms", "package_kb"
         )
 
     def problems(self) -> Iterator[Problem]:
-        """Yield a problem for each setting that does not fit another one. The problem names the setting to change."""
         if self.replicas_min > self.replicas_max:
             yield Problem("replicas_max", str(self.replicas_max), f"replicas_min ({self.replicas_min}) or more")
 

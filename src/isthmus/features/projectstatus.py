@@ -139,7 +139,7 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> bool:
-        """True if servers use an earlier contract until the rows of the applied one are online."""
+        """True while servers still use an earlier contract, because the new contract's rows are not online yet."""
         return self.applied and self.current not in (None, self.contract)
 
     def _unfinished(self, state: str) -> str:
@@ -155,7 +155,6 @@ class ProjectStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> "ProjectStatus | None":
-        """Return the stored status, or None without one; raise DataError if it cannot be read."""
         file = folder / FILE
         try:
             return msgspec.json.decode(file.read_bytes(), type=cls)

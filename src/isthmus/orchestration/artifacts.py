@@ -36,7 +36,8 @@ class TrainingSet:
 
     Attributes:
         id: hash of every input that determines the content.
-        spine: name of the declared spine, path of a file, "SQL", or "rows" for a spine in memory.
+        spine: name of the declared spine (table of training examples), path of a file, "SQL", or "rows" for a spine in
+            memory.
         spine_file: file or folder with the spine's rows; None if they are stored with the training set.
         tables: version of each view's table; `tables_sha256` has the hash of its rows at that version.
         options: other inputs of the id; `status` adds a status column for each view.
@@ -72,11 +73,17 @@ class TrainingSet:
 
     @classmethod
     def read(cls, folder: Path) -> "TrainingSet":
-        """Read the record in a folder; raise FileNotFoundError without one, ValueError or TypeError if damaged."""
+        """Load the training set in a folder.
+
+        Raise FileNotFoundError without one, ValueError or TypeError if damaged.
+        """
         return cls(**{**json.loads((folder / RECORD).read_text()), "path": folder})
 
     def table(self) -> pa.Table:
-        """Read the rows, in the order of the spine; raise DataError if the file is missing or damaged."""
+        """Read all rows, in the order of the spine (training examples).
+
+        Raise DataError if the file is missing or damaged.
+        """
         import pyarrow.parquet as pq
 
         try:
@@ -85,14 +92,14 @@ class TrainingSet:
             raise self._unreadable(error) from error
 
     def pandas(self) -> "pd.DataFrame":
-        """Read the rows as a DataFrame with nullable pandas types; raise DataError if they are missing or damaged."""
+        """Read all rows, with nullable pandas types. Raise DataError if the file is missing or damaged."""
         return to_pandas(self.table())
 
     def torch(self, *, columns: Sequence[str] | None = None, batch: int = 1024) -> "Tensors":
-        """Return the rows as a torch `IterableDataset` with batches of `batch` rows; `Tensors` describes the batches.
+        """Return a torch `IterableDataset` that reads the rows in batches of `batch` rows.
 
-        `columns` are the columns to read, by default all numeric ones. Raise RequestError if a column is missing or not
-        numeric, and DataError if the file is missing or damaged.
+        See `Tensors` for the batches. `columns` are the columns to read, by default all numeric ones. Raise
+        RequestError if a column is missing or not numeric, and DataError if the file is missing or damaged.
         """
         import pyarrow.dataset as ds
 
@@ -137,7 +144,7 @@ def records_folder(project: Project) -> Path:
 
 
 class Artifacts:
-    """Files of a distillation in the state folder. If one is missing or damaged, a DataError names the step to run.
+    """Finds the files of one distillation in the state folder. If a file is missing, a DataError names the step to run.
 
     Training sets and students are in subfolders named by id, of `training_sets` and `models`. `outputs` is the cache of
     teacher and reference outputs. The file `package_pointer` has the name of the last package's folder beside it.
@@ -153,19 +160,20 @@ class Artifacts:
 
     @classmethod
     def of(cls, project: Project, name: str | None = None) -> "Artifacts":
-        """Return the files of the named distillation, or of the only one; raise RequestError if none fits."""
         return cls(project, project.distillation(name))
 
     def training_set(self, identity: str) -> TrainingSet:
-        """Return the training set with this id, of any contract; raise DataError if it is missing or damaged."""
         return self._training_set(self.training_sets / identity)
 
     def latest_training_set(self) -> TrainingSet | None:
-        """Return the last training set, of any contract; None if none was written. Raise DataError if it is damaged."""
         return self._training_set() if (self.training_sets / "latest").exists() else None
 
     def current_training_set(self) -> TrainingSet:
-        """Return the last training set; DataError if missing or outdated, ContractMismatch if `apply` must run."""
+        """Return the training set that was written last. Used before training.
+
+        Raise DataError if it is missing, damaged or of an older contract, ContractMismatch if `isthmus apply` must run
+        first.
+        """
         training_set, contract = self._training_set(), self.project.applied().hash
         if training_set.contract != contract:
             found = f"was written under contract {training_set.contract[:12]}"
@@ -204,7 +212,7 @@ class Artifacts:
         return read_report(student, package)
 
     def exported(self, contract: Contract) -> Path | None:
-        """Return the last package's folder; None if nothing was exported, or it cannot run under the contract.
+        """Return the folder of the package that was exported last, or None if no package can run under `contract`.
 
         Raise DataError or PackageError if the package is missing or damaged.
         """
@@ -212,7 +220,10 @@ class Artifacts:
         return package if package and not outdated(package, contract) else None
 
     def blocked(self) -> str:
-        """Return the failed gates that prevent the last student's export; "" if all hold, or without its report."""
+        """Describe the failed gates (required metrics) that block the export of the last student.
+
+        Return "" if all gates hold or the student has no readable report. Used in messages about a missing package.
+        """
         with suppress(IsthmusError):
             results = check_gates(self.last_report(), self.declared.required, self.declared.where)
             if failed := [result.failure for result in results if not result.holds]:
@@ -236,7 +247,10 @@ REPORT = "report.json"
 
 
 def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
-    """Read the report in a student's folder, and set its `serving` to the measurements of `package`, or to None."""
+    """Read the training report of the student in the folder `model`. Raise DataError if it cannot be read.
+
+    The entry `serving` gets the serving measurements of `package`, or None if it was not given or not measured.
+    """
     report = read_json(model / REPORT, "distill")
     measured = serving_file(package) if package else None
     report["serving"] = read_json(measured, "model export") if measured and measured.exists() else None
@@ -244,7 +258,6 @@ def read_report(model: Path, package: Path | None = None) -> dict[str, Any]:
 
 
 def read_json(file: Path, verb: str) -> dict[str, Any]:
-    """Read a JSON object that `isthmus VERB` wrote. If unreadable, raise a DataError that says to run VERB again."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
@@ -252,7 +265,10 @@ def read_json(file: Path, verb: str) -> dict[str, Any]:
 
 
 def serving_profile(project: Project, package: Path) -> ServingProfile:
-    """Return the project's serving profile. Replaces "fastest" by the precision that `export` measured as fastest."""
+    """Return the project's serving settings for a package. Raise DataError if a needed measurement cannot be read.
+
+    The precision "fastest" is replaced by the precision that `isthmus model export` measured as fastest.
+    """
     profile = project.settings.profiles.serving
     if profile.precision != FASTEST:
         return profile
@@ -260,12 +276,15 @@ def serving_profile(project: Project, package: Path) -> ServingProfile:
 
 
 def serving_file(package: Path) -> Path:
-    """Return the path of the file with `export`'s measurements of a package. It is outside the package's folder."""
+    """Return the path of a package's serving measurements (JSON). The file is outside the package's folder."""
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
 def outdated(package: Path, contract: Contract) -> list[str]:
-    """Return changes that keep a package from running under a contract, or []; raise PackageError if it is damaged."""
+    """Return the contract changes that keep a package from running, or [].
+
+    Raise PackageError if the package is damaged.
+    """
     opened = open_package(package)
     return service_differences(read_contract(opened), contract, opened.manifest.service)
 
@@ -275,10 +294,11 @@ def verdict_file(project: Project, declared: Distillation | None) -> Path:
 
 
 def page_file(project: Project, name: str | None = None) -> Path:
-    """Return the path of the last verdict's page, for the named distillation or for the only one.
+    """Return the path of the HTML page that `isthmus verify` writes about a distillation. The file may not exist.
 
-    If the project has no distillation, the verdict is about features alone. The file may not exist. Raise RequestError
-    if the name is unknown, or missing although the project has several distillations.
+    Without a name, this is the project's only distillation. The page of a project without distillations is about
+    features alone. Raise RequestError if the name is unknown, or missing although the project has several
+    distillations.
     """
     declared = project.distillation(name) if name or project.definitions.distillations else None
     return verdict_file(project, declared).with_suffix(".html")

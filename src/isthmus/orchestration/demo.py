@@ -29,7 +29,7 @@ EXAMPLES = 2
 
 
 def demo(project: Project, *, progress: Progress = silent) -> dict[str, Any]:
-    """Run every step in this process, send two rows to the API, and return the reports and answers.
+    """Run every step of the project in this process, send two rows to the API, and return the reports and answers.
 
     Builds the tables, publishes them to Redis, trains a student, and exports and deploys it. Starts the embedded Redis,
     unless another one is configured, and a server on a free port. The run is added to the project's Dagster instance.

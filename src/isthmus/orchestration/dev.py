@@ -109,7 +109,7 @@ def _collecting(project: Project) -> Iterator[None]:
 
 
 def _require_free(host: str, port: int, where: str) -> None:
-    """Fail if the port is in use. Otherwise another server on it would be mistaken for ours."""
+    """Raise an error if the port is in use, since another server on it would be mistaken for ours."""
     listen("isthmus dev", host, port, f"choose another port with {where}, or stop the process that uses it").close()
 
 
@@ -147,7 +147,7 @@ def _running(
 
 
 def _require_guard(url: str) -> None:
-    """Fail if Dagster's webserver runs without our guard, which would open it to any web page."""
+    """Raise DependencyError if Dagster's web server accepts requests from other web sites, which could control it."""
     request = urllib.request.Request(url, headers={"Sec-Fetch-Site": "cross-site"})  # noqa: S310 - a server of ours
     with suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=10):  # noqa: S310 - likewise
         raise DependencyError("isthmus dev", "Dagster accepts requests from other web sites",

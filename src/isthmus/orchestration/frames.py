@@ -27,7 +27,7 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
 def copy_sources(
     project: Project, declarations: Sequence[FeatureView | Spine], within: Mapping[str, tuple[int, int]] | None = None
 ) -> Iterator[Mapping[str, Landed]]:
-    """Copy the sources that the engine cannot read by itself to local files. Yield the copies by source name.
+    """Copy the sources that the engine cannot read by itself to local files, and yield the copies by source name.
 
     The copies are deleted after the block. `within` has the first and last time (microseconds) to read, by source.
     Sources without such a range are copied in full.
@@ -48,7 +48,7 @@ def copy_sources(
 def source_frames(
     project: Project, declarations: Sequence[FeatureView | Spine], landed: Mapping[str, Landed] | None = None
 ) -> Iterator[Frames]:
-    """Start a session of the engine for a block, and yield the sources of the declarations as DataFrames by name.
+    """Start a session of the engine for the block, and yield the declarations' sources as DataFrames by source name.
 
     `landed` are the copies from `copy_sources`. If it is None, copies are made for the block. Converted CSV files stay
     in the state folder.

@@ -132,7 +132,7 @@ class Project:
 
     @property
     def signer(self) -> Signer | None:
-        """Signer of packages, or None without a configured key.
+        """Signer of packages; None if the project configures no key.
 
         Raises:
             ConfigurationError: the configured file is not a private key, or its password is not in the environment.
@@ -222,7 +222,7 @@ class Project:
         return tuple(dict.fromkeys((*declared.runtimes, *self.settings.packages.runtimes)))
 
     def distillation(self, name: str | None = None) -> Distillation:
-        """Return the named distillation, or the only one.
+        """Return the distillation with this name. Without a name, return the project's only distillation.
 
         Raises:
             RequestError: the name is unknown, or it is omitted and the project does not have exactly one distillation.
@@ -273,7 +273,7 @@ class Project:
         )
 
     def applied(self) -> Contract:
-        """Return the applied contract, which must match the current definitions.
+        """Return the applied contract (schema of the stores), which must match the current definitions.
 
         Raises:
             ContractMismatch: nothing was applied, the definitions have changed since, or the contract file is damaged.
@@ -289,7 +289,7 @@ class Project:
         return applied
 
     def last_applied(self) -> Contract:
-        """Return the applied contract, even if the definitions have changed.
+        """Return the contract that was applied last, even if the definitions have changed since.
 
         Raises:
             ContractMismatch: nothing was applied, or the contract file is damaged.
@@ -300,7 +300,7 @@ class Project:
         return contract
 
     def generations(self) -> Generations:
-        """Read the current contract of the servers, the next one if a switch to it is pending, and the previous ones.
+        """Read all contracts of the project: the current one, the next one if a switch is pending, and previous ones.
 
         Raises:
             ContractMismatch: a file is damaged.
@@ -309,7 +309,7 @@ class Project:
 
     @contextmanager
     def locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
-        """Hold a named file lock in the state folder during the block. Waits for it, unless `wait` is False.
+        """Hold a named file lock in the state folder during the block. Wait for the lock, unless `wait` is False.
 
         Several processes can hold the lock at once if all of them pass `shared`. Locks are `contract` to change
         contracts, `retirement` to remove old contracts, `keys` to change API keys, and `recorded` to collect answers.
@@ -327,7 +327,7 @@ class Project:
     def building(self, tables: Iterable[str]) -> Iterator[None]:
         """Keep other processes from adding pushed rows to these offline tables during the block.
 
-        Waits for processes that are adding rows to them. Builds do not block each other.
+        Used while tables are built. Waits for processes that are adding rows to them. Builds do not block each other.
         """
         with ExitStack() as stack:
             for table in sorted(tables):
@@ -343,7 +343,7 @@ class Project:
         return self.locked(_lock_of(table), wait=wait)
 
     def freshness_objectives(self) -> dict[str, float]:
-        """Return the freshness objectives of the settings: the maximum age of the newest row in seconds, by view.
+        """Return the maximum age of the newest row in seconds, by view, from the settings of the server.
 
         Raise ConfigurationError if a name is not a view of the current or the next contract. Without a readable
         contract, the names are not checked.
@@ -357,7 +357,7 @@ class Project:
         return {name: 3600 * value for name, value in hours.items()}
 
     def require_objectives_of(self, views: Collection[str]) -> None:
-        """Raise a ConfigurationError if a freshness objective names a view that is not in `views`."""
+        """Raise a ConfigurationError if a freshness objective in the settings names a view that is not in `views`."""
         expected = one_of(views)
         if problems := [
             Problem(f"server.freshness_objective_hours.{name}", "is not a view", expected)
@@ -455,7 +455,6 @@ def _unique(declarations: list[Declaration]) -> list[Declaration]:
 
 
 def _reached(declarations: list[Declaration]) -> list[Declaration]:
-    """Return the declarations and the declarations that services, request transforms and spines refer to."""
     reached: list[Declaration] = list(declarations)
     for declaration in reached:
         match declaration:

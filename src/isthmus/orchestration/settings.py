@@ -266,7 +266,6 @@ class ProjectSettings(BaseSettings):
 
     @property
     def latency_objective_ms(self) -> float:
-        """p99 of the API in ms above which training pauses, set in `[server]` or else in `[profiles.serving]`."""
         return self.server.latency_objective_ms or self.profiles.serving.latency_objective_ms
 
     @classmethod
@@ -282,9 +281,9 @@ class ProjectSettings(BaseSettings):
 
 
 def load(path: Path) -> ProjectSettings:
-    """Load the settings from an isthmus.toml and the environment, whose variables take precedence.
+    """Load the settings from an isthmus.toml and the environment. Variables of the environment take precedence.
 
-    Raises a ConfigurationError if the file is missing, an ISTHMUS_ variable is not a setting, or values are wrong.
+    Raises ConfigurationError if the file is missing, an ISTHMUS_ variable is not a setting, or values are wrong.
     """
     if not path.is_file():
         problem = Problem(FILE, "does not exist", "a file with a [project] table")
@@ -327,7 +326,6 @@ def _key(place: tuple[str, ...]) -> str:
 
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
-    """Convert a pydantic error to problems: for each key, its value and the accepted values."""
     for detail in error.errors():
         place = tuple(map(str, detail["loc"]))
         key, kind, table = _key(place), detail["type"], _fields(place)
@@ -348,7 +346,6 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
 
 
 def _fields(place: tuple[str, ...]) -> list[str]:
-    """Return the keys of the table at a path of keys; empty if it is not a table."""
     table = _type_of(place)
     if is_dataclass(table):
         return [field.name for field in fields_of(table)]

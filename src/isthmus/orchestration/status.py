@@ -128,7 +128,6 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
 
 
 def _online(project: Project, contract: Contract, served: Contract) -> tuple[dict[str, Backlog], loss.Losses]:
-    """Return the backlog of pushed rows by view, and the rows lost by Redis. Both are empty if Redis is down."""
     with suppress(IsthmusError):
         url = project.running_redis()
         if url is not None:
@@ -150,7 +149,7 @@ def _spool(project: Project) -> SpoolStatus | None:
 
 
 def _base(store: OfflineStore, view: ViewContract, run: Materialization) -> str:
-    """Return the base of the table version that a run wrote. The base ignores pushed rows, which are served already."""
+    """Return the fingerprint of the table that a materialization wrote to Redis, apart from pushed rows."""
     with suppress(IsthmusError):
         commit = store.commit(view, run.version)
         if commit is not None and commit.fingerprint == run.fingerprint:

@@ -32,16 +32,15 @@ REMEDY = "export the model again, or copy the package folder again from where it
 
 
 def damage_error(where: Path | str, problem: str, expected: str = "") -> PackageError:
-    """Create a PackageError that advises to export the model or copy the package again."""
     return PackageError(str(where), problem, expected=expected, remedy=REMEDY)
 
 
 @dataclass(frozen=True)
 class PackageFiles:
-    """The files of a package folder. `digest`, the SHA-256 of its checksum file, identifies the package.
+    """Files of a package folder with their checksums. `digest` identifies the package.
 
-    `sums` has the SHA-256 of every file except the checksum file and the signature. `sizes` has the bytes of every
-    file.
+    `digest` is the SHA-256 of the checksum file. `sums` has the SHA-256 of every file except the checksum file and the
+    signature. `sizes` has the bytes of every file.
     """
 
     folder: Path
@@ -79,7 +78,7 @@ def verify_checksums(path: Path) -> PackageFiles:
 
 
 def read_file(file: Path) -> bytes:
-    """Read a file without checking its checksum; raise PackageError for a link, hard link, pipe or too large file."""
+    """Read a file without a check of its checksum; raise PackageError for a link, hard link, pipe or too large file."""
     with _opened(file) as opened:
         return opened.read()
 
@@ -111,9 +110,9 @@ def _require_plain(file: Path, status: os.stat_result) -> None:
 
 
 def require_unique_keys(file: Path, data: bytes) -> None:
-    """Raise PackageError if an object in JSON text has a key twice: programs differ in the value they use.
+    """Raise PackageError if an object in JSON text has a key twice, because programs differ in the value they use.
 
-    Raises a ValueError for invalid JSON, and a RecursionError for JSON that is nested too deeply.
+    Raises ValueError for invalid JSON, and RecursionError for JSON that is nested too deeply.
     """
 
     def check(pairs: list[tuple[str, object]]) -> None:
@@ -173,7 +172,6 @@ def _read_sums(file: Path, data: bytes) -> dict[str, str]:
 
 
 def _unfit(name: str) -> str:
-    """Return the reason a package file cannot have this name, or an empty string."""
     if name in (SUMS, SIGNATURE):
         return "cannot have a sum"
     if name in (".", "..") or not _LEADS_OUT.isdisjoint(name):

@@ -47,7 +47,6 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def array(self) -> "np.ndarray[Any, Any]":
-        """The tensor as an array. Raises ValueError if the elements do not fit the shape or have an unknown type."""
         if min(self.shape, default=0) < 0:
             raise ValueError(f"a tensor of shape {list(self.shape)}")
         if self.element == "string":
@@ -63,7 +62,7 @@ class TensorBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return flat.reshape(self.shape)
 
     def misfit(self, tensor: TensorInfo) -> str:
-        """Describe how element type or shape differ from `tensor` in the manifest; return "" if they do not."""
+        """Return a message if element type or shape contradict `tensor` of the manifest; "" if they fit."""
         if self.element != tensor.element:
             return f"tensor {tensor.name} holds {self.element} and not {tensor.element}"
         sizes = zip(self.shape, tensor.shape, strict=False)
@@ -109,7 +108,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cases: tuple[GoldenCase, ...]
 
     def columns(self, case: GoldenCase, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-        """Return the rows of a case as a column per input; raise ValueError if one is missing or has a wrong type."""
+        """Convert the rows of a case to one column per model input; raise ValueError if a value does not fit."""
         columns = {}
         for item in inputs:
             position = self.inputs.index(item.name)
@@ -134,7 +133,7 @@ def _holds(dtype: DataType, value: bool | int | float | str) -> bool:
 
 
 def read_golden(package: Package) -> Golden:
-    """Read the golden cases of a package; raise PackageError if the file is damaged or does not fit the manifest."""
+    """Read a package's golden cases (recorded inputs and outputs); raise PackageError if they are damaged."""
     manifest, file, data = package.manifest, package.files.folder / GOLDEN, package.files.read(GOLDEN)
     try:
         golden = msgspec.json.decode(data, type=Golden)

@@ -37,8 +37,6 @@ class Runtime(Protocol):
 
 
 class OnnxRuntime:
-    """ONNX Runtime in this process, on one thread."""
-
     name = ONNX_RUNTIME
     tolerance = replay.GOLDEN_TOLERANCE
 
@@ -73,7 +71,6 @@ class Inspection:
     worst: Mapping[str, float]
 
     def require(self) -> None:
-        """Raise the PackageError of the first failed check, if any."""
         for check in self.checks:
             if check.error is not None:
                 raise check.error

@@ -71,7 +71,7 @@ class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def tensor_positions(inputs: Sequence[ModelInput]) -> tuple[Input, ...]:
-    """Return the tensor and position of each input, in order, in the tensors that `inputs.feeds` builds."""
+    """Return for each input its tensor and its position there, as the manifest lists them and `feeds` builds them."""
     positions: defaultdict[str, count[int]] = defaultdict(count)
     result = []
     for item in inputs:
@@ -186,7 +186,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return self.core if variant.core else self.tensors
 
     def variant(self, precision: str, format: str = "ort") -> Variant:  # noqa: A002 - the manifest's own word
-        """Return the model file of a precision and format; raise a PackageError if the package does not have it."""
         for variant in self.variants:
             if (variant.precision, variant.format) == (precision, format):
                 return variant
@@ -217,12 +216,11 @@ def open_package(path: Path) -> Package:
 
 
 def read_package(path: Path) -> Manifest:
-    """Open a package as `open_package` does, and return only its manifest; raise PackageError if it is invalid."""
+    """Open and check a package like `open_package`; return only its manifest."""
     return open_package(path).manifest
 
 
 def read_contract(package: Package) -> Contract:
-    """Read a package's contract; raise PackageError if it is unreadable or does not match the manifest."""
     manifest, file = package.manifest, package.files.folder / CONTRACT
     try:
         contract = Contract.loads(package.files.read(CONTRACT), str(file))
@@ -236,7 +234,7 @@ def read_contract(package: Package) -> Contract:
 
 
 def package_digest(path: Path) -> str:
-    """Return the SHA-256 of a package's checksum file, its identity, without checks; PackageError if unreadable."""
+    """Return a package's identity: the SHA-256 of its checksum file. Checks no other file."""
     try:
         return hashlib.sha256((path / SUMS).read_bytes()).hexdigest()
     except OSError as error:
@@ -264,7 +262,6 @@ def _read_manifest(files: PackageFiles) -> Manifest:
 
 
 def _misfits(manifest: Manifest, sums: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield each contradiction in a manifest with the expected value."""
     # Messages show these names, and control characters could manipulate a terminal.
     for name in chain(
         (manifest.name, manifest.contract, manifest.service, manifest.model, manifest.training_set),

@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
 
 def generation_of(manifest: Manifest) -> Generation:
-    """Return the generation settings of a package; raise a PackageError if it does not generate text."""
     if manifest.generation is None:
         raise PackageError(f"package {manifest.name}", "does not generate text", expected="a causal language model")
     return manifest.generation
 
 
 def read_prompts(package: Package) -> list[GoldenPrompt]:
-    """Read a package's golden prompts; raise PackageError if they are damaged or the package does not generate text."""
     generation = generation_of(package.manifest)
     name, context = generation.prompts, generation.context
     file, data = package.files.folder / name, package.files.read(name)
@@ -43,10 +41,10 @@ def read_prompts(package: Package) -> list[GoldenPrompt]:
 
 
 def open_tokenizer(package: Package) -> Tokenizer:
-    """Open a package's tokenizer, and check it with the golden prompts.
+    """Open a package's tokenizer, and check that it turns the golden prompts into their recorded tokens.
 
-    Raises PackageError if the tokenizer is damaged, returns other tokens than recorded, or has more tokens than the
-    model. Raises DependencyError without the extra `generate`.
+    Raises PackageError if it is damaged, returns other tokens, or has more tokens than the model. Raises
+    DependencyError without the extra `generate`.
     """
     generation = generation_of(package.manifest)
     where = f"package {package.manifest.name}: {generation.tokenizer}"
@@ -76,9 +74,10 @@ def decoder_of(manifest: Manifest, variant: Variant) -> Decoder:
 def generated(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> list[list[int]]:
-    """Return the most likely tokens of a model file after each golden prompt, up to the recorded number.
+    """Generate text after each golden prompt with a model file; return a list of token ids per prompt.
 
-    `session` has the file open. Raises PackageError if the file fails or takes two minutes for all prompts together.
+    Each step takes the most likely token. A list has at most the recorded number of tokens. `session` has the file
+    open. Raises PackageError if the file fails or takes two minutes for all prompts together.
     """
     decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
     with running(package.manifest, variant) as options:

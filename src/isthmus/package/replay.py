@@ -51,7 +51,6 @@ class Deviation(NamedTuple):
         return self.by / self.limit if self.by and self.limit else self.by and np.inf
 
     def message(self, reference: str) -> str:
-        """Return a sentence such as "answers 2 where REFERENCE answers 3, 1 apart"."""
         return f"answers {self.found} where {reference} answers {self.expected}, {self.by:.3g} apart"
 
 
@@ -59,13 +58,14 @@ def deviation(
     name: str, expected: Array, found: Array, limit: float, *, widths: bool = False,
     row_name: Callable[[int], str] = "row {}".format,
 ) -> Deviation:  # fmt: skip
-    """Return the value in output `name` whose difference from its expected value is the largest multiple of `limit`.
+    """Compare an output with its expected values; return the value that differs most, relative to its limit.
 
-    `limit` is an absolute difference. The result may be within it: compare the result's `by` with its `limit`. The
-    difference is infinite for NaN on either side or both, for another shape or element type, and for unequal integers
-    if `limit` is below 1. With `widths`, floats of different widths are compared, and the limit of each value is at
-    least `rounding(expected)`. `row_name` turns
-    the number of a row into its name in the result.
+    `limit` is an absolute difference. The result may be within it: compare the result's `by` with its `limit`. `name`
+    is the name of the output, and `row_name` turns a row number into the row's name in the result.
+
+    The difference is infinite for NaN on either side or both, for another shape or element type, and for unequal
+    integers if `limit` is below 1. With `widths`, float32 and float64 are comparable, and the limit of each value is at
+    least `rounding(expected)`.
     """
     floats = expected.dtype.kind == found.dtype.kind == "f"
     if expected.shape != found.shape or (expected.dtype != found.dtype and not (floats and widths)):
@@ -89,19 +89,17 @@ def deviation(
 
 
 def rounding(numbers: Array) -> Array:
-    """Return twice the gap between each number and the next float32, as float64; 0 where the number is not finite."""
+    """Return the error that float32 rounding may cause: twice the gap to the next float32; 0 if not finite."""
     with np.errstate(over="ignore"):
         return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)
 
 
 def relative_differences(distance: Array, limits: Array) -> Array:
-    """Divide differences by their limits. The result is 0 without a difference, and infinite for a limit of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(distance > 0, distance / limits, 0.0)
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":
-    """Return ONNX Runtime options with `threads` threads. Idle threads sleep instead of spinning."""
     import onnxruntime  # readers of a package do not need it
 
     options = onnxruntime.SessionOptions()
@@ -111,7 +109,7 @@ def session_options(threads: int) -> "onnxruntime.SessionOptions":
 
 
 def open_session(package: Package, variant: Variant, threads: int) -> "onnxruntime.InferenceSession":
-    """Open a model file in ONNX Runtime; raise PackageError if it is refused or does not fit the manifest."""
+    """Open a model file in ONNX Runtime; raise PackageError if it fails or its tensors differ from the manifest."""
     import onnxruntime  # readers of a package do not need it
 
     manifest, options = package.manifest, session_options(threads)
@@ -147,7 +145,7 @@ def answers(
 
 @contextmanager
 def running(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOptions"]:
-    """Yield options for a block's runs, which stop after two minutes. Any error in the block becomes a PackageError."""
+    """Yield options for ONNX Runtime runs, stopped after two minutes. An error in the block becomes a PackageError."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -166,7 +164,6 @@ def running(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOp
 
 
 def rejection_error(manifest: Manifest, variant: Variant, runtime: str, error: object) -> PackageError:
-    """Create the error for a runtime that refuses a model file or its inputs."""
     return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy="export the model again")
 
 
@@ -224,9 +221,10 @@ def require_reproduced(
     outputs: Sequence[Answers],
     tolerance: float = GOLDEN_TOLERANCE,
 ) -> float:
-    """Compare a model file's outputs with the recorded outputs of the golden cases; return the largest difference.
+    """Check that a model file's outputs match those recorded in the golden cases; return the largest difference.
 
-    `outputs` has a mapping per case. Raises PackageError for a difference above `tolerance * manifest.rounding / 1e-5`.
+    `outputs` has the file's outputs by name for each case. Raises PackageError for a difference above `tolerance *
+    manifest.rounding / 1e-5`.
     """
     tolerance *= manifest.rounding / ROUNDING
     worst = 0.0

@@ -7,19 +7,19 @@ from pathlib import Path
 
 
 def fork_and_wait() -> int | None:
-    """Fork, before threads start; return None in the child. Wait in the parent, and return its exit code or -signal."""
+    """Fork, before threads start. Return None in the child; in the parent, wait and return its exit code or -signal."""
     child = os.fork()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 
 
 def limit(seconds: int) -> None:
-    """Limit this process to `seconds` of CPU time since its start. Then it gets SIGXCPU, and SIGKILL a second later."""
+    """Limit this process to `seconds` of CPU time since its start. It then gets SIGXCPU, and SIGKILL a second later."""
     # The hard limit sends SIGKILL, which gives no reason.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
 def confine(more: int) -> None:
-    """On Linux, limit private writable memory, of this process and each child, to its current bytes plus `more`."""
+    """On Linux, limit private writable memory of this process and each child to its current size plus `more` bytes."""
     if not sys.platform.startswith("linux"):
         return
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

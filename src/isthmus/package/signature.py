@@ -70,7 +70,7 @@ class Signer:
         self._config = Config().use_elliptic_key_signer(private_key=key, password=secret)
 
     def sign(self, package: Path) -> None:
-        """Sign a package's current files, and replace the signature in its folder. The package keeps its digest."""
+        """Sign a package's current files: write `model.sig` into its folder. Its digest stays the same."""
         # Write it outside the package first: a server must not read a partial signature.
         with scratch_folder(package.parent, f".{package.name}-signature") as scratch:
             file = scratch / SIGNATURE
@@ -80,7 +80,7 @@ class Signer:
 
 
 def read_private_key(file: Path, password: str | None = None) -> "EllipticCurvePrivateKey":
-    """Read an elliptic key (PEM); ConfigurationError if it is unusable, DependencyError without the extra `signing`."""
+    """Read an elliptic private key (PEM); raise ConfigurationError if the key or its password is unusable."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -104,7 +104,7 @@ def read_private_key(file: Path, password: str | None = None) -> "EllipticCurveP
 
 
 def read_public_key(file: Path) -> str:
-    """Read an elliptic public key as PEM; ConfigurationError if unusable, DependencyError without extra `signing`."""
+    """Return the text of an elliptic public key (PEM); raise ConfigurationError if the file is anything else."""
     try:
         text = file.read_text(encoding="ascii")
         _public_key(text)
@@ -116,15 +116,12 @@ def read_public_key(file: Path) -> str:
 
 
 def key_name(key: str) -> str:
-    """Return 12 digits of the SHA-256 of a public key (PEM), for messages; raise ValueError if it is not elliptic."""
+    """Return a short name of a public key (PEM) for messages: 12 digits of its SHA-256."""
     return _name(_hint(_public_key(key)))
 
 
 def require_signature(files: PackageFiles, key: str) -> None:
-    """Raise PackageError unless the key pair of `key` (PEM) signed exactly these files. Reads all files again.
-
-    Raises DependencyError without the extra `signing`.
-    """
+    """Raise PackageError unless the key pair of `key` (public, PEM) signed exactly these files. Reads them again."""
     try:
         public = _public_key(key)
     except ValueError as error:
@@ -185,7 +182,6 @@ def _hashing() -> "Hashing":
 
 
 def _public_key(key: str) -> "EllipticCurvePublicKey":
-    """Parse a public key in PEM; raise a ValueError if it is missing or of another kind."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

@@ -127,7 +127,6 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """True if something was compared and nothing differs."""
         return self.compared > 0 and self.differing == 0
 
     def _all(self) -> list[FeatureVerdict]:
@@ -137,7 +136,7 @@ class Verdict:
 
     @property
     def limits(self) -> list[str]:
-        """Sentences about what the verdict does not cover: pushed rows, samples, and skipped comparisons."""
+        """Return sentences on what was not compared: keys pushed later, rows outside a sample, skipped comparisons."""
         ahead = (
             f"left out: {keys:,} keys of {view}, pushed after everything in the table"
             for view, keys in self.ahead.items()
@@ -149,7 +148,7 @@ class Verdict:
     def named(self) -> dict[str, FeatureVerdict]:
         """Return every comparison by its name in messages, such as `view.feature`, `input x` or `file y in z`.
 
-        A comparison in `singly` is named `NAME alone`, and left out if the comparison `NAME` differs, too.
+        A comparison in `singly` (rows computed one by one) is named `NAME alone`. It is left out if `NAME` differs.
         """
         parts = flat(self.views)
         parts |= {f"input {name}": part for name, part in self.inputs.items()}
@@ -176,7 +175,7 @@ class Verdict:
 
     @classmethod
     def loads(cls, text: bytes, where: str = "verdict.json") -> "Verdict":
-        """Parse a verdict file; raise GateFailed if it is not a verdict, or its totals do not match its comparisons."""
+        """Parse a verdict file. Raise GateFailed if it is not a verdict, or its totals contradict its comparisons."""
         try:
             data = json.loads(text)
             for feature in _comparisons(data):
@@ -206,7 +205,6 @@ def _plain(value: Any) -> Any:
 
 
 def _comparisons(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return all comparisons in a verdict's JSON. Earlier verdicts had fewer groups."""
     more = ("files", "inputs", "device", "singly")
     groups = [*data["views"].values(), *(data.get(name, {}) for name in more)]
     return [feature for group in groups for feature in group.values()] + ([data["model"]] if data["model"] else [])
@@ -220,11 +218,11 @@ def compare(
     tolerance: float | np.ndarray[Any, Any] = 0.0,
     times: Sequence[int | None] = (),
 ) -> FeatureVerdict:
-    """Compare two columns, shape (n,), value by value. Two nulls, two NaNs, or two values with the same bits are equal.
+    """Compare two columns of n values, bit for bit, and return the counts and examples of differences.
 
-    Arrays are equal if their lengths and elements are. `keys` has the name of each row in examples. `times` has their
-    event times in microseconds, or is empty. `tolerance` is the largest absolute difference of floats to ignore, for
-    all rows or for each. Raises ValueError if the columns and `keys` differ in length.
+    Two nulls or two NaNs are equal. Arrays are equal if their lengths and elements are. `keys` names the rows in
+    examples. `times` has their event times in microseconds, or is empty. `tolerance` is the largest absolute difference
+    of floats to ignore, for all rows or for each. Raises ValueError if the columns and `keys` differ in length.
     """
     if not len(keys) == len(offline.data) == len(online.data):
         raise ValueError(f"{len(keys)} keys, {len(offline.data)} offline and {len(online.data)} online values")
@@ -246,24 +244,22 @@ def compare(
 
 
 def _first(keys: Sequence[str], differing: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Pick a few differing rows, with different keys if possible."""
     rows = differing[:_CANDIDATES].tolist()
     by_key = {keys[row]: row for row in reversed(rows)}
     return np.array([*dict.fromkeys([*sorted(by_key.values()), *rows])][:EXAMPLES], np.int64)
 
 
 def in_runtime(file: str, runtime: str) -> str:
-    """Return the name for results of a model file in a runtime: `FILE`, or `FILE in RUNTIME` outside ONNX Runtime."""
+    """Return the name of a model file's results: `FILE` in ONNX Runtime, else `FILE in RUNTIME`."""
     return file if runtime in ("", ONNX_RUNTIME) or file.endswith(runtime) else f"{file} in {runtime}"
 
 
 def flat(groups: Mapping[str, Mapping[str, FeatureVerdict]]) -> dict[str, FeatureVerdict]:
-    """Flatten groups of comparisons to a dictionary with keys `group.name`."""
     return {f"{group}.{name}": part for group, parts in groups.items() for name, part in parts.items()}
 
 
 def merged(parts: Sequence[FeatureVerdict]) -> FeatureVerdict:
-    """Combine comparisons: total counts, the largest `worst` and `tolerance`, the first three examples, no `pairs`."""
+    """Combine comparisons to one total, with the largest `worst`, the first three examples, and no `pairs`."""
     return FeatureVerdict(
         sum(part.compared for part in parts),
         sum(part.differing for part in parts),
@@ -296,7 +292,6 @@ def _pairs(left: Values, right: Values, differing: np.ndarray[Any, Any], dtype: 
 
 
 def _worst(left: Values, right: Values, dtype: DataType) -> float:
-    """Return the largest absolute difference of values that are not equal; infinity unless both are numbers."""
     if not (left.valid & right.valid).all():
         return math.inf
     if dtype.numpy is not None:

@@ -15,7 +15,7 @@ waits: ContextVar[list[float]] = ContextVar("waits")
 
 
 class StoreWait:
-    """Time a wait for the online store: append the seconds to the list in `waits`, if there is one."""
+    """Measure a wait for the online store in a `with` block. Append the seconds to the list in `waits`, if any."""
 
     __slots__ = ("_start",)
 
@@ -27,7 +27,7 @@ class StoreWait:
 
 
 class Deadlines:
-    """Deadlines of equal length, on one timer: setting one per `with` block took 5 % of a lookup of one key."""
+    """Time limits of equal length on one timer, because a timer per request took 5 % of a small lookup."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -54,7 +54,7 @@ class Deadlines:
 
 
 class Deadline:
-    """A time limit for a `with` block: a late block raises a TimeoutError, and `expired` tells it from others."""
+    """A time limit for a `with` block: a late block raises TimeoutError. `expired` tells it from other timeouts."""
 
     __slots__ = ("_all", "_canceling", "_task", "expired", "start")
 
@@ -78,7 +78,7 @@ class Deadline:
             raise TimeoutError from error
 
     def release(self) -> None:
-        """Remove the deadline, so that the remaining part of the block may take any time."""
+        """Lift the time limit for the remaining part of the `with` block. Used before a text is streamed."""
         self._all.remove(self)
 
     def expire(self) -> None:

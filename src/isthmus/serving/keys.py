@@ -49,24 +49,24 @@ class Grants(msgspec.Struct, frozen=True):
     scopes: frozenset[str]
 
     def require(self, action: str, name: str) -> None:
-        """Raise a ForbiddenError if the key has neither the scope `action:name` nor `action:*`."""
         own = f"{action}:{name}"
         if own not in self.scopes and f"{action}:*" not in self.scopes:
             raise self._lacks(own, f"{own} or {action}:*")
 
     def require_status(self, model: str | None = None) -> None:
-        """Raise a ForbiddenError if the key may not see the status of the server, or of `model`.
+        """Raise a ForbiddenError if the request's key may not see the status of the server, or of `model`.
 
-        `status:*` and `read:*` allow both. `predict:MODEL` and `predict:*` allow the status of a model only.
+        `status:*` and `read:*` allow both. `predict:MODEL` and `predict:*` allow only the status of a model.
         """
         open_to = {"status:*", "read:*"} | (set() if model is None else {f"predict:{model}", "predict:*"})
         if not self.scopes & open_to:
             raise self._lacks("status:*", " or ".join(sorted(open_to)), shown="'status:*'")
 
     def require_owner(self, service: str, text: str) -> None:
-        """Raise a ForbiddenError if the key may not read a service's snapshot for the owner whose value is `text`.
+        """Raise a ForbiddenError if the request's key may not read one owner's snapshot of a service.
 
-        The key needs `snapshot:SERVICE/VALUE` (URL-encoded, unlike `text`), `snapshot:SERVICE` or `snapshot:*`.
+        `text` is the owner's join key value. The key needs `snapshot:SERVICE/VALUE` (URL-encoded, unlike `text`),
+        `snapshot:SERVICE` or `snapshot:*`.
         """
         own = f"snapshot:{service}/{quote(text, safe='')}"
         if self.scopes.isdisjoint((own, f"snapshot:{service}", "snapshot:*")):
@@ -83,7 +83,6 @@ class Grants(msgspec.Struct, frozen=True):
             )  # fmt: skip
 
     def _lacks(self, scope: str, expected: str, shown: str = "") -> ForbiddenError:
-        """Return the error for a missing scope; `shown` quotes it for a shell."""
         return ForbiddenError(
             f"API key {self.name}", f"lacks the scope {scope}", expected=expected,
             remedy=f"create a key with `isthmus keys create NAME --scope {shown or scope}`",
@@ -147,29 +146,29 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ring
 
     def find(self, presented: bytes) -> Key | None:
-        """Return the stored key with the hash of `presented`, or None. Compares all hashes, each in constant time."""
+        """Return the stored record of the API key `presented`, or None. Compares all hashes, each in constant time."""
         digest = sha256(presented).hexdigest()
         matches = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]
         return matches[-1] if matches else None
 
 
 def required(keys: Path) -> Path:
-    """Return the path of the file that marks the key file `keys` as required. Creates nothing.
+    """Return the path of the file that marks API keys as required, next to the key file `keys`. Creates nothing.
 
-    `isthmus keys create` makes that file. While it exists, requests need a key even if the key file is missing or
+    `isthmus keys create` writes that file. While it exists, requests need a key even if the key file is missing or
     empty. Only `isthmus keys open` changes that.
     """
     return keys.with_name("keys.required")
 
 
 def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
-    """Return the record of a new random key, made `at` microseconds since 1970 UTC, and its secret. Stores neither."""
+    """Create a random API key; return its record for the key file, and its secret for the user. Stores neither."""
     secret = PREFIX + secrets.token_urlsafe(32)
     return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:
-    """Return a problem for each invalid part of a new key's name and scopes; an empty list if all are valid."""
+    """Check the name and scopes of a new API key. Return a problem for each invalid part; [] if all are valid."""
     wrong = []
     if not _NAME.fullmatch(name):
         wrong.append(Problem("name", repr(name), "letters, digits, ., _ and -, a letter or digit first, 64 at most"))

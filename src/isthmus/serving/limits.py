@@ -46,7 +46,6 @@ class Limits:
         return f"{self.head_bytes:,} bytes and {self.head_fields:,} fields at most"
 
     def require_values(self, where: str, rows: int, features: int) -> None:
-        """Raise a TooLargeError about `where` if `rows` times `features` exceeds the limit `values`."""
         if rows * features > self.values:
             size = f"{rows:,} rows of {features:,} features are {rows * features:,} values"
             raise TooLargeError(

@@ -12,7 +12,7 @@ from isthmus.serving import keys
 
 
 def configure() -> None:
-    """Replace the handlers of Python's root logger, so that warnings and errors of libraries go to this log too."""
+    """Send warnings and errors of libraries to the server's log. Replaces the handlers of Python's root logger."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -31,7 +31,7 @@ def error(event: str, **fields: Any) -> None:
 
 
 def place(error: BaseException) -> str:
-    """Return where an error was raised, as `function:line`; "unknown" if it has no traceback."""
+    """Return where an error was raised, as `function:line`, for the log; "unknown" if it has no traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -47,7 +47,7 @@ def _write(level: str, event: str, fields: dict[str, Any]) -> None:
 
 
 def _line(level: str, event: str, fields: dict[str, Any]) -> bytes:
-    """Format a line and redact API keys, which a path or request id may contain by mistake."""
+    """Encode a log line, and redact API keys, which a path or request id may contain by mistake."""
     line = {**fields, "event": event, "level": level, "timestamp": datetime.now(UTC)}
     return keys.PATTERN.sub(b"isthmus_...", orjson.dumps(line, option=orjson.OPT_UTC_Z))
 

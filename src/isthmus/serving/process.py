@@ -19,10 +19,10 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a server as a child that ends with this process; return before it is ready. `log` replaces its stderr.
+    """Start a server as a child process that ends with this process; return before it is ready.
 
-    Call it from a thread that outlives the server: Linux ends the child with the thread that started it. The child
-    inherits no environment variables that start with `ISTHMUS_`.
+    `log` replaces its stderr. Call it from a thread that outlives the server: Linux ends the child with the thread that
+    started it. The child inherits no environment variables that start with `ISTHMUS_`.
     """
     descriptor = _file_of(settings)
     arguments = [*_command(descriptor), "--parent", str(os.getpid())]
@@ -61,13 +61,13 @@ def serve(settings: ServerSettings) -> int:
 
 
 def received(descriptor: int) -> ServerSettings:
-    """Read the settings passed by `start` or `become`, and close the file descriptor."""
+    """Read the server settings that `start` or `become` passed in a file descriptor, and close it."""
     with open(descriptor, "rb") as file:
         return ServerSettings.decode(file.read(), "--settings-fd")
 
 
 def end_with(parent: int) -> None:
-    """Make this process receive SIGTERM when its parent ends; at once if the process `parent` has ended already."""
+    """Make this process receive SIGTERM when its parent ends, or at once if the process `parent` has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has ended already
         signal.raise_signal(signal.SIGTERM)
@@ -102,5 +102,5 @@ def _command(descriptor: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without the project's variables, such as its signing key."""
+    """Return the environment without the project's variables, such as the password of its signing key."""
     return {name: value for name, value in os.environ.items() if not name.upper().startswith("ISTHMUS_")}

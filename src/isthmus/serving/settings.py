@@ -103,7 +103,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def loopback(self) -> bool:
-        """True if the host is localhost or a loopback address, which other machines cannot reach."""
         if self.host == "localhost":
             return True
         try:
@@ -124,7 +123,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """Decode the environment variable `ISTHMUS_SERVER`, and unset it; raise a ConfigurationError if invalid."""
+        """Read the settings of a server process from the variable `ISTHMUS_SERVER`, as JSON, and unset it.
+
+        Raises a ConfigurationError if the variable is missing or invalid.
+        """
         text = os.environ.pop(VARIABLE, None)
         if text is None:
             problem = Problem(VARIABLE, "is not set", "the server's settings as JSON")

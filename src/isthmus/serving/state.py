@@ -36,13 +36,16 @@ class AnyPredictor(Protocol):
     batches: Any
 
     def read(self, message: PredictRequest | TensorRequest, limits: Limits) -> tuple[dict[str, list[Any]], Any, int]:
-        """Return join keys, request fields or tensors, and the row count; raise a RequestError if any does not fit."""
+        """Decode a request. Return its join keys, its request fields or tensors, and its number of rows.
+
+        Raises a RequestError if a value or the number of rows does not fit.
+        """
 
     def inputs(self, fields: Any, answers: Mapping[str, ViewAnswer]) -> Any:
         """Combine the fields or tensors from `read` with the stored rows into the inputs of the model."""
 
     def require(self, output: Any, inputs: Any) -> None:
-        """Raise a RequestError if a row has no answer because a request transform is undefined; never for tensors."""
+        """Raise a RequestError if a row has no answer because a request transform is undefined for its values."""
 
 
 LOOKUPS = 256
@@ -53,7 +56,7 @@ DEPLOYMENT_STATES = ("settled", "probation", "no_way_back", "undone")
 
 
 class State:
-    """The contracts and the model of a server, with everything compiled from them.
+    """The contracts (declared features) and the model of a server, with everything compiled from them.
 
     `problem` is the error of loading a contract. `model` is the deployed model, the error of loading it, or None
     without a deployment. `refused` is the error of the current deployment file, while an earlier model may stay in use.
@@ -93,7 +96,6 @@ class State:
 
     @property
     def is_deployed(self) -> bool:
-        """True if a deployment exists, even if its model cannot be loaded."""
         return self._model is not None
 
     @property
@@ -106,7 +108,7 @@ class State:
 
     @property
     def outdated(self) -> IsthmusError | None:
-        """The reason the deployed model cannot answer; None if it can, or if no model is loaded."""
+        """The reason a loaded model cannot answer, such as changed features. None if it can, or without a model."""
         return self._predictor if self.model is not None and isinstance(self._predictor, IsthmusError) else None
 
     @cached_property
@@ -129,11 +131,9 @@ class State:
 
     @property
     def stored(self) -> list[ViewContract]:
-        """Definitions of views whose rows are read: all of the current contract, then `earlier_views`."""
         return [*self.contract.views.values(), *self.earlier_views]
 
     def _predictor_of(self, model: DeployedModel) -> AnyPredictor:
-        """Return the predictor of a model, under the contract it was trained for while its rows exist."""
         contract = self._generations.of_model(model.contract, model.deployment.service) or self.contract
         if not model.inputs:
             return TensorPredictor(contract, model)
@@ -251,7 +251,6 @@ class State:
         return "undone" if self.model is not None and self.model.deployment.undone is not None else "settled"
 
     def _named(self, resolve: Callable[[Contract, T], list[tuple[str, str]]], names: T) -> list[tuple[str, str]]:
-        """Resolve the features of a request; for an unknown one, the NotFoundError says if the next contract has it."""
         try:
             return resolve(self.contract, names)
         except NotFoundError as error:
@@ -269,7 +268,6 @@ class State:
         return Lookup(self.contract, features, full_names=full_names, graphs=self.graph, earlier=self._earlier)
 
     def _compile_pushed(self, view: str, form: PushFormat) -> tuple[list[PushedView], list[PushedView]]:
-        """Return two lists: definitions that accept pushed rows (current and next contract), and older ones."""
         contract, following = self.contract, self._generations.next
         declared = [c.views[view] for c in (contract, following) if c is not None and view in c.views]
         if not declared:

@@ -35,9 +35,10 @@ _SHARE = 0.02
 
 
 class Watch:
-    """The `state` of a server, rebuilt when the files of its contracts, its deployment or a decision about it change.
+    """Rebuild the `state` of a server when its contract, deployment or decision files change.
 
-    Call `load` once, then run `run` in the background. A request must read `state` only once: every change replaces it.
+    Call `load` first, then run `run` in the background. A request must read `state` only once: every change replaces
+    it.
     """
 
     def __init__(
@@ -58,7 +59,6 @@ class Watch:
 
     @property
     def written(self) -> loss.LastMaterializations:
-        """The last materialization by online view name, from `materialized.json`; empty without a valid file."""
         content = self._written.content
         return content if isinstance(content, dict) else {}
 
@@ -181,7 +181,10 @@ class Watch:
             self.state = await asyncio.to_thread(self._compiled)
 
     def _undo(self, deployment: Deployment, why: str) -> None:
-        """Restore the previous deployment. Until this succeeds, its model answers in this process."""
+        """Try to restore the previous deployment, and log a failure. `run` tries again later.
+
+        The previous model answers in this process meanwhile.
+        """
         # Another deployment is probably in progress; retry later, since it may change what is deployed.
         self._retry = time.monotonic() + SLOWEST_POLL_SECONDS
         try:

@@ -31,7 +31,6 @@ class WatchedFile(Generic[T]):
 
     @property
     def written(self) -> float | None:
-        """Modification time of the file that `load` saw last, in seconds since 1970 UTC; None without a file."""
         return None if self._stamp is None else self._stamp[0] / 1e9
 
     def load(self) -> None:

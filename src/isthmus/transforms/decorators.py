@@ -55,11 +55,12 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
 def spine(
     *, entities: Sequence[Entity], sources: Sequence[Source], label: Field, request: RequestSource | None = None
 ) -> Callable[[Function], Spine]:
-    """Declare the decorated PySpark function as a spine with the function's name: one row per prediction to learn.
+    """Declare the decorated PySpark function as a spine: the training examples, one row per prediction to learn.
 
-    The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys,
-    `event_timestamp` (the time of the prediction), `known_at` (the time the label became known), the fields of
-    `request` and the label. Columns that a source names with `timestamp=` or `known=` become these two time columns.
+    The spine has the function's name. The function takes one DataFrame per source, named like the source. It returns a
+    DataFrame with the join keys, `event_timestamp` (the time of the prediction), `known_at` (the time the label became
+    known), the fields of `request` and the label. Columns that a source names with `timestamp=` or `known=` become
+    these two time columns.
     """
     return lambda function: Spine(
         _name(function), listed(entities), label, listed(sources), request, function, _about(function)
@@ -70,11 +71,12 @@ def spine(
 def request_transform(
     *, inputs: Sequence[FeatureView | FeatureProjection | RequestSource], schema: Sequence[Field]
 ) -> Callable[[Function], RequestTransform]:
-    """Declare the decorated PySpark function as a request transform with the function's name.
+    """Declare the decorated PySpark function as a request transform: it computes features for each request.
 
-    Each parameter of the function receives a Column. Its name is `view__feature`, or the name of a request field. The
-    function returns a dict with a Column of the declared type for each field of the schema. It may use only the
-    PySpark functions in docs/row-functions.md; `isthmus apply` rejects any other function.
+    The transform has the function's name. Each parameter of the function receives a Column. Its name is
+    `view__feature`, or the name of a request field. The function returns a dict with a Column of the declared type for
+    each field of the schema. It may use only the PySpark functions in docs/row-functions.md; `isthmus apply` rejects
+    any other function.
     """
     return lambda function: RequestTransform(
         _name(function), listed(inputs), listed(schema), function, _about(function)

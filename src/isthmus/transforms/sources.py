@@ -54,25 +54,26 @@ class NoRowsError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A local copy of rows of a source, a Parquet file. `content` is the source's fingerprint then, None if unknown."""
+    """A local Parquet copy of a source's rows. `content` is the source's fingerprint then; None if unknown."""
 
     file: Path
     content: str | None
 
 
 def lands(source: Source, *, cluster: bool = False) -> bool:
-    """Return True if `land` must copy the rows to a local Parquet file before an engine can read them.
+    """Return True if `land` must copy a source's rows to a local Parquet file before an engine can read them.
 
-    True for tables and queries, and for `s3://` and `s3a://` URLs unless `cluster`: a Spark Connect server reads them.
+    True for tables and queries, and for `s3://` and `s3a://` URLs. With `cluster` (the engine is a Spark Connect
+    server), False for URLs, since the server reads them.
     """
     return not source.path or (source.path.startswith(parquet.SCHEMES) and not cluster)
 
 
 def land(source: Source, root: Path, within: Within, folder: Path, options: Options = _NONE) -> Landed:
-    """Copy the rows of a source, for which `lands` is True, to `folder/NAME.parquet`; replaces the file.
+    """Copy the rows of a source to `folder/NAME.parquet`, replacing the file. Call it if `lands` is True.
 
     The copy has the rows whose time, in the column `source.timestamp`, is null or in `within`, widened to whole
-    seconds. It has all rows if either is None. `options` are storage options, for tables and files at URLs.
+    seconds. It has all rows if one of the two is None. `options` are storage options, for tables and files at URLs.
 
     Raises NoRowsError if the source has no rows at all, and DataError if the table or a value cannot be copied. Raises
     ConfigurationError if the address is not set, or a time column is missing or has no time zone. Raises
@@ -88,15 +89,16 @@ def land(source: Source, root: Path, within: Within, folder: Path, options: Opti
 
 
 def read(spark: "SparkSession", source: Source, root: Path, staging: Path, landed: Landed | None = None) -> "DataFrame":
-    """Return the DataFrame of a source. Relative paths start from `root`.
+    """Return the DataFrame of a source, such as a CSV file or a table. Relative paths start from `root`.
 
-    For a table or query, pass the result of `land`; without it, this opens the table or database, and the DataFrame
-    has no rows. Local files that engines cannot read unchanged, such as CSV, are converted to Parquet (or linked under
+    For a table or query, pass the result of `land`. Without it, this opens the table or database, and the DataFrame has
+    no rows. Local files that engines cannot read unchanged, such as CSV, are converted to Parquet (or linked under
     other names) in `staging`, where later calls reuse them.
 
     Raises ConfigurationError if the file or a declared column is missing, the folder is a Delta table, or a time column
-    has no time zone; NoRowsError if a local file or folder has no rows; DataError if the file cannot be read;
-    DependencyError if the Python package with the file is not installed, or the engine cannot open the file.
+    has no time zone. Raises NoRowsError if a local file or folder has no rows, and DataError if the file cannot be
+    read. Raises DependencyError if the Python package with the file is not installed, or the engine cannot open the
+    file.
     """
     from pyspark.errors import PySparkException
 
@@ -123,10 +125,11 @@ def read(spark: "SparkSession", source: Source, root: Path, staging: Path, lande
 
 
 def require_readable(source: Source, root: Path, staging: Path) -> None:
-    """Raise the error that a build would meet in a source's local file or folder, or in the columns of its table.
+    """Check without an engine that a source can be read; raise the error that a build would meet.
 
-    Needs no engine, but opens tables and databases. May write Parquet files to `staging`, for `read`. Does not check
-    times in a folder. Raises ConfigurationError, NoRowsError, DataError or DependencyError. Do not call it for URLs.
+    Checks local files, and the columns of tables and queries, but not times in a folder. Opens tables and databases,
+    and may write Parquet files to `staging`, for `read`. Raises ConfigurationError, NoRowsError, DataError or
+    DependencyError. Do not call it for URLs.
     """
     from pyarrow.parquet import read_schema
 
@@ -137,10 +140,10 @@ def require_readable(source: Source, root: Path, staging: Path) -> None:
 
 
 def columns(source: Source, root: Path) -> dict[str, str]:
-    """Return the type of each column, such as `Int64`, by name. Reads local files, a table or a query.
+    """Return the names and types of a source's columns, such as `Int64`. Reads local files, a table or a query.
 
-    A type that features cannot have appears under Arrow's name. Raises ConfigurationError for a missing file and for
-    a URL, and Arrow's errors for a damaged file.
+    A type that features cannot have appears under Arrow's name. Raises ConfigurationError for a missing file and for a
+    URL, and Arrow's errors for a damaged file.
     """
     if source.path:
         path = _locate(source, root)
@@ -157,7 +160,10 @@ def columns(source: Source, root: Path) -> dict[str, str]:
 
 
 def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFrame":
-    """Keep the rows whose time is null or in [first, end) Unix microseconds; all rows without `source.timestamp`."""
+    """Keep the rows of a source whose time is null or in [first, end), in Unix microseconds.
+
+    Keeps all rows if the source has no `timestamp`.
+    """
     if source.timestamp is None:
         return frame
     time = frame[source.timestamp]
@@ -166,11 +172,12 @@ def narrow(frame: "DataFrame", source: Source, first: int, end: int) -> "DataFra
 
 
 def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
-    """Return a fingerprint of a source without reading its rows: of file names, sizes and times, or a table's version.
+    """Return a fingerprint that changes with a source's rows, without reading the rows; None if unknown.
 
-    None means unknown: a PostgreSQL query without `version_sql`, or a URL that is neither `s3://` nor `s3a://`. A
-    table, a database or an S3 URL is opened, with the storage `options`. Raises ConfigurationError if a local file or
-    the variable with an address is missing, DataError for a damaged table, and DependencyError for a silent server.
+    It is made from file names, sizes and times, or from a table's version. It is unknown for a PostgreSQL query without
+    `version_sql`, and for a URL that is neither `s3://` nor `s3a://`. A table, a database or an S3 URL is opened, with
+    the storage `options`. Raises ConfigurationError if a local file or the variable with an address is missing,
+    DataError for a damaged table, and DependencyError if a server does not answer.
     """
     if source.sql:
         return _hash(sql.version(source, root))
@@ -204,7 +211,6 @@ def _opened(source: Source, root: Path, options: Options) -> Iterator[SourceTabl
 
 
 def _columns(source: Source, root: Path, staging: Path) -> Path:
-    """Write a Parquet file with the columns of a table and no rows; return its path."""
     with _opened(source, root, _NONE) as table:
         columns = parquet.schema(source.name, table)
     file = staging / f"{source.name}-{_hash(str(columns))}.parquet"

@@ -29,11 +29,12 @@ class Language(NamedTuple):
 
 
 def language(source: str, where: str) -> Language:
-    """Load a causal model in float32 and its tokenizer: from the folder `source`, or by calling "module:function".
+    """Load a causal language model in float32, with its tokenizer.
 
-    It must be a causal model of transformers with the attention "sdpa". Raises a ConfigurationError if it is not, if
-    the source cannot be loaded, or if the tokenizer does not match. Raises a DependencyError without transformers.
-    Errors of the function itself are raised unchanged.
+    `source` is a model folder, or "module:function", a function that returns model and tokenizer. `where` names the
+    declaration in errors. Raise a ConfigurationError if the source cannot be loaded, if the tokenizer does not match,
+    or if the model is not a causal model of transformers with the attention "sdpa". Raise a DependencyError if
+    transformers is not installed. Errors of the function itself are raised unchanged.
     """
     if FUNCTION.fullmatch(source):
         answer = call_function(source, where)
@@ -54,10 +55,10 @@ def language(source: str, where: str) -> Language:
 def student(source: str | None, vocabulary: Vocabulary, context: int, shape: Mapping[str, Any], where: str) -> Any:
     """Create an untrained causal language model for a vocabulary.
 
-    If `source` is "module:function", calls that function with the vocabulary size only. If `source` is None, builds a
+    If `source` is "module:function", call that function with the vocabulary size only. If `source` is None, build a
     Llama with the sizes in `shape`, a context of `context` tokens and random weights from torch's global generator.
-    The function's model must be causal, with this vocabulary size and the attention "sdpa". Raises a ConfigurationError
-    at `where` if it is not, if the function cannot be imported, or if a head in `shape` has no even width.
+    Raise a ConfigurationError at `where` if the function cannot be imported, or if its model is not causal or has
+    another vocabulary size or attention than "sdpa". Also raise one if `shape` does not give each head an even width.
     """
     if source is not None:
         model = _causal(call_function(source, where, vocabulary.size), source, where)
@@ -94,7 +95,10 @@ def function_of(source: str) -> Any:
 
 
 def prune_embeddings(model: Any, vocabulary: Vocabulary) -> Any:
-    """Return a trainable copy of a model. For a pruned vocabulary, the copy only has embeddings for the kept tokens."""
+    """Copy a model as a trainable student, with embeddings only for the tokens that `vocabulary` keeps.
+
+    The original model does not change. The copy keeps all embeddings if the vocabulary is not pruned.
+    """
     model = copy.deepcopy(model).requires_grad_(requires_grad=True)
     if vocabulary.kept is None:
         return model
@@ -114,7 +118,8 @@ def prune_embeddings(model: Any, vocabulary: Vocabulary) -> Any:
 def add_lora(model: Any, lora: Lora, where: str) -> Any:
     """Freeze a model, add trainable LoRA layers to it in place, and return the same model.
 
-    `lora.layers` has names of linear layers to adapt; empty means all. Raises a ConfigurationError if none matches.
+    `lora.layers` names the linear layers to adapt; empty means all. Raise a ConfigurationError if no layer has such a
+    name.
     """
     with extra("lora"):
         from peft import LoraConfig, inject_adapter_in_model
@@ -131,7 +136,10 @@ def add_lora(model: Any, lora: Lora, where: str) -> Any:
 
 
 def merge_lora(model: Any) -> Any:
-    """Merge the LoRA layers into a model's weights in place, make all weights trainable, and return the model."""
+    """Merge the LoRA layers into a model's weights in place, make all weights trainable, and return the same model.
+
+    Call it after training, so that the exported model has no extra layers.
+    """
     from peft.tuners.lora import LoraLayer
 
     for name, layer in [*model.named_modules()]:

@@ -14,7 +14,8 @@ from isthmus.features.errors import DataError
 def attention_mask(positions: Tensor) -> Tensor:
     """Return the attention mask, bool (n, 1, P, P), of n blocks of P tokens with several texts each.
 
-    A token sees itself and the earlier tokens of its text. `positions`, (n, P), are 0 where a text begins.
+    The mask is True where a token may attend: to itself and to earlier tokens of the same text. `positions`, (n, P),
+    count from 0 at the start of each text.
     """
     texts = (positions == 0).cumsum(1)
     order = torch.arange(positions.shape[1], device=positions.device)
@@ -22,9 +23,10 @@ def attention_mask(positions: Tensor) -> Tensor:
 
 
 class Packed(nn.Module):
-    """A causal model that maps packed blocks, tokens and their positions, int64 (n, P), to logits (n, P, classes).
+    """A causal language model for packed blocks: rows of P tokens that hold several texts.
 
-    `kept` has the model's id of each token of a pruned vocabulary; tokens and classes are then ids of that vocabulary.
+    Maps tokens and their positions in the text, int64 (n, P), to logits (n, P, classes). For a pruned vocabulary,
+    `kept` has the model's id of each kept token, and tokens and classes are ids of the pruned vocabulary.
     """
 
     kept: Tensor | None
@@ -39,10 +41,10 @@ class Packed(nn.Module):
         return logits
 
     def cached(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Return the logits of `tokens`, and `cache`, to which the call adds the entries of `tokens` in place.
+        """Compute the logits of `tokens`, (n, P, classes), as a continuation of the tokens in the attention cache.
 
-        Without a `cache`, returns None for it. `mask`, bool (n, 1, P, cached + P), is True where a token may attend to
-        another token.
+        Return the logits and `cache`, to which the call adds `tokens` in place; None without a cache. `mask`, bool (n,
+        1, P, cached + P), is True where a token may attend to another.
         """
         outputs = self.model(
             input_ids=tokens if self.kept is None else self.kept[tokens], position_ids=positions, attention_mask=mask,
@@ -53,10 +55,11 @@ class Packed(nn.Module):
 
 
 class CausalStudent(nn.Module):
-    """A student that reads blocks: tokens, their positions in the text, and next tokens (targets), int64 (n, P).
+    """A student for blocks of packed texts: tokens, positions in the text, and next tokens (targets), int64 (n, P).
 
-    It returns `counts`, True where there is a target, and in training mode `logits` (n, P, classes). Eval mode replaces
-    these, to save memory, by `losses`, the cross entropy (0 without a target), and `best`, the likeliest next token.
+    Returns `counts`, which is True where there is a target. In training mode, also returns `logits`, (n, P, classes).
+    Eval mode saves memory: it returns `losses`, the cross entropy (0 without a target), and `best`, the likeliest next
+    token.
     """
 
     def __init__(self, model: Any) -> None:
@@ -75,10 +78,10 @@ class CausalStudent(nn.Module):
 
 
 class CausalTeacher(nn.Module):
-    """A teacher that reads the inputs of `CausalStudent` and returns `losses`, the cross entropy (n, P).
+    """A teacher that reads the inputs of `CausalStudent` and returns `losses`, the cross entropy per token, (n, P).
 
-    If `keys` names them, it adds `logits` (n, P, classes), and `sequence`, int64 (n, P): the first `prompt` tokens of
-    each block, followed by the teacher's greedy continuation.
+    If `keys` names them, it adds `logits`, (n, P, classes), and `sequence`, int64 (n, P): the first `prompt` tokens of
+    each block, followed by the teacher's greedy continuation. `end` is the token that ends a text.
     """
 
     def __init__(self, packed: Packed, keys: tuple[str, ...], prompt: int, end: int) -> None:
@@ -96,15 +99,15 @@ class CausalTeacher(nn.Module):
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy at each position, float32 (n, P); 0 where `targets` is `IGNORED`."""
     return cross_entropy(logits.float().transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
 
 
 def generate(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end: int, *, greedy: bool) -> Tensor:
-    """Return blocks, int64 (n, P), with their first `prompt` tokens and a continuation that the model writes.
+    """Let a language model continue the first `prompt` tokens of each block; return the new blocks, int64 (n, P).
 
-    The model continues the last text of the prompt. Each new token is the likeliest one if `greedy`; otherwise torch's
-    global generator draws it. After an `end` token, only `end` follows. Raises a DataError if logits are not finite.
+    The model continues the last text of these tokens. Each new token is the likeliest one if `greedy`; otherwise
+    torch's global generator draws it. After an `end` token, only `end` follows. Raise a DataError if logits are not
+    finite.
     """
     from transformers import DynamicCache
 
@@ -130,7 +133,11 @@ def generate(packed: Packed, tokens: Tensor, positions: Tensor, prompt: int, end
 
 
 def continuation_targets(tokens: Tensor, positions: Tensor, prompt: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return positions and targets of blocks from `generate`: only new tokens up to the first end are targets."""
+    """Return the positions and targets (next tokens), int64 (n, P) each, to train on blocks that `generate` wrote.
+
+    Targets are the generated tokens up to and including the first `end` token; all others are IGNORED. `positions` are
+    the positions of the blocks before generation.
+    """
     length = tokens.shape[1]
     places = positions[:, prompt - 1 : prompt] + torch.arange(1, length - prompt + 1, device=tokens.device)
     following = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], IGNORED)], 1)

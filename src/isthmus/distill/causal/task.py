@@ -164,10 +164,6 @@ class CausalTask(Task):
         return {"tokenizer": hashlib.sha256(self.vocabulary.tokenizer).hexdigest()}
 
     def student(self) -> nn.Module:
-        """Return a new student; raise a ConfigurationError if models of its kind cannot be packaged.
-
-        The student is a copy of the base, with LoRA layers if declared; without a base, it is an untrained model.
-        """
         context, where = self.declared.context, f"{self.where}: student"
         if self.declared.base is not None:
             new = models.prune_embeddings(self._language.model, self.vocabulary)
@@ -205,10 +201,10 @@ class CausalTask(Task):
         })  # fmt: skip
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
-        """Return the batch or, at random, a batch of texts that a model wrote after the first tokens of each block.
+        """Return the batch to train on: `batch` or, at random, the same prompts with continuations that a model wrote.
 
-        With the probability `Causal.on_policy`, the student writes and the teacher scores the texts during the call.
-        With the probability `Causal.sequences`, the texts are the teacher's stored ones. Otherwise returns `batch`.
+        With the probability `Causal.on_policy`, the student writes continuations during the call, and the teacher
+        scores them. With the probability `Causal.sequences`, the continuations are the teacher's stored ones.
         """
         declared = self.declared
         if not (declared.on_policy or declared.sequences):
@@ -219,7 +215,7 @@ class CausalTask(Task):
         return self._sequences(batch) if drawn < declared.on_policy + declared.sequences else batch
 
     def _own(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:
-        """Continue the prompts with the student, and score them with the teacher (GKD, 2023, arXiv:2306.13649)."""
+        """Let the student continue the prompts of a batch, and the teacher score them (GKD, 2023, arXiv:2306.13649)."""
         assert isinstance(student, CausalStudent)  # noqa: S101 - from `student`
         tokens, positions, _ = batch.inputs
         student.eval()
@@ -236,17 +232,18 @@ class CausalTask(Task):
         return TeacherBatch((tokens, positions, targets), torch.full_like(targets, IGNORED), judged)
 
     def _sequences(self, batch: TeacherBatch) -> TeacherBatch:
-        """Use the teacher's continuations as texts (Kim and Rush, EMNLP 2016, arXiv:1606.07947)."""
+        """Replace the texts of a batch by the teacher's continuations (Kim and Rush, EMNLP 2016, arXiv:1606.07947)."""
         tokens = batch.teacher["sequence"].long()
         positions, targets = continuation_targets(tokens, batch.inputs[1], self.declared.prompt, self.vocabulary.end)
         # The stored probabilities belong to the original tokens of the block, so no position counts.
         return TeacherBatch((tokens, positions, torch.full_like(targets, IGNORED)), targets, batch.teacher)
 
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return `perplexity` of domain texts and `general_loss`, per token of general texts; NaN without such texts.
+        """Return `perplexity` on domain texts and `general_loss`, the mean loss per token of general texts.
 
-        `rows` are the blocks of `answers`. If the task has a base, `teacher` has the base's outputs. Then also returns
-        `gain`, the relative decrease of the perplexity, and `regression`, the relative increase of the general loss.
+        A figure is NaN without such texts. `answers` has a model's outputs for the blocks `rows`. If the task has a
+        base, `teacher` has the base's outputs. Then also return `gain`, the relative decrease of the perplexity against
+        the base, and `regression`, the relative increase of the general loss.
         """
         figures = {"perplexity": _perplexity(self._mean(answers, rows, domain=True))}
         figures["general_loss"] = self._mean(answers, rows, domain=False)
@@ -265,7 +262,7 @@ class CausalTask(Task):
         return float(answers["losses"][chosen].sum(dtype=np.float64)) / count if count else math.nan
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Return `agreement`, the share of targets for which both choose the same token; {} if the task has a base."""
+        """Return the share of targets for which student and teacher choose the same token; {} without a teacher."""
         if "indexes" in teacher:
             theirs = teacher["indexes"][..., 0]
         elif "logits" in teacher:
@@ -307,7 +304,7 @@ class CausalTask(Task):
         return self.writer(student).network
 
     def feeds(self, rows: Index) -> Feeds:
-        """Return graph inputs to measure latency: the middle token of the one block in `rows`, and a cache of zeros."""
+        """Return inputs to time a decoding step: the middle token of the one block in `rows`, and a cache of zeros."""
         (row,), half = rows.tolist(), self.declared.context // 2
         tokens = self.tokens[row, half : half + 1].numpy()
         return {TOKENS: tokens[None], PAST: np.zeros((1, half, *self._cache()), np.float32)}
@@ -319,7 +316,10 @@ class CausalTask(Task):
             return cache_shape(_model(self.student()).config)
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return a case: the middle token of the first text in the one block of `rows`, and the cache before it."""
+        """Return a test case for model files: one token, the cache before it, and the expected outputs.
+
+        The token is the middle one of the first text in the block that `rows`, a single row number, selects.
+        """
         (row,) = rows.tolist()
         length = int((self.positions[row, 1:] > 0).long().cumprod(0).sum()) + 1
         half, run = length // 2, self.writer(student).reference.run
@@ -339,7 +339,10 @@ class CausalTask(Task):
         return self.writer(student).reference.run(feeds)
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Run a graph on each token of the one block in `rows`; return `losses`, `best` and `counts` (1, context)."""
+        """Run a model file token by token on one block; return `losses`, `best` and `counts`, as the student does.
+
+        `run` runs the file, and `rows` has the number of the block. Each output is float32 (1, context).
+        """
         (row,) = rows.tolist()
         empty = past = np.zeros((1, 0, *self._cache()), np.float32)
         steps = []
@@ -355,9 +358,10 @@ class CausalTask(Task):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Estimate the test metrics of a model file, which `run` runs on a few blocks only.
+        """Estimate the test metrics of a model file from a few blocks, since files read slowly.
 
-        Returns the student's metrics on all test blocks, plus the difference between file and student on these few.
+        `run` runs the file on at most 16 domain and 16 general blocks. Return the student's metrics on all test blocks,
+        corrected by the difference between file and student on these few blocks.
         """
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)

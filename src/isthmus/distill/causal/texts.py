@@ -62,7 +62,7 @@ class Texts:
         return cls(texts, np.asarray(labels == 1), f"{where}: column {name}")
 
     def beginnings(self, vocabulary: Vocabulary, rows: Index, most: int) -> tuple[str, ...]:
-        """Return up to three prompts: the first words of texts in `rows`, at most six words and `most` tokens each."""
+        """Return up to three default prompts: first words of texts in `rows`, at most six words and `most` tokens."""
         prompts: dict[str, None] = {}
         for row in rows.tolist():
             prompts[_beginning(self.texts[row], vocabulary, most)] = None
@@ -88,9 +88,9 @@ def _beginning(text: str, vocabulary: Vocabulary, most: int) -> str:
 class Blocks:
     """Packed texts, each followed by an end token: `tokens`, `positions` and `targets`, int64 (n, context).
 
-    `positions` count from 0 where a text begins, or continues from the block before. `targets` are the next tokens,
-    IGNORED at the end of a text and in padding. `first`, int64 (n,), is the row of the training set with the first text
-    of each block.
+    `positions` count from 0 where a text begins, and where it continues from the previous block. `targets` are the next
+    tokens; IGNORED at the end of a text and in padding. `first`, int64 (n,), is the training set row of the first text
+    in each block.
     """
 
     tokens: Index
@@ -163,7 +163,10 @@ def pack(texts: Sequence[Sequence[int]], rows: Index, context: int, end: int, *,
 
 
 def select_replay(domain: Blocks, general: Blocks, replay: float, where: str) -> Blocks:
-    """Return the first general blocks, so that their share of all blocks is `replay`; raise a DataError if too few."""
+    """Select as many of the `general` blocks as make up the share `replay` of all training blocks.
+
+    General texts among the domain texts limit what the model forgets. Raise a DataError if there are too few.
+    """
     count = round(len(domain) * replay / (1 - replay))
     if len(general) < count:
         raise DataError(

@@ -21,8 +21,8 @@ PADDED = 0.01
 class Vocabulary:
     """A tokenizer, as the content of its `tokenizer.json`, and the model's tokens that it keeps.
 
-    `kept`, int64 (size,), has the model's id of each token, ascending; None if the vocabulary is not pruned. `begin`
-    are the tokens that the tokenizer puts before each text, and `end` is the token that ends a text.
+    `kept`, int64 (size,), has the model's id of each kept token, ascending; None if the vocabulary is not pruned.
+    `begin` are the tokens that the tokenizer puts before each text, and `end` is the token that ends a text.
     """
 
     tokenizer: bytes
@@ -32,7 +32,7 @@ class Vocabulary:
     begin: tuple[int, ...] = ()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return each text's token ids, after the `begin` tokens. A control token written in a text is plain text."""
+        """Split texts into token ids, after the `begin` tokens. A control token that a user typed is plain text."""
         reader = load_tokenizer(self.tokenizer)
         encodings = reader.encode_batch([*texts], add_special_tokens=False)
         return [[*self.begin, *encoding.ids] for encoding in encodings]
@@ -40,9 +40,10 @@ class Vocabulary:
     def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
         """Return a smaller vocabulary, with new ids, that splits `texts`, given as token ids, into the same tokens.
 
-        It keeps the tokens of `texts`, the shorter tokens that merge into them, special tokens, and single bytes, which
-        can encode any text. Raises a ConfigurationError if the tokenizer is not BPE. If the tokenizer has no single
-        bytes, raises a DataError if `others`, the token ids of further texts, contain a token that is not kept.
+        The smaller vocabulary keeps the tokens of `texts`, the shorter tokens that merge into them, special tokens, and
+        single bytes, which can encode any text. Raise a ConfigurationError if the tokenizer is not BPE. Raise a
+        DataError if the tokenizer has no single bytes and `others`, the token ids of further texts, contain a token
+        that is not kept.
         """
         content = json.loads(self.tokenizer)
         model = content["model"]
@@ -88,7 +89,11 @@ class Vocabulary:
 
 
 def full_vocabulary(tokenizer: Any, config: Any, where: str) -> Vocabulary:
-    """Return a model's full vocabulary; raise a ConfigurationError if `config` differs in size or end token."""
+    """Read a tokenizer as a Vocabulary that keeps all tokens of its model.
+
+    `tokenizer` is a Tokenizer of the library tokenizers, or a fast one of transformers. `config` is the model's
+    configuration. Raise a ConfigurationError if tokenizer and model differ in size or end token.
+    """
     with extra("text"):
         from tokenizers import Tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
@@ -114,7 +119,7 @@ def full_vocabulary(tokenizer: Any, config: Any, where: str) -> Vocabulary:
 
 
 def _bytes(content: Mapping[str, Any], words: Mapping[str, int]) -> set[str]:
-    """Return the single-byte tokens of a tokenizer that splits every text into bytes. Some bytes may be missing."""
+    """Return the tokens for single bytes; empty if the tokenizer does not split every text into bytes."""
     if content["model"].get("byte_fallback"):
         return {f"<0x{byte:02X}>" for byte in range(256)} & words.keys()
     parts = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])

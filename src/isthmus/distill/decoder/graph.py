@@ -135,7 +135,6 @@ class _Writer:
         return build.add("Mul", [divided, self._weights(f"{name}/weight", norm.weight)], f"{name}/normed")
 
     def _linear(self, name: str, values: str, layers: Sequence[nn.Linear], known: str = "") -> str:
-        """Add several layers as one product, outputs side by side; `known` names a constant with their weights."""
         build = self.build
         weights = torch.cat(tuple(layer.weight for layer in layers))
         biases = [layer.bias for layer in layers if layer.bias is not None]

@@ -38,14 +38,14 @@ class CachedModel(nn.Module):
 
     @property
     def rotations(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the rotary embedding (RoPE) at each position, float32 (context, width) each."""
         return self.get_buffer("cosine"), self.get_buffer("sine")
 
     def forward(self, tokens: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Read `tokens`, int64 (1, n), after the cache `past`, float32 (1, past, 2 * layers, shared, width).
+        """Read `tokens`, int64 (1, n), after the tokens in the cache `past`, and return the next token's logits.
 
-        Returns the logits of the next token, (1, vocabulary), and the cache entries of `tokens`. `past` has length 0
-        for a new text. To continue, pass the entries of all earlier calls, at most `context` tokens in all.
+        The logits are (1, vocabulary). Also return the cache entries of `tokens`. The cache is float32 (1, past, 2 *
+        layers, shared, width), with length 0 for a new text. To continue, pass the entries of all earlier calls, at
+        most `context` tokens in all.
         """
         tokens, past = tokens[0], past[0]
         count, before = tokens.shape[0], past.shape[0]
@@ -84,7 +84,10 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 
 def require_supported(model: "LlamaForCausalLM", where: str = "decoding") -> Any:
-    """Return a model's config; raise a ConfigurationError unless it is a Llama with SiLU and a RoPE of fixed angles."""
+    """Return the config of a model that packages can run; raise a ConfigurationError for all other models.
+
+    Packages run a Llama with the activation SiLU and rotary embeddings whose angles do not depend on the text's length.
+    """
     config: Any = model.config
     problems = []
     if type(model).__name__ != "LlamaForCausalLM":

@@ -34,7 +34,7 @@ _SECONDS, _FEWEST, _MOST = 0.3, 5, 100
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected seconds of a call: for its matrix products, and to launch operators and write their outputs."""
+    """The expected seconds of one decoder call: for matrix products, and for launching operators (overhead)."""
 
     products: float
     overhead: float
@@ -46,10 +46,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured costs of the parts of a call, in seconds.
+    """Measured costs of the parts of a decoder call, in seconds.
 
-    `byte` is per byte of layer weights for one token, `operation` per operation of the layers' products for a prompt,
-    `head` for the output layer, `launch` for a call that does nothing, and `node` per operator. `number` and
+    `byte` is per byte of layer weights for one token. `operation` is per operation of the layers' products for a
+    prompt. `head` is for the output layer, `launch` for a call that does nothing, and `node` per operator. `number` and
     `prompt_number` are per number that an operator writes, in a decoding step and in a prompt. `reading` is for the
     outputs: find the likeliest token and extend the cache.
     """
@@ -88,10 +88,11 @@ class _Products:
 
 
 class Probes:
-    """Measure in ONNX Runtime what the calls of a model cost, with probes in place of the model, built on creation.
+    """Measure what the calls of a decoder cost on this host, with small ONNX Runtime models (probes) in its place.
 
-    `prompt` is the number of tokens of a prompt, and of the text before a decoding step. `clock` returns seconds; by
-    default, thread CPU time on one thread, which other processes do not affect, and wall time on several.
+    Used to predict tokens per second from the decoder's sizes alone. Creating an instance builds the probes. `prompt`
+    is the number of tokens of a prompt, and of the text before a decoding step. `clock` returns seconds. By default it
+    is thread CPU time on one thread, which other processes do not affect, and wall time on several.
     """
 
     def __init__(
@@ -168,7 +169,6 @@ class Probes:
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def _seconds(self, *calls: Callable[[], object]) -> list[float]:
-        """Return the median seconds of each call. The calls alternate, after one warm-up round."""
         for call in calls:
             call()
         spent: list[list[float]] = [[] for _ in calls]
@@ -182,7 +182,7 @@ class Probes:
 
 
 def products(matrices: Sequence[tuple[int, int]], precision: Precision) -> onnx.ModelProto:
-    """Return an ONNX model that multiplies `x0` by random matrices in turn; `matrices` has (input, output) widths."""
+    """Build an ONNX model that multiplies `x0` by random matrices in turn; `matrices` has (input, output) widths."""
     generator, nodes, constants = np.random.default_rng(0), [], []
     for place, (takes, gives) in enumerate(matrices):
         weights = _weights(f"w{place}", takes, gives, precision, generator)

@@ -31,7 +31,7 @@ GOLDEN_TOKENS = 16
 
 @dataclass(frozen=True)
 class FileReport:
-    """The comparison of one model file with the model: bytes, largest logit difference, and share of equal tokens.
+    """The comparison of a model file with the model in torch: largest logit difference, and share of equal tokens.
 
     `prefill` and `decode` are tokens per second, for a prompt of at most 64 tokens and for the decoding steps after it.
     """
@@ -45,7 +45,10 @@ class FileReport:
 
 @dataclass(frozen=True)
 class FileComparison:
-    """A file's report, and its golden answers and outputs; answers end before the first close decision (`CLOSE`)."""
+    """The report of a model file, its tokens after each golden prompt (`answers`), and its outputs of the golden cases.
+
+    An answer ends before the first close decision (`CLOSE`). `largest` is the largest absolute number in `outputs`.
+    """
 
     report: FileReport
     worst: float
@@ -57,7 +60,7 @@ class FileComparison:
 
 @dataclass(frozen=True, eq=False)
 class DecoderReference:
-    """The model's own answers, which every model file is compared with: tokens and logits after each golden prompt.
+    """The answers of the model in torch, which model files must match: tokens and logits after each golden prompt.
 
     `cases` are the inputs of the golden tensor cases: a prompt, and one decoding step after it. `scale` is the largest
     absolute logit. `run` computes the model in torch, with the inputs and outputs of its graph.
@@ -75,7 +78,11 @@ class DecoderReference:
         cls, model: "LlamaForCausalLM", network: CachedModel, generation: Generation, tokenizer: Tokenizer,
         settings: DecodingSettings,
     ) -> "DecoderReference":  # fmt: skip
-        """Run `network` on the prompts in `settings`. Raise a GateFailed if `model` differs after the first prompt."""
+        """Run the model in torch on the golden prompts, and record the tokens and logits that model files must match.
+
+        `network` is `model` as a module with a cache. Raise a GateFailed if their logits differ too much after a
+        prompt.
+        """
         shape = network.cache
         decoder = Decoder("the model in torch", generation, "", shape)
 
@@ -107,21 +114,20 @@ class DecoderReference:
 
     @property
     def certain_tokens(self) -> list[list[int]]:
-        """The greedy tokens after each golden prompt, before the first that another processor might not choose."""
+        """Greedy tokens after each golden prompt, before the first token that another processor might not choose."""
         return [[*_sure(reads)] for reads in self.reads]
 
     def compare(self, file: str, precision: Precision, content: bytes, settings: DecodingSettings) -> FileComparison:
-        """Compare an ONNX Runtime file with the model, and time it; raise a GateFailed if it differs too much."""
         opened = session(content, settings.threads)
         return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 
     def compare_run(
         self, file: str, precision: Precision, run: Run, size: int, settings: DecodingSettings, part: int = PART
     ) -> FileComparison:
-        """Compare a model file, which `run` runs, with the model on the golden prompts, and measure its speed.
+        """Compare a model file, which `run` runs, with the model in torch on the golden prompts, and measure its speed.
 
-        `size` is in bytes, and `part` is the maximum number of tokens per call. Raises a GateFailed if logits or tokens
-        differ too much.
+        `file` is its name, `size` its bytes, and `part` the maximum number of tokens per call. Raise a GateFailed if
+        logits or tokens differ too much.
         """
         decoder = replace(self.decoder, part=part)
         tolerance = TOLERANCES[precision] * self.scale

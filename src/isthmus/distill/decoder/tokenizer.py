@@ -28,7 +28,10 @@ _RARE = 0xF1
 
 
 def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[str, Any]:
-    """Parse and return a `tokenizer.json`; raise a ConfigurationError that lists all unsupported parts."""
+    """Parse a `tokenizer.json`, and check that the tokenizers of servers and clients support it.
+
+    Raise a ConfigurationError that lists all unsupported parts.
+    """
     try:
         file: dict[str, Any] = json.loads(data)
         problems = [*_problems(file)]
@@ -44,10 +47,11 @@ def require_interpretable(data: bytes, where: str = "tokenizer.json") -> dict[st
 def new_generation(
     data: bytes, *, context: int, most: int, end: Sequence[int], template: str, where: str = "tokenizer.json"
 ) -> tuple[Generation, Tokenizer]:
-    """Return the settings with which a package generates text, and its tokenizer, from a `tokenizer.json` (`data`).
+    """Create a package's settings for text generation, and its tokenizer, from `data`, a `tokenizer.json`.
 
     `context` limits the tokens of prompt and answer, and `most` the tokens of the answer. `end` has the tokens that end
-    a text. `template` has {prompt} for the user's text. Raises a ConfigurationError if the file or a setting is wrong.
+    a text. `template` has {prompt} in place of the user's text. Raise a ConfigurationError if the tokenizer or a
+    setting is wrong.
     """
     file = require_interpretable(data, where)
     control = tuple(Control(token["content"], token["id"]) for token in file["added_tokens"] if token["special"])

@@ -23,7 +23,7 @@ _TABLE_BITS = 4
 
 
 def in_precision(decoder: CachedModel, precision: Precision) -> bytes:
-    """Return a decoder as an ONNX file, the same bytes each time. "int8" and "int4" quantize its weights."""
+    """Convert a decoder to ONNX bytes, the same ones each time; "int8" and "int4" quantize its weights."""
     if precision == "fp32":
         return bytes(graph(decoder).SerializeToString(deterministic=True))
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -66,8 +66,8 @@ def _quantize_table(model: onnx.ModelProto) -> None:
 def in_blocks(weights: Array) -> tuple[Array, Array, Array]:
     """Quantize weights (rows, width) to whole numbers from 0 to 15, in blocks of 32 numbers of a row.
 
-    Returns the whole numbers, uint8 (rows, width), and the scale, float32, and zero point, uint8, of each block, (rows,
-    blocks). A weight is about (whole - zero point) * scale. The width must be a multiple of 32.
+    Return the whole numbers, uint8 (rows, width), and for each block a scale, float32 (rows, blocks), and a zero point,
+    uint8 (rows, blocks). A weight is about (whole - zero point) * scale. The width must be a multiple of 32.
     """
     blocks = weights.reshape(len(weights), -1, BLOCK)
     low, high = np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)

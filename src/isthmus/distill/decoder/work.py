@@ -30,7 +30,6 @@ class Sizes:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: str) -> "Sizes":
-        """Read the sizes from a parsed `config.json`; raise a ConfigurationError if its `model_type` is not "llama"."""
         if (kind := config.get("model_type")) != "llama":
             raise ConfigurationError(
                 where,
@@ -45,12 +44,10 @@ class Sizes:
 
     @property
     def queries(self) -> int:
-        """Number of floats in the queries of one token, in one layer."""
         return self.heads * self.head
 
     @property
     def keys(self) -> int:
-        """Number of floats in the keys of one token, in one layer; its values have the same number."""
         return self.shared * self.head
 
     @property
@@ -65,7 +62,6 @@ class Sizes:
 
     @property
     def nodes(self) -> int:
-        """Number of operators that one call launches."""
         return _NODES + _NODES_PER_LAYER * self.layers
 
     def layer_bytes(self, precision: Precision) -> int:
@@ -98,7 +94,7 @@ class Sizes:
 
 
 def matrix_bytes(takes: int, gives: int, precision: Precision) -> int:
-    """Return the bytes of a weight matrix from width `takes` to width `gives`, with its scales and zero points."""
+    """Return the bytes of a weight matrix from width `takes` to width `gives`, including scales and zero points."""
     if precision == "fp32":
         return 4 * takes * gives
     bits, blocks = BITS[precision], -(-takes // BLOCK)

@@ -21,12 +21,12 @@ _CLEAR = 2.0
 
 
 def mean(values: Array) -> Interval:
-    """Return the mean of (n,) values with Student's t interval (1908); `low` and `high` are None for a single value."""
+    """Return the mean of (n,) values with its 95 % interval (Student, 1908); a single value has no interval."""
     return student_interval(values.astype(np.float64))
 
 
 def root_mean(squares: Array) -> Interval:
-    """Return the root of the mean of (n,) squares, such as an RMSE, and the roots of the mean's interval."""
+    """Return the root of the mean of (n,) squared errors (the RMSE) with its 95 % interval."""
     value, low, high = mean(squares)
     ends = [None if end is None else math.sqrt(max(end, 0.0)) for end in (low, high)]
     return Interval(math.sqrt(value), *ends)
@@ -41,9 +41,10 @@ def share(count: int, rows: int) -> Interval:
 
 
 def placements(labels: Array, scores: Array) -> Array:
-    """Return for each row the share of the rows with the other label whose score is on the correct side of its own.
+    """Return each row's share of correctly ordered pairs with the rows of the opposite label, float64 (n,).
 
-    Rows with the label 1 should have higher scores than rows with the label 0; ties count half. Both labels must occur.
+    A pair is correct if the row with label 1 has the higher score; ties count half. The mean over the rows of one label
+    is the AUC. Both labels must occur.
     """
     ones = labels == 1
     shares = np.empty(len(labels))
@@ -56,10 +57,11 @@ def placements(labels: Array, scores: Array) -> Array:
 
 
 def auc(labels: Array, scores: Array) -> Interval | None:
-    """Return the area under the ROC curve with its interval; None if all labels are the same.
+    """Return the area under the ROC curve (AUC) with its 95 % interval, or None if all labels are the same.
 
-    The variance comes from `placements` (DeLong, DeLong and Clarke-Pearson, 1988). The interval is for the logit of the
-    AUC, so it stays between 0 and 1. `low` and `high` are None if the AUC is 0 or 1, or if a label has a single row.
+    The variance comes from `placements` (DeLong, DeLong and Clarke-Pearson, 1988). The interval is computed for the
+    logit of the AUC, so it stays between 0 and 1. Its ends are None if the AUC is 0 or 1, or if a label has a single
+    row.
     """
     ones = labels == 1
     if not ones.any() or ones.all():
@@ -78,10 +80,10 @@ def auc(labels: Array, scores: Array) -> Interval | None:
 
 
 def calibration_error(labels: Array, probabilities: Array) -> Interval:
-    """Return the expected calibration error over 15 equally full bins, with its interval.
+    """Return the expected calibration error over 15 equally full bins, with its 95 % interval.
 
-    Below 30 rows, `low` and `high` are None. Random differences alone raise this error above 0, so the lower end is
-    reduced by the error expected by chance in bins without a significant gap. The interval may be too wide.
+    Chance alone raises this error above 0. So the lower end is reduced by the error expected by chance in bins without
+    a significant gap. The interval may be too wide. Below 30 rows, its ends are None.
     """
     plain = metrics.calibration_error(labels, probabilities)
     if len(labels) < 2 * BINS:
@@ -101,22 +103,22 @@ def calibration_error(labels: Array, probabilities: Array) -> Interval:
 
 
 class PairedLoss(NamedTuple):
-    """How much worse a model is than a former model in a metric, above 0 if it is worse, and the standard error."""
+    """How much worse a model is than a former model in a metric, above 0 if worse, with the standard error."""
 
     value: float
     error: float
 
     def least(self, chance: float) -> float:
-        """Return a lower bound: the model's true disadvantage is below this number only with probability `chance`."""
+        """Return a lower bound of the true difference, which is wrong only with the probability `chance`."""
         return self.value + float(ndtri(chance)) * self.error
 
 
 def paired_loss(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
-    """Return how much worse (n,) scores are than a former model's (n,) scores for the same rows and labels.
+    """Return how much worse `scores` are than the scores of a `former` model on the same rows, each (n,).
 
-    `metric` is "auc", "rmse", "mae", "log_loss" or "brier"; labels are 0 or 1 except for "rmse" and "mae". The result
-    has the standard error of the paired difference, for large samples. Raises a DataError for fewer than two rows, or
-    for an AUC with fewer than two rows per class.
+    Used to find a deployment that is worse than the model before it. `metric` is "auc", "rmse", "mae", "log_loss" or
+    "brier"; labels are 0 or 1 except for "rmse" and "mae". The standard error is for large samples. Raise a DataError
+    for fewer than two rows, or for an AUC with fewer than two rows per class.
     """
     labels, scores, former = (np.asarray(part, np.float64) for part in (labels, scores, former))
     if len(labels) < 2 or (metric == "auc" and min(labels.sum(), len(labels) - labels.sum()) < 2):

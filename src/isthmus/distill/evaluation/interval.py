@@ -13,7 +13,7 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean and its two-sided 95 % interval; `low` and `high` are None without an interval, as for a single value."""
+    """A mean and its two-sided 95 % interval. `low` and `high` are None if there is none, as for a single value."""
 
     value: float
     low: float | None
@@ -25,10 +25,10 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of the seeds' values with Student's t interval (Student, 1908).
+    """Return the mean of one value per seed with its 95 % interval (Student, 1908).
 
-    The interval is for the mean over all seeds and assumes roughly normal values; it says nothing about new rows. To
-    compare two models, pass their differences, seed by seed.
+    The interval is for the mean over all possible seeds and assumes roughly normal values; it says nothing about new
+    rows. To compare two models, pass their differences, seed by seed.
 
     Raises:
         DataError: `values` is empty or has a value that is not finite.

@@ -40,7 +40,6 @@ def ranks(numbers: Array) -> Array:
 
 
 def mean(values: Array, weights: Array | None = None) -> float:
-    """Return the mean, or the mean weighted with `weights`, which must sum to 1."""
     return float(values.mean(dtype=np.float64) if weights is None else weights @ values)
 
 
@@ -59,7 +58,6 @@ def log_losses(labels: Array, probabilities: Array) -> Array:
 
 
 def brier(labels: Array, probabilities: Array) -> float:
-    """Return the mean squared distance of (n,) probabilities from (n,) labels (Brier, 1950); 0 is best, 1 worst."""
     return float(np.square(probabilities.astype(np.float64) - labels).mean())
 
 
@@ -92,7 +90,7 @@ def multiclass_log_loss(labels: Index, logits: Array) -> float:
 
 
 def macro_f1(labels: Index, predicted: Index, classes: int) -> float:
-    """Return the mean over the classes in `labels` of 2 PR / (P + R), with precision P and recall R."""
+    """Return the mean F1 of the classes that occur in `labels`; F1 is 2 PR / (P + R) of precision P and recall R."""
     correct = labels[predicted == labels]
     hits, actual, chosen = (np.bincount(part, minlength=classes) for part in (correct, labels, predicted))
     present = actual > 0
@@ -107,17 +105,14 @@ def confidence_error(labels: Index, logits: Array) -> float:
 
 
 def rmse(labels: Array, values: Array, weights: Array | None = None) -> float:
-    """Return the root mean squared error of (n,) values for (n,) labels; NaN without rows. `weights` must sum to 1."""
     return math.sqrt(mean(np.square(labels - values), weights)) if len(labels) else math.nan
 
 
 def mae(labels: Array, values: Array, weights: Array | None = None) -> float:
-    """Return the mean absolute error of (n,) values for (n,) labels; NaN without rows. `weights` must sum to 1."""
     return mean(np.abs(labels - values), weights) if len(labels) else math.nan
 
 
 def r2(labels: Array, values: Array) -> float:
-    """Return the share of the labels' variance that (n,) values explain; 1 is best, NaN if all labels are equal."""
     variance = float(np.square(labels - labels.mean()).sum()) if len(labels) else 0.0
     return 1 - float(np.square(labels - values).sum()) / variance if variance else math.nan
 
@@ -229,7 +224,6 @@ def cosine(student: Array, teacher: Array) -> float:
 
 
 def _parts(student: Array, teacher: Array, kind: str, dimensions: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
-    """Yield both arrays as float64, about `_ELEMENTS` numbers at a time; raise a DataError if they do not match."""
     if student.shape != teacher.shape or student.ndim not in dimensions or 0 in student.shape:
         shapes = " or ".join(("(n,)", "(n, c)")[number - 1] for number in dimensions)
         difference = f"{student.shape} of the student and {teacher.shape} of the teacher"
@@ -255,7 +249,6 @@ _FEWEST = 20
 
 
 def throughput(call: Callable[[], object], seconds: float = 0.5) -> float:
-    """Call a function repeatedly for `seconds`, and return the number of calls per second."""
     began, calls = time.perf_counter(), 0
     while (spent := time.perf_counter() - began) < seconds:
         call()

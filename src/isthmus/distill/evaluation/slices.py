@@ -69,9 +69,11 @@ def worst_slices(
 
 
 def column_slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tuple[str | None, Index]]:
-    """Yield name (None: missing) and row numbers of each slice of a column with at least `least` rows, but not all.
+    """Split a column into slices of rows with equal values; yield each slice's name and row numbers.
 
-    A slice is a value of the column, or a quarter of a numeric one. Raises DataError for a column of another type.
+    The name is the value as text, or None for missing values and NaN. A number column has a slice per quarter of the
+    rows. Leaves out slices with fewer than `least` rows or with all rows. Raises a DataError for a column of another
+    type than text, boolean or number.
     """
     values, codes = encode_column(name, column)
     order = np.argsort(codes, kind="stable")
@@ -82,9 +84,10 @@ def column_slices(name: str, column: pa.ChunkedArray, least: int) -> Iterator[tu
 
 
 def encode_column(name: str, column: pa.ChunkedArray) -> tuple[list[str | None], Index]:
-    """Return a column's distinct values as texts, followed by None for missing, and the index of each row's value.
+    """Encode a column as categories; return their names, and the index of each row's category, int64 (n,).
 
-    Numbers become quarters, and NaN is missing. Raises a DataError if the column is not text, boolean or number.
+    Numbers become quarters of the rows. The last name is None, for missing values and NaN. Raise a DataError if the
+    column is not text, boolean or number.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -110,7 +113,6 @@ def encode_column(name: str, column: pa.ChunkedArray) -> tuple[list[str | None],
 
 
 def _quarters(numbers: Array) -> tuple[list[str], Index]:
-    """Return a text for each quarter, and the quarter of each number; equal numbers can make fewer than four."""
     if not len(numbers):
         return [], np.empty(0, np.int64)
     ordered = np.sort(numbers)

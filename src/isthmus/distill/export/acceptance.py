@@ -37,12 +37,12 @@ def accept(
     run: Run,
     max_sizes: Mapping[str, int] | None = None,
 ) -> Accepted:
-    """Compare a model file with the student, and return the file with its manifest entry and golden outputs.
+    """Check a model file against its student; return the file with its manifest entry and golden outputs.
 
     `file` is a name such as "model.int8.ort", `run` runs the file, and `max_sizes` has the maximum of each dynamic
-    size. Raises a ParityFailed if the file differs too much from the student, and a GateFailed if its metrics miss a
-    gate such as "student.auc". Other gates are not checked. Raises a ConfigurationError if the task's `expected` lacks
-    an output of the graph.
+    size. Raise a ParityFailed if the file differs too much from the student. Raise a GateFailed if its metrics miss a
+    gate such as "student.auc"; gates on other figures are not checked. Raise a ConfigurationError if the task's
+    `expected` lacks an output of the graph.
     """
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE
@@ -67,7 +67,7 @@ def accept(
 
 
 def require_near(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
-    """Raise a ParityFailed if one of `deviations`, a file's differences from the student, exceeds its limit."""
+    """Raise a ParityFailed if one of `deviations`, the file's differences from the student, exceeds its limit."""
     far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
         return
@@ -90,8 +90,6 @@ def finite(quality: Mapping[str, float]) -> dict[str, float | None]:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The cost of one prediction on this host, with the `Footprint` of a fresh process."""
-
     precision: str
     threads: int
     p50_us: float
@@ -102,7 +100,6 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> list[str]:
-    """Return the task's precisions that the profile may serve; raise a ConfigurationError if there are none."""
     if allowed := [precision for precision in precisions if profile.precision in (precision, FASTEST)]:
         return allowed
     problem = Problem("precision", profile.precision, f"a precision that the task has: {', '.join(precisions)}")
@@ -112,10 +109,10 @@ def allowed_precisions(precisions: Sequence[str], profile: ServingProfile) -> li
 def fastest_within_budget(
     models: Mapping[str, bytes], row: Feeds, sizes: Mapping[str, int], profile: ServingProfile
 ) -> Measured:
-    """Time the prediction of `row` in each ORT model, alternately, and return the cost of the one with the lowest p50.
+    """Return the cost of the ORT model with the lowest p50; raise a GateFailed that lists all exceeded budgets.
 
-    `models` and `sizes` are by precision. A size is the bytes of a package with only that precision. Starts a fresh
-    process to measure memory and load time. Raises a GateFailed that lists all exceeded budgets of `profile`.
+    Times the prediction of `row` in all models alternately, and starts a fresh process to measure memory and load time.
+    `models` and `sizes` are by precision; a size is the bytes of a package with only that precision.
     """
     candidates = {precision: Candidate(model, profile.threads) for precision, model in models.items()}
     times = interleaved({name: candidate.call(row) for name, candidate in candidates.items()}, calls=2000)
@@ -140,7 +137,10 @@ def fastest_within_budget(
 
 
 def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
-    """Time `row` in fp32 and INT8; return why INT8 is not worth serving, or "" if it is or a model is missing."""
+    """Time `row` in the fp32 and INT8 models; return why INT8 is not worth serving here, as advice to the user.
+
+    Return "" if INT8 is smaller and not slower, or if a model is missing.
+    """
     if not models.keys() >= {"fp32", "int8"}:
         return ""
     times = interleaved({name: Candidate(models[name], threads).call(row) for name in ("fp32", "int8")}, calls=500)

@@ -36,7 +36,6 @@ class Candidate:
         return ask(self._session, feeds)
 
     def call(self, row: Feeds) -> Callable[[], Array]:
-        """Open the model; return a function that predicts `row` and returns the first output, to measure latency."""
         return partial(predict, self._session, row)
 
     def footprint(self, row: Feeds, max_load_ms: float | None) -> Footprint:
@@ -47,9 +46,9 @@ class Candidate:
 class ParityLimits:
     """The largest allowed differences between model files and their student, by precision and output.
 
-    A declared tolerance is the limit of every output, and `scales` is empty. The default, `Task.tolerance`, is
-    multiplied by the scale of each floating-point output, and two float32 steps are added for rounding. Numbers much
-    larger than the others, like the -1e9 of a mask, do not count.
+    A tolerance that the task declares is the limit of every output, and `scales` is empty. The default,
+    `Task.tolerance`, is multiplied by the scale of each floating-point output, and two float32 steps are added for
+    rounding. Numbers much larger than the others, like the -1e9 of a mask, do not affect the scale.
     """
 
     task: Task
@@ -93,7 +92,7 @@ class ParityLimits:
         return f"the tolerance of this kind of task in {precision}"
 
     def tolerance_line(self, precision: str, difference: float) -> str:
-        """Return the line of code that makes your own task tolerate a `difference`; "" for a built-in one."""
+        """Return the Python line with which a user's own task accepts `difference`; "" for a built-in task."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * difference}
@@ -110,8 +109,8 @@ def _rounded_up(value: float) -> float:
 class StudentReference:
     """The student's outputs, which its model files are compared with.
 
-    Quality is measured on `rows`, for which `teacher` has the teacher's outputs. Differences are measured on the
-    `golden` cases, whose outputs the package records, and on a `sample` of further rows.
+    Metrics are measured on `rows`, for which `teacher` has the teacher's outputs. Differences are measured on the
+    `golden` cases, whose outputs the package records, and on `sample`, cases from further rows.
     """
 
     task: Task
@@ -123,11 +122,11 @@ class StudentReference:
     def compare(
         self, run: Run, limits: ParityLimits, precision: str, *, core: bool = False
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
-        """Run a model file on the golden cases and the sample, and compare it with the student.
+        """Run a model file on the golden cases and the sample cases, and compare its outputs with the student's.
 
-        Returns the file's outputs of the golden cases, and the largest deviation of each output in each case. With
-        `core`, `run` gets `Case.core` in place of `Case.feeds`. Raises a ConfigurationError if the task's `expected`
-        lacks an output.
+        Return the file's outputs of the golden cases, and the largest deviation of each output in each case. `core` is
+        True if the file is only the numeric part of the graph: then `run` gets `Case.core` instead of `Case.feeds`.
+        Raise a ConfigurationError if the task's `expected` lacks an output.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

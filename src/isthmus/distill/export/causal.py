@@ -107,10 +107,11 @@ def export(
 
 
 class TextFiles:
-    """The model files that agree with a model, and the reasons why others do not. Call `accept` before `package`.
+    """The files of a language model's package: converts the model, and keeps the files that agree with it.
 
-    `figures` measures a loaded file for the `gates`, in precisions below fp32. Raises a ConfigurationError if the
-    prompt template names something that is not a feature of the service.
+    Call `accept` before `package`. `left_out` has the reason for each other file. `figures` measures a loaded file for
+    the `gates`, in precisions below fp32. Raises a ConfigurationError if the prompt template names something that is
+    not a feature of the service.
     """
 
     def __init__(
@@ -129,9 +130,9 @@ class TextFiles:
         self._tensors: tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = ((), ())
 
     def accept(self, progress: Progress = silent) -> None:
-        """Convert all files, compare them with the model, and fill `accepted`, `content` and `left_out`.
+        """Convert the model to all files, compare them with it, and fill `accepted`, `content` and `left_out`.
 
-        Also checks the gates of files below fp32. An ExecuTorch file runs in a child process. Raises a GateFailed if no
+        Also check the gates of files below fp32. An ExecuTorch file runs in a child process. Raise a GateFailed if no
         file agrees with the model, or if an ONNX Runtime file in fp32 does not.
         """
         precisions = self._settings.precisions
@@ -153,7 +154,6 @@ class TextFiles:
         return contents(self._manifest(), contract, golden_cases(self._reference, self.accepted), shipped)
 
     def _add(self, precision: Precision, model: bytes) -> None:
-        """Add the files of a graph, all or none; raise a GateFailed if the graph is fp32 and differs."""
         graph = onnx.load_model_from_string(model).graph
         self._tensors = tuple(map(tensor_info, graph.input)), tuple(map(tensor_info, graph.output))
         made = {form: model if form == "onnx" else ort_format(model) for form in self._settings.formats}

@@ -256,7 +256,6 @@ class _Files:
             raise next(iter(self.left_out.values()))
 
     def accept_programs(self) -> None:
-        """Convert and check files for the declared runtimes besides ONNX Runtime; fill `accepted` and `left_out`."""
         task, train = self.trained.task, self.trained.task.material.parts.train
         runtimes = conversions_for(task.material.declaration)
         if not runtimes:

@@ -44,11 +44,11 @@ class Ladder:
 
     @property
     def broken(self) -> Rung | None:
-        """The first form that fails or differs too much from the student in torch; None if no form does."""
+        """The first form of the student (graph or model file) that fails or differs too much from torch, if any."""
         return next((rung for rung in self.rungs if rung.holds is False), None)
 
     def require(self) -> None:
-        """Raise a GateFailed if a form of the student fails or differs too much; a missing runtime does not count."""
+        """Raise a GateFailed if a form of the student (graph or model file) fails or differs too much from torch."""
         if (rung := self.broken) is not None:
             raise GateFailed(
                 f"{self.package.name}: {rung.form} in {rung.runtime}", rung.outcome,
@@ -71,10 +71,10 @@ def climb(
 ) -> Ladder:
     """Run the golden cases in each form of a student (graph and files), and compare the outputs with torch's.
 
-    Each form is a rung of the result, even if it differs too much: `Ladder.require` raises an error for it. `runtimes`
-    has functions that create each runtime just before its use. A runtime that is not installed gives a rung whose
-    `holds` is None. Raises a PackageError if the package is not from this student or has other golden cases. Raises a
-    ContractMismatch if training set or declaration changed, and a DataError if the student cannot be read.
+    Each form is a rung (an entry) of the result, even if it differs too much: `Ladder.require` raises an error for it.
+    `runtimes` has functions that create each runtime just before its use. A runtime that is not installed gives a rung
+    whose `holds` is None. Raise a PackageError if the package is not from this student or has other golden cases. Raise
+    a ContractMismatch if training set or declaration changed, and a DataError if the student cannot be read.
     """
     manifest, trained = package.manifest, restore(material, model_folder)
     golden, cases = read_golden(package), trained.task.cases(trained.student)

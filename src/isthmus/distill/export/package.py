@@ -37,7 +37,6 @@ _TEMPLATES.filters["json"] = json.dumps
 def contents(
     manifest: Manifest, contract: Mapping[str, Any], golden: Golden, files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """Return the content of a package by file name: `files`, manifest, contract, golden cases, README and checksums."""
     package = {
         **files,
         MANIFEST: json.dumps(msgspec.to_builtins(manifest), indent=2, sort_keys=True, allow_nan=False).encode(),
@@ -50,7 +49,7 @@ def contents(
 
 
 def xctest(manifest: Manifest) -> Mapping[str, str]:
-    """Return {file name: code} of a Swift test of the golden cases in Core ML; {} if there is no Core ML file."""
+    """Return a Swift test that runs the golden cases in Core ML, as {file name: code}; {} without a Core ML file."""
     if (variant := _of_format(manifest, "mlpackage")) is None:
         return {}
     package = variant.file.partition(".mlpackage")[0]
@@ -62,7 +61,7 @@ def _of_format(manifest: Manifest, suffix: Format) -> Variant | None:
 
 
 def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write the files from `contents` to `packages/<name>-<digest>`, read them as a check, and return the folder."""
+    """Write the files from `contents` to `packages/<name>-<digest>`, read them as a check, and return that folder."""
     target = packages / f"{name}-{hashlib.sha256(files[SUMS]).hexdigest()[:12]}"
 
     def write(folder: Path) -> None:
@@ -78,7 +77,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
 
 
 def package_bytes(files: Mapping[str, bytes], precision: str) -> int:
-    """Return the size of `files` in bytes, without README, client sources, and models of other precisions."""
+    """Return the bytes of a package with one `precision`, without README, client sources and other precisions."""
     return sum(
         len(content)
         for name, content in files.items()

@@ -81,7 +81,7 @@ class Parity:
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
-        """Run the student on up to `count` rows, spread over the training set; return these rows and outputs."""
+        """Run the student on up to `count` rows, spread over the training set; return rows and outputs."""
         rows, inputs = spread(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
@@ -94,11 +94,12 @@ class Parity:
     def on_device(
         self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
     ) -> tuple[ParityRows, Index]:
-        """Return rows with a device's inputs and the student's outputs, and the indexes of these rows in `fed`.
+        """Return rows with a device's inputs and the student's outputs, to check a package as a device runs it.
 
         `fed` has the device's values for each input of the package. `offline` has the values they must equal, from
         which the student computes the outputs. `names` label the rows, and `at` is their event time in microseconds.
-        Leaves out rows that a request transform rejects. Only for models that predict from rows.
+        Leave out rows that a request transform rejects, and also return the indexes of the remaining rows in `fed`.
+        Only for models that predict from rows.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
@@ -113,10 +114,11 @@ class Parity:
         return replace(case, feeds=feeds(self._inputs, raw), core=core)
 
     def check(self, variant: Variant, ask: Ask, *samples: ParityRows, golden: bool = True) -> FeatureVerdict:
-        """Run a model file with `ask`; compare it with the student on the samples, and with its stored golden outputs.
+        """Run a model file with `ask`, and compare its outputs with the student's; return a verdict.
 
-        If not `golden`, compares only the samples. The limit is the task's tolerance, whatever the manifest states. A
-        row counts with the number that most exceeds its limit. Raises a PackageError if the file does not answer.
+        Compares the rows in `samples` and, if `golden`, the outputs that the package records for the golden cases. The
+        limit is the task's tolerance, whatever the manifest states. In each row, the number counts that most exceeds
+        its limit. Raises a PackageError if the file does not answer.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -139,11 +141,11 @@ class Parity:
         return compare(places, left, right, Float64, allowed, times)
 
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
-        """Continue the golden prompts with each ONNX Runtime file, compare the tokens, and return a verdict per file.
+        """Continue the golden prompts with each ONNX Runtime file, and compare the tokens; return a verdict per file.
 
         In fp32, the tokens must equal the student's in torch. In lower precisions, they must equal the tokens that the
-        package records. If the prompts differ or a file fails, its verdict fails. Keys are "<file> behind prompts"; {}
-        if the student is not a language model.
+        package records. A file fails if it cannot run or if the package has other prompts. Keys are "<file> behind
+        prompts"; {} if the student is not a language model.
         """
         writer = self._task.writer(self._student)
         if writer is None:
@@ -175,7 +177,7 @@ class Parity:
         return compared
 
     def unanswered_verdict(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
-        """Return the verdict for a file that does not answer: all rows of the samples differ. `problem` says why."""
+        """Return a failed verdict for a file that gave no outputs: all rows in `samples` differ. `problem` says why."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 
     def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:
@@ -197,7 +199,7 @@ def _compare_tokens(
 
 
 def _worst(expected: Answers, outputs: Answers, limits: Mapping[str, float]) -> tuple[Array, Array, Array, Array]:
-    """Return the number of each row that most exceeds its limit: expected and actual value, limit, output name."""
+    """Return for each row the number that most exceeds its limit: expected and actual value, limit, output name."""
     rows, names = len(expected[next(iter(outputs))]), np.array([*outputs])
     allowed = np.array([limits[name] for name in outputs])
     if any(values.shape != expected[name].shape for name, values in outputs.items()) or not rows:

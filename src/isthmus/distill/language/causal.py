@@ -86,7 +86,7 @@ class Causal:
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
     def identity(self) -> dict[str, Any]:
-        """Return all values that determine the trained student: every attribute except `decoding`."""
+        """Return all values that determine the weights of the student: every attribute except `decoding`."""
         values = asdict(self)
         del values["decoding"]
         return values
@@ -110,11 +110,11 @@ class Causal:
         return tuple(name for name in names if name is not None and FUNCTION.fullmatch(name))
 
     def with_base_rate(self, settings: TrainingSettings) -> TrainingSettings:
-        """Return the settings with the learning rate `base_rate` * `rate_share`; unchanged if `base_rate` is None."""
+        """Replace the learning rate in `settings` by `base_rate` * `rate_share`; keep it if `base_rate` is None."""
         return settings if self.base_rate is None else replace(settings, learning_rate=self.base_rate * self.rate_share)
 
     def problems(self, where: str, gates: tuple[str, ...]) -> list[Problem]:
-        """Return a problem for each invalid value; `gates` lists the metrics that have a declared gate."""
+        """Return a problem for each invalid value; `gates` has the metrics that have a gate in the distillation."""
         if wrong := mistyped(self, f"{where}: "):
             return wrong
         distilled = self.teacher is not None
@@ -172,7 +172,7 @@ class Causal:
         return [replace(problem, where=f"{where}: decoding: {problem.where}") for problem in problems]
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
-        """Return a problem if the spine's label is not of type Int64."""
+        """Return a problem if the label of the spine (the table of training examples) is not of type Int64."""
         name, dtype = spine.label.name, spine.label.dtype
         if dtype == Int64:
             return []

@@ -34,7 +34,6 @@ class DecodingSettings:
             part.
         features: values of the template's features for the golden prompts; default: "unknown".
         golden_tokens: number of greedy tokens to record for each golden prompt.
-        precisions: precisions of the model files.
         formats: file formats for ONNX Runtime; "ort" is required.
         executorch: True to add an ExecuTorch file in fp32. `Causal` sets it from the distillation's `runtimes`.
         agreement: minimum share of tokens, by precision, for which a file and the model choose the same token; default:

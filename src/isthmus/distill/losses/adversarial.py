@@ -20,7 +20,7 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
-    """Return the student's hinge loss (Lim and Ye, 2017): minus the mean of its discriminator scores `fake`."""
+    """Return the student's hinge loss: minus the mean of `fake`, its discriminator scores (Lim and Ye, 2017)."""
     agree("hinge generator", fake=floats(fake, "..."))
     return -precise(fake).mean()
 

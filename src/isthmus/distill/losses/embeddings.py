@@ -10,10 +10,10 @@ from isthmus.features.errors import Problem
 
 
 def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the mean of 1 - cos(s, t), 0 to 2 (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
+    """Return the mean of 1 - cos(s, t), from 0 to 2 (as in DistilBERT, Sanh et al., 2019, arXiv:1910.01108).
 
     s and t are (..., width) embeddings of student and teacher. `mask`, bool (...), is True for the embeddings that
-    count; None means all. The loss is 0 if none counts. The cosine with a zero vector is 0.
+    count; None means all. The loss is 0 if the mask has no True. The cosine with a zero vector is 0.
     """
     agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))

@@ -177,7 +177,6 @@ def _in_k(
     where: str, student: Tensor, probabilities: Tensor, indexes: Tensor, temperature: float, mask: Tensor | None,
     *problems: Problem | None,
 ) -> Tensor:  # fmt: skip
-    """Check the arguments, and return the classes of the k probabilities, int64, at the positions in the mask."""
     agree(
         where,
         positive("temperature", temperature),

@@ -26,8 +26,6 @@ class Schedule:
     cos(πx)) / 2 if cosine.
 
     Attributes:
-        start: weight at the beginning.
-        end: weight from `until` on.
         curve: "linear", or "cosine", which changes slowly at both ends.
         until: share of the training at which `end` is reached, above 0 and at most 1.
     """
@@ -51,7 +49,7 @@ class Schedule:
             raise ConfigurationError("schedule of a weight", problems)
 
     def __call__(self, progress: float) -> float:
-        """Return the weight at this share of the training, 0 to 1."""
+        """Return the weight at `progress`, the finished share of training, 0 to 1."""
         share = min(1.0, progress / self.until)
         if self.curve == "cosine":
             share = (1 - math.cos(math.pi * share)) / 2
@@ -165,7 +163,7 @@ class Objective(nn.Module):
         return any(term.asks_teacher for term in self.terms.values())
 
     def alone(self) -> "Objective | None":
-        """Return an objective of the terms that need no teacher, to train the control; None if every term uses it."""
+        """Return an objective of the terms that use no teacher, to train the control; None if all terms use it."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None
 

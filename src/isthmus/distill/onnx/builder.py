@@ -11,7 +11,7 @@ from isthmus.transforms.rowwise.core.graph import Described, assembled, needed
 
 
 class Building:
-    """An ONNX graph under construction. `add` and `constant` keep the first node or constant of a name."""
+    """An ONNX graph under construction. If a name exists, `add` and `constant` keep its first node or constant."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
@@ -34,8 +34,8 @@ class Building:
     def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
         """Move the nodes of `model` into this graph, renamed to `part/name`, without Identity nodes; changes `model`.
 
-        `known` maps names in `model` to names in this graph: the model's inputs, and tensors that this graph already
-        computes. Returns the name in this graph of each output of `model`, by its name in `model`.
+        `known` maps the inputs of `model`, and tensors that this graph already computes, to names in this graph. Return
+        the new name of each output of `model`.
         """
         same = dict(known)
 
@@ -56,7 +56,10 @@ class Building:
         return {output.name: renamed(output.name) for output in model.graph.output}
 
     def rows(self, tensor: str, count: int) -> list[str]:
-        """Return the names of a tensor's `count` rows, (1, N) each. Adds a Split, unless a Concat made the tensor."""
+        """Split a tensor into its `count` rows, (1, N) each; return their names.
+
+        Adds no Split if a Concat made the tensor: then the rows are the inputs of the Concat.
+        """
         producer = self._producer(tensor)
         if producer is not None and producer.op_type == "Concat":
             return list(producer.input)
@@ -72,7 +75,7 @@ class Building:
         return names
 
     def constant_value(self, mask: str) -> bool | None:
-        """Return None if a mask is not an Expand of a constant; else True if the constant is all True, False if not."""
+        """Return the value of a constant mask: True if all elements are True, else False; None for other masks."""
         producer = self._producer(mask)
         if producer is None or producer.op_type != "Expand" or producer.input[0] not in self._constants:
             return None

@@ -18,10 +18,11 @@ _TEXT = 16
 
 
 class GraphWork(msgspec.Struct, frozen=True):
-    """The cost of one row: bytes of `weights`, bytes of inputs and outputs (`values`), numbers that products output.
+    """The cost of a graph for one row, to estimate its latency.
 
-    `flops` counts products and convolutions as in torch: two per multiply-add, none for a bias. `uncounted` has
-    operators that may multiply but are not counted.
+    `flops` counts products and convolutions as in torch: two per multiply-add, none for a bias. `weights` is the bytes
+    of the constants, `values` the bytes of inputs and outputs, and `activations` the numbers that products output.
+    `uncounted` has operators that may multiply but are not counted.
     """
 
     flops: int
@@ -32,10 +33,10 @@ class GraphWork(msgspec.Struct, frozen=True):
 
 
 def graph_work(model: bytes, shapes: Mapping[str, Sequence[int]]) -> GraphWork:
-    """Return the cost of an ONNX graph for one row. `shapes` has the shape of each input with further symbolic sizes.
+    """Return the cost of an ONNX graph for one row: operations, bytes and numbers.
 
-    The symbol of the first output's first axis stands for the rows in all inputs. Without such a symbol, axis 0 of each
-    input stands for the rows.
+    `shapes` has the shape of each input with symbolic sizes besides the rows. The symbol of the first output's first
+    axis stands for the rows in all inputs. Without such a symbol, axis 0 of each input stands for the rows.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph

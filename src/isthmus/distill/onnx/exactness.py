@@ -41,11 +41,11 @@ def make_exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.N
 
 
 def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
-    """Return new quantization steps with which all runtimes add and multiply integers to equal bits, by tensor.
+    """Return new quantization steps, by tensor, with which all runtimes add and multiply integers to equal bits.
 
     Runtimes scale such integers by the ratio of their steps and round differently. With powers of two, each product and
-    each sum of two is exact in float32. The result has the inputs and outputs of QLinearAdd and QLinearMul
-    whose step is not a power of two. A new step is the next larger power, float32, with its zero point, uint8.
+    each sum of two is exact in float32. The result has the inputs and outputs of QLinearAdd and QLinearMul whose step
+    is not a power of two. A new step is the next larger power, float32, with its zero point, uint8.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.initializer}
     steps = {}

@@ -19,17 +19,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """The cost of a first answer: peak memory above the level before loading, in MiB, and time from file to answer."""
+    """Peak memory above the level before loading, in MiB, and milliseconds from the file to the first answer."""
 
     memory_mb: float
     load_ms: float
 
 
 def footprint(model: bytes, feeds: Feeds, threads: int, max_load_ms: float | None) -> Footprint:
-    """Open a model and compute one answer, in a fresh process; return its memory and load time (Linux only).
+    """Measure in a fresh process how much memory and time it takes to open a model and compute one answer (Linux only).
 
-    If loading takes longer than `max_load_ms`, starts another process, and returns the faster run. None means no limit.
-    Raises a GateFailed if a process fails.
+    If this takes longer than `max_load_ms`, measure again in another process, and return the faster run. None means no
+    limit. Raise a GateFailed if a process fails.
     """
     first = _footprint(model, feeds, threads)
     if max_load_ms is None or first.load_ms <= max_load_ms:

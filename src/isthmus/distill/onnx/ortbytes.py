@@ -40,7 +40,10 @@ _UNIQUE = ("Session", "Model", "Graph", "Tensor", ["Tensor"], ["Tensor", "!"], [
 
 
 def canonical(model: bytes) -> bytes:
-    """Return a model in ORT format with sorted lists and equal parts merged; raise a ValueError for unknown formats."""
+    """Rewrite a model in ORT format so that equal models have equal bytes: sort its lists, and merge equal parts.
+
+    Raise a ValueError if the format is unknown.
+    """
     if model[4:8] != IDENTIFIER:
         raise ValueError("not a model in ORT format")
     root = encode.Get(packer.uoffset, model, 0)
@@ -98,7 +101,7 @@ def _field(kind: Any, table: Table, position: int) -> Any:
 
 
 class _Writer:
-    """Writes a file from its end to its start, each equal part once."""
+    """Writes a model file from its end to its start, and each equal part only once."""
 
     def __init__(self, size: int) -> None:
         self._builder = Builder(size)

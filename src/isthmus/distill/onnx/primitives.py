@@ -20,11 +20,12 @@ _AXES_ARE_INPUTS = 18
 
 
 def in_primitives(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Return the nodes of a graph with sigmoid, tanh, erf, GELU, softmax, layer norm and reductions decomposed.
+    """Return the nodes of a graph, with operators decomposed whose bits differ between runtimes.
 
-    Adds constants to `model` in place, but does not replace its nodes. Sigmoid, tanh and erf are within 2e-6. Operators
-    along axes stay unchanged below opset 18 or with computed axes. A layer norm stays unchanged unless its axis is -1
-    and its scale is a constant with one number per column. A sum of over 8,192 numbers may depend on their order.
+    These are sigmoid, tanh, erf, GELU, softmax, layer norm and reductions. Adds constants to `model` in place, but does
+    not replace its nodes. Sigmoid, tanh and erf are within 2e-6. Operators along axes stay unchanged below opset 18 or
+    with computed axes. A layer norm stays unchanged unless its axis is -1 and its scale is a constant with one number
+    per column. A sum of over 8,192 numbers may depend on their order.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     known = onnx.shape_inference.infer_shapes(model).graph
@@ -89,7 +90,7 @@ def _power(writer: _Writer, small: str) -> str:
 
 
 def _exact_sum(writer: _Writer, value: str, axes: Sequence[int], *, squares: bool = False) -> str:
-    """Sum float64 numbers, or their squares, in steps of 2**-40 of the largest; keep the axes, with size 1."""
+    """Sum float64 numbers, or their squares, in steps of 2**-40 of the largest number; keep the axes, with size 1."""
     largest = writer.reduced("ReduceMax", writer.step("Abs", value), axes)
     largest = writer.step("Max", largest, 1e-150, wide=True)
     parts = writer.step("Div", value, largest)

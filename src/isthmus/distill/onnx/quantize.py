@@ -32,7 +32,7 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
 def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Sequence[str]) -> bytes:
     """Return a copy of a model with INT8 inputs and per-channel INT8 weights, as ONNX bytes.
 
-    It gives the same bits in every runtime, as far as `make_exact` can achieve.
+    The copy gives the same bits in every runtime, as far as `make_exact` can achieve.
 
     * Static, not dynamic: a dynamic scale depends on the batch, so a row's result would depend on its neighbors.
     * Inputs are unsigned: on x86 ONNX Runtime cannot always convert signed inputs, and then computes in floats.
@@ -68,7 +68,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
 
 
 def _quantize_tables(graph: onnx.GraphProto) -> int:
-    """Change tables that only Gather reads to eight bits with one step per row, in place; return how many."""
+    """Quantize in place the tables that only Gather reads, to eight bits with one step per row; return how many."""
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:

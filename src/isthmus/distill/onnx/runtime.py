@@ -28,7 +28,10 @@ _SHOWN = 300
 
 
 def session(model: bytes, threads: int) -> ort.InferenceSession:
-    """Open a model file's content in ONNX Runtime on the CPU. Raise a ConfigurationError if the graph is invalid."""
+    """Open the content of an ONNX or ORT file in ONNX Runtime, on the CPU with this many threads.
+
+    Raise a ConfigurationError if ONNX Runtime rejects the graph.
+    """
     return _opened(model, session_options(threads))
 
 
@@ -42,7 +45,10 @@ def _opened(model: bytes, options: ort.SessionOptions, without: Sequence[str] = 
 
 
 def predict(opened: ort.InferenceSession, feeds: Feeds) -> Array:
-    """Run a session on input tensors by name; return its first output. Raise a ConfigurationError if it fails."""
+    """Run a session on input tensors by name, and return its first output.
+
+    Raise a ConfigurationError if ONNX Runtime fails on these inputs.
+    """
     return _outputs(opened, None, feeds)[0]
 
 
@@ -69,7 +75,10 @@ def _refused(error: Exception, what: str) -> Exception:
 
 
 def oldest_runtime(model: bytes) -> str:
-    """Return the oldest ONNX Runtime release known to open an ONNX or ORT file; the installed one if unsure."""
+    """Return the oldest ONNX Runtime release known to run an ONNX or ORT file, such as "1.19".
+
+    The manifest of a package states it. If no older release is known to work, return the installed release.
+    """
     newest, is_ort = ".".join(ort.__version__.split(".")[:2]), model[4:8] == IDENTIFIER
     if is_ort:
         versions, used = operators(model)
@@ -88,7 +97,6 @@ def oldest_runtime(model: bytes) -> str:
 
 
 def tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
-    """Describe an input or output of a graph; raise a DependencyError if packages do not support its element type."""
     kind = value.type.tensor_type
     element: Any = onnx.TensorProto.DataType.Name(kind.elem_type)
     if element.lower() not in get_args(Element):
@@ -102,7 +110,6 @@ def tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
-    """Return the graph as ONNX Runtime optimizes it for this processor; constants that remain keep their names."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         options = session_options(1)
@@ -113,10 +120,10 @@ def optimized(model: onnx.ModelProto) -> onnx.GraphProto:
 
 
 def ort_format(model: bytes) -> bytes:
-    """Convert an ONNX model to ORT format for any CPU, through a temporary file.
+    """Convert an ONNX model to an ORT file that runs on any CPU; write it through a temporary file.
 
-    Raises a DependencyError if the disk is full or the installed ONNX Runtime writes an unknown version of the format,
-    and a ConfigurationError if it cannot open the model.
+    Raise a ConfigurationError if ONNX Runtime cannot open the model. Raise a DependencyError if the disk is full, or if
+    the installed ONNX Runtime writes an unknown version of the format.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.ort"

@@ -46,15 +46,15 @@ class TeacherOutputs:
     Several processes may fill a folder at the same time.
 
     The outputs are in a subfolder of `root`, named by a hash of the teacher's fingerprint, the contract, the form and
-    the options. Creating the object creates the subfolder, and reads and verifies its shards. Every output must have
-    the same sizes for every row: pad all batches to one length.
+    the options. Creating the object creates the subfolder, and reads and verifies its shards (folders of arrays). Every
+    output must have the same sizes for every row: pad all batches to one length.
 
     Args:
         root: folder for the outputs of all teachers.
         teacher: teacher that computes the outputs; its fingerprint is enough if all outputs are cached.
         rows: (n, 16) uint8, the identities of the n rows. Rows with the same identity share their output.
         batches: creates the teacher's input for an array of row numbers, each from 0 to n - 1.
-        contract: hash of the contract under which the rows were computed.
+        contract: hash of the contract (schema of the features) under which the rows were computed.
         form: storage format; float16 logits by default.
         options: further plain data that the outputs depend on, such as tokenizer, length and augmentation.
         batch: rows per call of the teacher.
@@ -120,9 +120,9 @@ class TeacherOutputs:
         self.flush()
 
     def __getitem__(self, indexes: Any) -> dict[str, Tensor]:
-        """Return the outputs of these rows, in their order, as new tensors on the CPU.
+        """Return the outputs of the rows `indexes`, in this order, as new tensors on the CPU, by key.
 
-        Missing outputs are computed first. That may also publish a shard.
+        Compute missing outputs first, which may write a shard (a folder of arrays) to disk.
 
         Raises:
             ConfigurationError: the teacher is not frozen, or lacks an output.
@@ -142,7 +142,10 @@ class TeacherOutputs:
         return {key: torch.from_numpy(array) for key, array in self._gathered(wanted).items()}
 
     def float32(self, indexes: Any) -> dict[str, Array]:
-        """Return the outputs of the rows `indexes` as float32, by key. Computes missing ones, and may write a shard."""
+        """Return the outputs of the rows `indexes` as float32 arrays (rows, ...), by key.
+
+        Compute missing outputs first, which may write a shard (a folder of arrays) to disk.
+        """
         return {key: tensor.float().numpy() for key, tensor in self[indexes].items()}
 
     @property
@@ -151,18 +154,19 @@ class TeacherOutputs:
         return int((self._shard[self._identity] < 0).sum())
 
     def calls(self, first: Any) -> int:
-        """Return how often the teacher must be called to compute all missing outputs, in batches.
+        """Return how many calls of the teacher are needed to compute all missing outputs, in batches.
 
-        Assumes that the missing rows among the row numbers `first` are computed first, in batches of their own.
+        `first` has row numbers. The count assumes that missing rows among them are computed first, in separate batches.
         """
         missing = self._shard < 0
         early = int(missing[np.unique(self._identity[first])].sum())
         return sum(math.ceil(count / self.batch) for count in (early, int(missing.sum()) - early))
 
     def fill(self, progress: Progress = silent) -> None:
-        """Compute all missing outputs in row order and write them to disk, even if an error ends the call early.
+        """Compute all missing outputs in row order, and write them to disk.
 
-        Leaves out rows that other processes have written meanwhile.
+        If an error ends the call early, the outputs so far are still written. Rows that other processes have written
+        meanwhile are skipped.
 
         Raises:
             ConfigurationError: the teacher is not frozen, or lacks an output.
@@ -187,7 +191,10 @@ class TeacherOutputs:
                 progress(f"teacher outputs: {done:,} of {total:,} rows, {rate:,.0f} rows a second", done / total)
 
     def flush(self) -> None:
-        """Write the outputs in memory to disk, as a shard. If this fails, keep them and raise a DependencyError."""
+        """Write the outputs in memory to disk, as a new shard (a folder of arrays).
+
+        Raise a DependencyError if that fails. The outputs then stay in memory.
+        """
         waiting = self._open
         if waiting is None:
             return
@@ -205,7 +212,11 @@ class TeacherOutputs:
             self._shards[waiting.number] = shards.read(self.path / name)
 
     def refresh(self) -> None:
-        """Read new shards of other processes. Skip damaged shards and other layouts, with a call of `note` for each."""
+        """Load the shards (folders of arrays) that other processes have written since the last call.
+
+        Skip damaged shards, and shards whose outputs have other sizes or types. Call `note` once for each skipped
+        shard.
+        """
         for name in shards.names(self.path):
             if name in self._published or name in self._skipped:
                 continue
@@ -227,11 +238,12 @@ class TeacherOutputs:
             self._adopt(shard.rows, len(self._shards) - 1)
 
     def prune(self, *, others: bool = False) -> int:
-        """Delete damaged shards and outputs of rows outside this data set from disk, and merge small shards.
+        """Delete cached outputs that this data set does not need, and merge small shards (folders of arrays).
 
-        Writes the outputs in memory to disk first. Another process keeps the shards that it has open, but may have to
-        compute again what it reads next. `others=True` also deletes the other subfolders of `root` with teacher
-        outputs, for example of other teachers. Returns the number of deleted rows, except those in other subfolders.
+        First write the outputs in memory to disk. Shards that `refresh` skipped are also deleted. Another process keeps
+        the shards that it has open, but may have to compute again what it reads next. With `others`, also delete all
+        other subfolders of `root` with teacher outputs, for example of other teachers. Return the number of deleted
+        rows, without those in other subfolders.
         """
         self.refresh()
         self.flush()

@@ -24,7 +24,7 @@ class OutputFormat:
         top_k: number of largest probabilities to store instead of "logits", for `top_k_targets`; None stores the
             logits. The probabilities are softmax(logits / temperature): "probabilities" (rows, ..., k), largest first,
             "indexes" (rows, ..., k) int32, and "residual" (rows, ...), the total probability of all other classes.
-        temperature: temperature of these probabilities.
+        temperature: temperature of these probabilities; 1 without `top_k`.
 
     Raises:
         ConfigurationError: lists every invalid value.
@@ -47,9 +47,9 @@ class OutputFormat:
         agree("form of outputs", *checks)
 
     def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
-        """Convert a teacher's outputs, float32 (n, ...) by key, to the arrays to store.
+        """Convert a teacher's outputs, float32 (n, ...) by key, to the arrays that the cache stores.
 
-        `rows` are the row numbers and `where` names the teacher, for messages.
+        `rows` has the n row numbers, and `where` names the teacher. Both are only for error messages.
 
         Raises:
             ConfigurationError: `top_k` is set, and there are no logits (n, ..., classes) of at least `top_k` classes,

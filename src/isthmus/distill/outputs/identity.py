@@ -17,7 +17,7 @@ _PLAIN = (bool, int, float, date, Decimal)
 
 
 def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None) -> Array:
-    """Return sixteen bytes of SHA-256 per row, (n, 16) uint8, that depend only on the row's content.
+    """Return an identity per row, uint8 (n, 16): sixteen bytes of SHA-256 of the row's content.
 
     Args:
         columns: everything that identifies a row, by name: keys, event time, and all content that the teacher sees. A
@@ -47,7 +47,6 @@ def identities(columns: pa.Table | Mapping[str, Any], *, seed: int | None = None
 
 
 def _column(name: str, column: Any) -> tuple[str, int, Iterable[Any]]:
-    """Return a column's type, its length, and the bytes of each value, which include their own length."""
     if isinstance(column, pa.ChunkedArray | pa.Array):
         # The type tells a date from a text with the same characters.
         kind = str(column.type)

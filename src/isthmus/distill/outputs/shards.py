@@ -24,7 +24,10 @@ _verified: set[tuple[tuple[int, ...], ...]] = set()
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Row identities, (n,) S16, and teacher outputs, (n, ...) by key; memory-mapped once published."""
+    """Teacher outputs of n rows: row identities, (n,) S16, and an array (n, ...) per output key.
+
+    The arrays of a shard that was read from disk are memory maps.
+    """
 
     rows: Array
     arrays: Mapping[str, Array]
@@ -40,7 +43,10 @@ def names(folder: Path) -> Iterator[str]:
 
 
 def write(folder: Path, shard: Shard) -> str:
-    """Write a shard with its checksums to a new subfolder of `folder`, atomically; return the subfolder's name."""
+    """Write a shard with its checksums to a new subfolder of `folder`, and return the subfolder's name.
+
+    The subfolder appears complete or not at all, since other processes may read `folder`.
+    """
 
     def fill(fresh: Path) -> None:
         sums = {}
@@ -56,7 +62,10 @@ def write(folder: Path, shard: Shard) -> str:
 
 
 def read(path: Path) -> Shard:
-    """Read a shard as memory maps and verify it; raise a FileNotFoundError if it is gone, a ValueError if damaged."""
+    """Open a shard as memory maps, after checking its SHA-256 sums.
+
+    Raise a FileNotFoundError if the shard is gone, and a ValueError if it is damaged.
+    """
     try:
         record = msgspec.json.decode((path / _RECORD).read_bytes(), type=Record)
         files = {key: path / f"{key}.npy" for key in record.sha256}
@@ -77,7 +86,10 @@ def read(path: Path) -> Shard:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Delete a shard atomically; readers that opened it keep its data. Raise a FileNotFoundError if it is missing."""
+    """Delete the shard `name` from `folder` atomically. Processes that have it open keep its data.
+
+    Raise a FileNotFoundError if the shard is missing.
+    """
     with scratch_folder(folder, f".{_KIND}") as scratch:
         (folder / name).rename(scratch / "old")
 

@@ -70,12 +70,12 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     seconds: Mapping[str, float],
     paused: Mapping[str, float],
 ) -> RunReport:
-    """Measure quality, size and latency of all models and return the report; docs/evaluation.md explains each part.
+    """Measure quality, size and latency of all models, and return the report of a distillation.
 
-    `identity` is the student's id. `trained` has models and their runs by name and seed. `outputs` has the teacher's
-    outputs for all rows, and the outputs of each reference for the test rows. `facts` has size and cost of teacher and
-    references. `seconds` has the duration of each stage without pauses, and `paused` the seconds that it paused for
-    servers. Raises a DataError if a model's output is not finite.
+    docs/evaluation.md explains each part. `identity` is the student's id. `trained` has the trained models by name and
+    seed. `outputs` has the teacher's outputs for all rows, and the outputs of each reference model for the test rows.
+    `facts` has size and cost of teacher and references. `seconds` has the duration of each stage without pauses, and
+    `paused` the seconds that a stage paused for servers. Raise a DataError if an output is not finite.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))
@@ -187,14 +187,16 @@ def _ages(task: Task, students: Mapping[int, nn.Module]) -> list[AtAge]:
 
 
 def _age_cost(task: Task, ages: Sequence[AtAge], quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return how much worse the metric is at the declared age, where `quality` was measured, than when fresh."""
     if not ages or (fresh := ages[0].found.value) is None:
         return {}
     return {"age_cost": (fresh - quality["student"][task.metric]) * (1 if task.more else -1)}
 
 
 def _gains(task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the student's gain over the control, and its share of the gap from control to teacher, paired by seed."""
+    """Return the student's gain over the control, and its share of the gap from control to teacher.
+
+    Both are means over the seeds, where student and control of the same seed are compared.
+    """
     sign = 1 if task.more else -1
     value = {key: sign * quality[task.metric] for key, quality in measured.items()}
     gains = [value["student", seed] - value["control", seed] for seed in seeds]

@@ -13,10 +13,10 @@ Quality = Mapping[str, float | None]
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
-    """A model of the comparison; `p50_us` and `p99_us` are the times of one row.
+    """Quality on the test rows, size and latency of a model in a report.
 
-    `quality` has test metrics, with several seeds their means, and `intervals` the ends of the means' 95 % intervals.
-    `bytes` is the size of the ONNX graph; for a teacher, of its parameters.
+    `p50_us` and `p99_us` are the times of one row. With several seeds, `quality` has the means, and `intervals` their
+    95 % confidence intervals. `bytes` is the size of the ONNX graph; for a teacher, of its parameters.
     """
 
     about: str = ""
@@ -30,7 +30,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
 
 class TrainingRun(msgspec.Struct, frozen=True):
-    """The training of a model with one seed; each entry of the history has its `step`."""
+    """The training of a model with one seed. `history` has an entry per evaluation, with its `step`."""
 
     model: str
     seed: int
@@ -47,7 +47,10 @@ class SeedMean(msgspec.Struct, frozen=True):
 
 
 class WorstSlice(msgspec.Struct, frozen=True):
-    """Metric of each model (None if undefined) on the test rows with one `value` of a feature (None if missing)."""
+    """The metric of each model on the test rows in which the feature `column` has this `value`.
+
+    `value` is None if the feature is missing; a metric is None if it is undefined.
+    """
 
     column: str
     value: str | None
@@ -127,7 +130,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(RunReport, frozen=True, kw_only=True):
-    """The report that readers see: adds the declaration's description and gates, and the serving cost."""
+    """A `RunReport` with the declaration's description, the results of its gates, and the cost of serving."""
 
     description: str = ""
     gates: list[GateResult] = []
@@ -135,7 +138,6 @@ class Report(RunReport, frozen=True, kw_only=True):
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
-    """Parse the content of a `report.json`; raise a DataError if the format does not match."""
     where = "report of a distillation"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')!r}", expected=f"format {FORMAT}")

@@ -58,7 +58,6 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 def read_search(data: Mapping[str, Any]) -> SearchResult:
-    """Parse the content of a `search.json`; raise a DataError if the format does not match."""
     where, remedy = "search of students", "run `isthmus model search` again"
     if data.get("format") != FORMAT:
         raise DataError(where, f"format {data.get('format')}", expected=f"format {FORMAT}", remedy=remedy)
@@ -97,7 +96,6 @@ def advice(read: SearchResult) -> list[Block]:
 
 
 def front(read: SearchResult) -> TableBlock:
-    """Return a table of the students on the Pareto front of quality, p50 and size, fastest first."""
     trials = sorted((read.trials[n] for n in read.front), key=lambda trial: trial.p50_us or 0.0)
     names = list(trials[0].shape) if trials else []
     figures = [read.metric, "p50", "p99", "size", "memory", "parameters"]

@@ -17,7 +17,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def measure(value: float | None) -> str:
-    """Format a metric, with trailing zeros so that the digits of a table line up; "-" if it is unknown."""
+    """Format a metric with trailing zeros, so that the digits of a table line up; "-" if the value is unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     size = abs(value)
@@ -27,7 +27,6 @@ def measure(value: float | None) -> str:
 
 
 def money(value: float, currency: str) -> str:
-    """Format a price with its currency, with three significant digits and at least two decimal places."""
     places = 2 if value == 0 else max(2, 2 - math.floor(math.log10(abs(value))))
     whole, _, part = f"{value:,.{places}f}".partition(".")
     return f"{whole}.{part.rstrip('0').ljust(2, '0')} {currency}".strip()
@@ -38,7 +37,7 @@ def share(value: float | None) -> str:
 
 
 def scaled(value: float | None, unit: str) -> str:
-    """Format a number with an SI prefix, such as "120 GFLOP" or "225 kB"; "-" if it is unknown."""
+    """Format a number with an SI prefix, such as "120 GFLOP" or "225 kB"; "-" if the number is unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     power = 0
@@ -62,7 +61,7 @@ def between(low: float | None, high: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format an age in the largest unit up to weeks that divides it, such as "90 minutes"; 0 is "fresh"."""
+    """Format an age in the largest unit that divides it evenly, such as "90 minutes" or "2 weeks"; 0 is "fresh"."""
     if seconds == 0:
         return "fresh"
     sizes = ((7 * 86400, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))

@@ -17,10 +17,10 @@ from isthmus.distill.types import Index
 
 
 class Conversion(NamedTuple):
-    """The conversion of a student for a runtime; `program` is the class that runs the files.
+    """The conversion of a student for a runtime; `program` is the class that runs the converted files.
 
-    `files` takes a student and the training rows, and returns functions by file name, fp32 first. Each function makes
-    its file or raises a GateFailed.
+    `files` takes a student and the numbers of the training rows. It returns a function per file name, fp32 first. Each
+    function converts the student to this file, or raises a GateFailed.
     """
 
     program: type[Program]

@@ -36,10 +36,11 @@ class _Named(nn.Module):
 
 
 def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
-    """Convert a student for one row at a time, in a child process that runs `module`, in up to 15 minutes.
+    """Convert a student to a model file for one row at a time, in a child process that runs `module`.
 
-    `file` names the result, and `libraries` are the libraries of the runtime. The named sizes in `padded` are fixed at
-    their maximum; other sizes stay variable. Raises a GateFailed if the conversion fails or takes longer.
+    `file` names the result, and `libraries` are the libraries of the runtime. Sizes named in `padded` are fixed at
+    their maximum; other named sizes stay variable. Raise a GateFailed if the conversion fails or takes more than 15
+    minutes.
     """
     network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in of.tensors]
@@ -73,9 +74,9 @@ _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
 
 
 def serve(converting: Callable[[ExportedProgram], bytes]) -> None:
-    """Run in the child process: read a program from stdin, convert it, write the model to stdout, and exit the process.
+    """Convert the program on stdin, write the model to stdout, and exit: the main function of a converter process.
 
-    If `converting` raises an error, writes the first line of its message to stderr and exits with code 3.
+    If `converting` raises an error, write the first line of its message to stderr, and exit with code 3.
     """
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print to stdout

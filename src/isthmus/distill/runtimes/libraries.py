@@ -10,7 +10,10 @@ from isthmus.features.errors import ConfigurationError, DependencyError, Problem
 
 @dataclass(frozen=True, eq=False)
 class Libraries:
-    """The libraries of a runtime; `pins` has the required packages besides `isthmus[distill]`, and their versions."""
+    """The packages that a runtime needs besides `isthmus[distill]`; `pins` has the required version of each package.
+
+    `name` is for messages, and `runtime` is the name in a declaration's `runtimes`.
+    """
 
     name: str
     runtime: str
@@ -37,7 +40,6 @@ class Libraries:
 
 
 def libraries(name: str, runtime: str) -> Libraries:
-    """Read the versions of a runtime's libraries from `distill/<runtime>.txt`; messages call the runtime `name`."""
     lines = Path(__file__).parents[1].joinpath(f"{runtime}.txt").read_text(encoding="utf-8").splitlines()
     return Libraries(name, runtime, dict(line.split("==") for line in lines if not line.startswith("#")))
 

@@ -27,7 +27,10 @@ _CHATTER = ("torch", "torchao", "torch.utils._pytree", "executorch", "root")
 
 
 class Converted(NamedTuple):
-    """A converted program. `max_sizes` has the maximum of each named size; sizes in `padded` always have it."""
+    """A model file for a runtime other than ONNX Runtime.
+
+    `max_sizes` has the maximum of each named size. Inputs are padded to this maximum along the sizes in `padded`.
+    """
 
     file: str
     model: bytes
@@ -42,8 +45,10 @@ class Portable:
     Attributes:
         part: "model" for the whole graph, "core" for its numeric core.
         network: module from the tensors to the outputs, in order; None if no module computes this part.
+        feeds: returns the input arrays of rows, by name.
         limits: maximum of each named size except the rows.
         padded: named sizes that may be padded with zeros.
+        row: number of an example row.
         head: returns `head.json`, which describes a core's inputs, or raises a GateFailed; None for a whole graph.
     """
 
@@ -58,7 +63,6 @@ class Portable:
     head: Callable[[], bytes] | None = None
 
     def require(self, file: str, name: str) -> nn.Module:
-        """Return the network; raise a GateFailed, with `file` and `name`, if there is none or an input has texts."""
         texts = [tensor.name for tensor in self.tensors if tensor.element == "string"]
         if self.network is None or texts:
             raise GateFailed(
@@ -72,9 +76,10 @@ class Portable:
         return self.network
 
     def max_sizes(self, file: str, name: str) -> dict[str, int]:
-        """Return the maximum of each named size of the inputs. The maximum of the first axis, the rows, is 1.
+        """Return the maximum of each named input size. The first axis holds the rows, and its maximum is 1.
 
-        Raises a GateFailed, for `file` and the runtime `name`, if a size has no maximum or if a first axis is not rows.
+        Raise a GateFailed if a size has no maximum, or if a first axis does not hold rows. The error names the model
+        file `file` and the runtime `name`.
         """
         max_sizes: dict[str, int] = {}
         for tensor in self.tensors:
@@ -103,7 +108,10 @@ class Portable:
         return examples
 
     def open_sizes(self, max_sizes: Mapping[str, int]) -> dict[str, dict[int, Any]]:
-        """Return for each input a torch.export Dim per axis that varies. Sizes absent from `max_sizes` do not vary."""
+        """Return the variable axes of each input, as `torch.export.Dim` by axis, for `dynamic_shapes`.
+
+        An axis varies if its name is in `max_sizes`, with a maximum above 1.
+        """
         dims = {name: torch.export.Dim(name, max=size) for name, size in max_sizes.items() if size > 1}
         return {
             tensor.name: {axis: dims[size] for axis, size in enumerate(tensor.shape) if size in dims}
@@ -114,10 +122,11 @@ class Portable:
 def portable_part(
     task: Task, student: nn.Module, row: Index, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Portable:
-    """Return the part of a student for ExecuTorch, LiteRT or Core ML: its numeric core if it has one, else all of it.
+    """Return the part of a student to convert for ExecuTorch, LiteRT or Core ML.
 
-    `row` is the number of an example row; `tensors` and `outputs` describe the whole graph. The part's network is a
-    copy in eval mode, or None if the task has no torch module for it.
+    It is the numeric core if the task has one, else the whole student. `row` is the number of an example row. `tensors`
+    and `outputs` describe inputs and outputs of the whole graph. The part has a copy of the network in eval mode, or
+    None if the task has no torch module for it.
     """
     names = [output.name for output in outputs]
     if (core := task.core(student)) is not None:
@@ -153,10 +162,10 @@ class _Ordered(nn.Module):
 def run_program(
     kind: type[Program], program: Converted, tensors: Sequence[Described], outputs: Sequence[Described]
 ) -> Iterator[Run]:
-    """Start a child process that runs a program, and yield a function that computes outputs in it.
+    """Start a child process that runs a converted model, and yield a function from inputs to outputs, both by name.
 
-    The process ends with the `with` block. Raises a GateFailed if the runtime rejects the program or its inputs, or
-    takes too long, and a DependencyError if the runtime is not installed.
+    `kind` is the class of the runtime. The process ends with the `with` block. Raise a GateFailed if the runtime
+    rejects the model or its inputs, or takes too long. Raise a DependencyError if the runtime is not installed.
     """
     try:
         with kind(program.model, tensors, outputs, program.max_sizes) as opened:
@@ -179,7 +188,6 @@ def unconvertible(file: str, libraries: Libraries, error: Exception | str) -> Ga
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the logs of the converter libraries and all Python warnings within the `with` block."""
     loggers = [logging.getLogger(name) for name in _CHATTER]
     levels = [logger.level for logger in loggers]
     try:

@@ -45,11 +45,14 @@ _WRITTEN = 2**20
 
 
 class ProgramRejected(Exception):
-    """A runtime rejects a file or its inputs; the message is the reason."""
+    """A runtime rejects a model file or its inputs; the message is the reason."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A tensor of a program; "" in formats without names, -1 for a size that the format leaves open."""
+    """Element type, shape and name of a program's input or output.
+
+    The name is "" in formats without names. A size is -1 if the format leaves it open.
+    """
 
     element: str
     shape: tuple[int, ...]
@@ -71,14 +74,14 @@ class Loaded(NamedTuple):
 
 
 class Program(AbstractContextManager["Program"]):
-    """A model file, running in a child process until `close`, or the end of a `with` block.
+    """A model file that runs in a child process, until `close` or the end of a `with` block.
 
-    A subclass names the runtime's `libraries`, and the Python `package` that runs its files; its module calls `serve`.
-    Rows are computed one at a time. The process is killed if it takes more than `SECONDS` to load the file or to answer
-    a message. `tensors` and `outputs` are the expected ones, `max_sizes` has the maximum of each named size, and
-    `memory` limits the bytes besides libraries and file (Linux).
+    A subclass names the runtime's `libraries`, and the Python `package` that runs its files. Its module calls `serve`.
+    The process is killed if it takes more than `SECONDS` to load the file or to answer a message. `tensors` and
+    `outputs` are the inputs and outputs that the file must have. `max_sizes` has the maximum of each named size. On
+    Linux, `memory` limits the bytes that the process uses besides libraries and file.
 
-    Raises a DependencyError if the runtime is not installed, and a ProgramRejected if the file is not a program, has
+    Raises a DependencyError if the runtime is not installed. Raises a ProgramRejected if the file is not a program, has
     different inputs or outputs, or takes too long to load.
     """
 
@@ -125,9 +128,10 @@ class Program(AbstractContextManager["Program"]):
             pass
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Run the program on one or more rows and return the outputs by name.
+        """Run the program on rows, one at a time, and return the outputs by name.
 
-        Raises a ProgramRejected for no rows or unequal numbers of rows, or if the process fails or takes too long.
+        Raise a ProgramRejected if there are no rows, if inputs differ in their number of rows, or if the process fails
+        or takes too long.
         """
         counts = {len(array) for array in feeds.values()}
         if len(counts) != 1 or 0 in counts:
@@ -227,7 +231,6 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> bytes | None:
-    """Return the next message, None at the end; raise an OverflowError if its announced size is too large."""
     begin = pipe.read(8)
     if len(begin) < 8:
         return None
@@ -238,11 +241,11 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
-    """Run in the child process: read a model and then requests from stdin, and answer each on stdout.
+    """Answer requests in the child process of a `Program`: read a model and then inputs from stdin, write to stdout.
 
-    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a model. On Linux, loading
-    and running may use `sys.argv[1]` bytes of memory. An ImportError of `prepare`, and any error of loading or running,
-    is sent as the answer. Returns when stdin ends, or after an error before the first request.
+    `prepare` imports the runtime, sets it to one thread, and returns the function that loads a model. On Linux, the
+    process may use `sys.argv[1]` bytes of memory after the import. An error is sent as the answer. Return when stdin
+    ends, or after an error before the first request.
     """
     memory = int(sys.argv[1])
     # Libraries print to stdout, which carries the answers: give them /dev/null.

@@ -43,7 +43,11 @@ FEW is for an untrained graph, and for many graphs that are compared. MANY is fo
 
 @dataclass(eq=False)
 class Bench:
-    """Measures and trains the students of a task; searches may share `weights`, `runs` is for temporary checkpoints."""
+    """Measures and trains the students of a search.
+
+    `weights` is the folder of trained students, which several searches may share. `graphs` is the folder of this
+    search's graphs, and `runs` the folder of temporary checkpoints.
+    """
 
     task: Task
     outputs: TeacherOutputs
@@ -66,9 +70,9 @@ class Bench:
     def measure(self, number: int, shape: Mapping[str, Any], precision: str, progress: Progress) -> SearchTrial:
         """Measure a new student, train it if it is within the budget, and return its trial.
 
-        Loads weights from `weights` or saves them there; waits while another search trains the same student. Writes a
-        trained student's graph to `graphs/<number>.ort`. After an error, the trial has the status "failed". Only a full
-        disk, a `Stopped`, and a temporary DependencyError are raised.
+        Saves weights in `weights`, or loads them from there. Waits while another search trains the same student. Writes
+        a trained student's graph to `graphs/<number>.ort`. After most errors, the trial has the status "failed". Only a
+        full disk, a `Stopped` and a temporary DependencyError are raised.
         """
         began, facts = time.perf_counter(), dict[str, Any]()
         try:
@@ -86,9 +90,10 @@ class Bench:
         return SearchTrial(number=number, shape=dict(shape), precision=precision, **facts)
 
     def side_by_side(self, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
-        """Time the students of trials with the status "trained" again, in turns, so that latencies are comparable.
+        """Time all trained students of a search again, in turns, so that their latencies are comparable.
 
-        Returns all trials, with the new `p50_us` of these students. Raises a DataError if a graph cannot be read.
+        Return all trials, with a new `p50_us` for the trials with the status "trained". Raise a DataError if a graph
+        cannot be read.
         """
         calls = {}
         for trial in trials:
@@ -106,7 +111,10 @@ class Bench:
         return [msgspec.structs.replace(trial, p50_us=p50[trial.number]) for trial in trials]
 
     def _fill(self, facts: dict[str, Any], task: Task, precision: str, progress: Progress) -> Candidate | None:
-        """Add each fact of a `SearchTrial` as soon as it is known; return the graph if the student was trained."""
+        """Measure a student, and train it if it fits the budget; return its graph, or None if it does not fit.
+
+        Adds each figure to `facts` as soon as it is known, so that a failed trial keeps it.
+        """
         student = self._new(task).eval()
         facts["parameters"] = sum(weights.numel() for weights in student.parameters())
         self._measure_cost(facts, task, student, precision, FEW)
@@ -164,7 +172,7 @@ class Bench:
         return candidate
 
     def _trained(self, task: Task, progress: Progress) -> nn.Module:
-        """Load the trained student of the task's shape, or train it once for all precisions and budgets."""
+        """Return a trained student of the task's shape: load it, or train it once for all precisions and budgets."""
         origin, depends = origins(task), {
             "contract": task.material.contract, "shape": dict(task.shape),
             "settings": self._settings.identity(), "outputs": self.outputs.path.name,

@@ -19,10 +19,10 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Known:
-    """The outcome of a trial, at a point of the search space.
+    """The outcome of a trial: the measurements of the student at a point of the search space.
 
     `values` has quality, median latency and bytes, where lower is better in each; None if they were not measured.
-    `over` has the relative excess by exceeded limit.
+    `over` has the relative excess of each exceeded limit, by the limit's name.
     """
 
     place: Place
@@ -31,11 +31,12 @@ class Known:
 
 
 def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
-    """Return a point of the search space, an index per name, that is not in `known`; None if `known` has all points.
+    """Return the point of the search space to try next; None if all points have been tried.
 
-    `sizes` has the number of values of each name. The first 8 points are random. Then optuna's tree-structured Parzen
-    estimator prefers points near those that were good in quality, latency or bytes (Ozaki et al., 2020,
-    doi:10.1145/3377930.3389817). The more a known point exceeds the budget, the worse it counts.
+    A point has an index per option of the student. `known` has the trials so far, and `sizes` the number of values of
+    each option. The first 8 points are random. Then optuna's tree-structured Parzen estimator prefers points near those
+    that were good in quality, latency or bytes (Ozaki et al., 2020, doi:10.1145/3377930.3389817). A tried point counts
+    worse the more it exceeds the budget.
     """
     visited = {outcome.place for outcome in known}
     if len(visited) >= math.prod(sizes.values()):

@@ -38,7 +38,7 @@ PRECISION = "precision"
 
 @dataclass(frozen=True)
 class SearchReport:
-    """The content of `search.json` as plain data (docs/search.md), and the folder of the search."""
+    """The result of a search: its folder, and the content of `search.json` as plain data (docs/search.md)."""
 
     path: Path
     data: Mapping[str, Any]
@@ -57,12 +57,13 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     trials: int | None = None,
     progress: Progress = silent,
 ) -> SearchReport:
-    """Measure students until the search has `trials` of them, earlier calls included, and write `search.json`.
+    """Search for the best student within a budget: measure `trials` students, and write `search.json`.
 
-    `trials=None` means the declared number. Computes the teacher's missing outputs into `cache`, then trains each
-    student that fits the budget. The search has a subfolder of `folder`, named by a digest of this machine and
-    everything the search depends on. Trained weights are in `folder`/students, checkpoints in `runs`. If no
-    student is new, returns the stored report. A search in which no student fits does not raise: see `require_fit`.
+    Earlier calls count: if no student is new, return the stored report. `trials=None` means the declared number.
+    Computes the teacher's missing outputs into `cache`, then trains each student that fits the budget. The search has a
+    subfolder of `folder`, named by a digest of this machine and everything the search depends on. Trained weights are
+    in `folder`/students, checkpoints in `runs`. A search in which no student fits does not raise an error: see
+    `require_fit`.
 
     Raises a ConfigurationError for an invalid declaration, a DataError if the table lacks data or an input leaks the
     label, a DependencyError if a device or space is missing or another process runs this search, a GateFailed if the
@@ -208,7 +209,6 @@ class _Search:
         return Known(place, self.objectives(trial), trial.over)
 
     def objectives(self, trial: SearchTrial) -> tuple[float, float, float] | None:
-        """Return quality, median latency and bytes, all as numbers to minimize; None if one of them is not known."""
         if trial.score is None or trial.p50_us is None or trial.bytes is None:
             return None
         return (-trial.score if self.bench.task.more else trial.score), trial.p50_us, float(trial.bytes)

@@ -16,16 +16,16 @@ FORMAT = 1
 
 
 class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a student and its graph; None for a figure that was not measured.
+    """The shape and the figures of one student in a search; None for a figure that was not measured.
 
     Attributes:
         status: "trained" and within the budget; "over budget", usually before training; or "failed" with an error.
-        why: limits it exceeds, or the error.
-        over: relative excess by exceeded limit.
-        bytes: size of its file in ORT format.
-        difference: largest difference from the student in torch.
+        why: exceeded limits, or the error.
+        over: relative excess of each exceeded limit, by the limit's name.
+        bytes: size of the file in ORT format.
+        difference: largest difference between the graph and the student in torch.
         score: the task's metric on the validation part, for the exported graph; `quality` has all metrics.
-        seconds: time to measure and train it.
+        seconds: time to measure and train the student.
     """
 
     number: int
@@ -52,9 +52,9 @@ class SearchTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits for a student; None for no limit.
+    """The limits for a student in a search; None for no limit.
 
-    `package_kb` limits both model files together. `weights` is the teacher's number of parameters.
+    `package_kb` limits ORT file and ONNX file together. `weights` is the teacher's number of parameters.
     """
 
     p99_ms: float
@@ -67,9 +67,9 @@ class Budget:
     def exceeded(
         self, *, p99_us: float, memory_mb: float, load_ms: float, files: tuple[int, int], weights: int
     ) -> dict[str, tuple[float, str]]:
-        """Return each exceeded limit, by name, with its relative excess and a message; empty if all limits hold.
+        """Return each limit that a student exceeds, by name, with the relative excess and a message.
 
-        `files` has the sizes of the student's ORT file and ONNX file in bytes; `weights` is its number of parameters.
+        `files` has the bytes of the student's ORT file and ONNX file. `weights` is the student's number of parameters.
         """
         figures = {
             "p99": (p99_us / 1000, self.p99_ms, "ms"),
@@ -112,7 +112,7 @@ class Trials(Journal[SearchTrial]):
 
 
 def recommended(trials: Sequence[SearchTrial], *, more: bool) -> SearchTrial | None:
-    """Return the trained student with the best score: the highest if `more`, else the lowest; None if none is trained.
+    """Return the best trained student of a search: the highest score if `more`, else the lowest; None without one.
 
     Of equal scores, the fastest student wins. Students that failed or are over the budget do not count.
     """
@@ -129,9 +129,9 @@ def values_at(places: Sequence[int], space: Mapping[str, Sequence[Any]]) -> dict
 
 
 def front(points: Array) -> Array:
-    """Return a mask, bool (n,), that is True for the points (n, k) on the Pareto front; lower is better in each column.
+    """Return a mask, bool (n,), of the points (n, k) on the Pareto front; lower is better in each column.
 
-    A point is off the front if another point is lower in at least one column and higher in none.
+    A point is off the front if some point is lower in at least one column and higher in none.
     """
     on = np.zeros(len(points), bool)
     # A better point has a smaller sum of ranks, so it comes first.

@@ -17,7 +17,7 @@ MOST_SCORE = 16.0
 
 
 class StudentOutput(nn.Module, ABC):
-    """Output layer of a student: maps its last linear layer, float32 (n, `width`), to the ONNX graph's output."""
+    """Output layer of a student: maps the last linear layer's output, float32 (n, `width`), to the graph's output."""
 
     name: str
     width: int = 1
@@ -32,7 +32,7 @@ class StudentOutput(nn.Module, ABC):
         return last[:, 0]
 
     def calibrate(self, scores: Tensor) -> Tensor:
-        """Calibrate logits, if there is a calibration; clip other scores. Call it only after training."""
+        """Apply the learned calibration to logits, or clip standardized numbers. Call it only after training."""
         calibrated: Tensor = scores if self.calibration is None else self.calibration(scores)
         return calibrated
 
@@ -50,15 +50,13 @@ class StudentOutput(nn.Module, ABC):
 
     @abstractmethod
     def write(self, build: Building, last: str, name: str) -> None:
-        """Add ONNX nodes from the tensor named `last`, the last linear layer's output, to the output named `name`."""
+        """Add ONNX nodes that compute the output `name` from the tensor `last`, the last linear layer's output."""
 
     def _calibrated(self, build: Building, logits: str) -> str:
         return logits if self.calibration is None else self.calibration.write(build, logits)
 
 
 class Probability(StudentOutput):
-    """Output layer for labels of 0 and 1: the probability of a 1, shape (n,)."""
-
     name = "probability"
 
     def forward(self, scores: Tensor) -> Tensor:
@@ -77,8 +75,6 @@ class Probability(StudentOutput):
 
 
 class Probabilities(StudentOutput):
-    """Output layer for classes: their probabilities, shape (n, classes)."""
-
     name = "probabilities"
 
     def __init__(self, classes: int, calibration: Calibrator | None = None) -> None:
@@ -95,7 +91,6 @@ class Probabilities(StudentOutput):
         return np.exp(log_softmax(scores))
 
     def to_scores(self, answers: Array) -> Array:
-        """Convert probabilities to logits (n, classes): logarithms, with 0 replaced by the smallest normal float32."""
         return np.log(np.maximum(answers.astype(np.float64), np.finfo(np.float32).tiny))
 
     def write(self, build: Building, last: str, name: str) -> None:
@@ -103,7 +98,7 @@ class Probabilities(StudentOutput):
 
 
 class NumberOutput(StudentOutput):
-    """Output layer for a number, shape (n,): clips the last layer to [low, high], multiplies by scale, adds mean."""
+    """Output layer for a number, shape (n,): clip to [low, high], multiply by scale, add mean."""
 
     def __init__(self, name: str, low: float, high: float, scale: float = 1.0, mean: float = 0.0) -> None:
         super().__init__()

@@ -25,18 +25,18 @@ _FAR = float(np.finfo(np.float32).max)
 
 
 class Calibrator(nn.Module, ABC):
-    """Maps a student's logits to calibrated logits; changes nothing before `learn`. Saved with the weights."""
+    """Maps a student's logits to calibrated logits. Saved with the weights; no effect before `learn`."""
 
     @abstractmethod
     def learn(self, logits: Array, labels: Index) -> None:
-        """Fit this map, in place, to the logits of the validation part, (n,) or (n, classes), and to its labels."""
+        """Fit this map, in place, to logits of the validation rows, (n,) or (n, classes), and their labels (n,)."""
 
     @abstractmethod
     def forward(self, logits: Tensor) -> Tensor: ...
 
     @abstractmethod
     def write(self, build: Building, logits: str) -> str:
-        """Add this map's nodes to an ONNX graph, after the tensor named `logits`; return the name of their output."""
+        """Add this map to an ONNX graph, after the tensor named `logits`; return the name of the calibrated tensor."""
 
 
 def create_calibrator(declared: Calibration | None) -> Calibrator | None:
@@ -51,7 +51,6 @@ class TemperatureCalibrator(Calibrator):
         self.register_buffer("inverse", torch.ones(()))
 
     def learn(self, logits: Array, labels: Index) -> None:
-        """Set the temperature, within 1/20 to 20, that gives these logits and labels the least log loss."""
         wide = logits.astype(np.float64)
         if wide.ndim == 1:
             wide = np.stack([np.zeros_like(wide), wide], 1)
@@ -130,9 +129,10 @@ class IsotonicCalibrator(Calibrator):
 def points(logits: Array, labels: Index) -> tuple[Array, Array]:
     """Fit an increasing, piecewise linear map of logits; return the start of each line and the mapped value there.
 
-    `logits` (n,), with labels of 0 and 1, are sorted into sqrt(n) / 2 bins, at least 1, at most 15. Adjacent bins merge
-    until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al., 1955) and no line is
-    steeper than `STEEPEST` (10). Half a one and half a zero are added to each bin, so that no share is 0 or 1.
+    `logits` are (n,), with labels of 0 and 1. They are sorted into sqrt(n) / 2 bins, at least 1 and at most 15.
+    Adjacent bins merge until the share of ones increases from bin to bin ("pool adjacent violators", Ayer et al., 1955)
+    and no line is steeper than `STEEPEST` (10). Half a one and half a zero are added to each bin, so that no share is 0
+    or 1.
     """
     order = np.argsort(logits, kind="stable")
     # A bin's mean logit represents the bin only if its logits are close, so prefer noisy bins to wide ones.

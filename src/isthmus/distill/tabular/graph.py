@@ -25,11 +25,11 @@ REFUSED = "refused"
 
 
 def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelProto:
-    """Return the ONNX graph of a student, from raw values to the float32 output of `student.answer`.
+    """Return the ONNX graph of a student, from raw values to the student's output in float32.
 
     Its inputs are `numeric`, float32 (N, numbers) with NaN for null; `categories`, string (N, categories) with "" for
-    null; and the inputs of the request transforms, if any. Fields that request transforms compute come last in the
-    network, and are not in `numeric` and `categories`. An input without fields is omitted. Boolean inputs are uint8:
+    null; and the inputs of the request transforms, if any. Fields that request transforms compute are not in `numeric`
+    and `categories`; they come last in the network. An input without fields is omitted. Boolean inputs are uint8, since
     ONNX Runtime's Swift package does not accept bool. The output is NaN in rows that a request transform rejects.
     """
     build, request = Building(), request or RequestInputs()
@@ -60,9 +60,10 @@ def graph(student: Student, request: RequestInputs | None = None) -> onnx.ModelP
 
 
 def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
-    """Return the ONNX graph that prepares raw inputs for the network; its outputs are those of `core_tensors`.
+    """Return the ONNX graph that prepares raw inputs for the network: the part of `graph` before the first layer.
 
-    If a request transform may reject rows, the graph also has the output `refused`, bool (N,).
+    Its outputs are the tensors of `core_tensors`. If a request transform may reject rows, the graph also has the output
+    `refused`, bool (N,).
     """
     build = Building()
     inputs: list[onnx.ValueInfoProto] = []
@@ -84,9 +85,9 @@ def head_graph(student: Student, request: RequestInputs) -> onnx.ModelProto:
 
 
 def head(student: Student, request: RequestInputs, inputs: Sequence[ModelInput]) -> bytes:
-    """Return the content of `head.json`: how clients without ONNX Runtime prepare the raw `inputs` for the network.
+    """Return the content of `head.json`: how clients without ONNX Runtime prepare raw inputs for the network.
 
-    Raises a GateFailed if a request transform uses an operator whose results are not bitwise equal in every language.
+    Raise a GateFailed if a request transform uses an operator whose results are not bitwise equal in every language.
     """
     model = head_graph(student, request)
     outputs = {tensor.name: tensor.element for tensor in core_tensors(student)}
@@ -117,7 +118,7 @@ def _sources(inputs: Sequence[ModelInput]) -> list[GraphInput]:
 
 
 class _Prepared(NamedTuple):
-    """Names of the tensors before the network: numbers (N, width), rows of embeddings (N,), rejected rows (1, N)."""
+    """Names of tensors before the network: numbers (N, width), indexes into embeddings (N,), rejected rows (1, N)."""
 
     numbers: str
     places: list[str]
@@ -128,7 +129,6 @@ def _prepared(
     build: Building, student: Student, request: RequestInputs, inputs: list[onnx.ValueInfoProto],
     truth: int = TensorProto.UINT8,
 ) -> _Prepared:  # fmt: skip
-    """Add the preparation to the graph and its inputs to `inputs`; `truth` is the element type of boolean inputs."""
     computed = _computed(build, request, inputs, truth)
     preparation = student.prepare.preparation
     prepare = onnx.load_model_from_string(student.prepare.graph)

@@ -17,11 +17,12 @@ _MOST_VALUES = 1024
 
 
 def separation_auc(values: Values, labels: Array) -> float:
-    """Return the AUC, 0.5 to 1, with which the values of an input, (n,), separate labels of 0 and 1, (n,).
+    """Return the AUC, 0.5 to 1, with which an input's values, (n,), separate labels of 0 and 1, (n,).
 
-    Takes the best of three orders: rising values, falling values, and null or not (arrays: only the last). Texts are
-    ordered by their share of ones in the even rows and scored on the odd rows, so a unique key does not count as a
-    leak. An order of fewer than `FEW` (20) zeros or ones counts as 0.5.
+    A value near 1 means that the input leaks the label. It is the best AUC of three orders: rising values, falling
+    values, and null or not. Arrays have only the last order. Texts are ordered by their share of ones in the even rows
+    and scored on the odd rows, so a unique key does not count as a leak. An order with fewer than `FEW` (20) zeros or
+    ones counts as 0.5.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -32,11 +33,12 @@ def separation_auc(values: Values, labels: Array) -> float:
 
 
 def mean_recall(values: Values, labels: Array) -> float:
-    """Return the mean recall, 0 to 1, with which the values of an input, (n,), predict classes (n,).
+    """Return the mean recall, 0 to 1, with which an input's values, (n,), predict classes, (n,).
 
-    Each odd row is predicted as the most common class of the even rows with the same value, so a unique key does not
-    count as a leak. Null is a value. With more than 1,024 distinct numbers, neighbors count as the same value. Classes
-    with fewer than `FEW` (20) odd rows are left out; returns 0 if fewer than two classes remain.
+    A value near 1 means that the input leaks the label. Each odd row is predicted as the most common class of the even
+    rows with the same value, so a unique key does not count as a leak. Null is a value. With more than 1,024 distinct
+    numbers, neighbors count as the same value. Classes with fewer than `FEW` (20) odd rows are left out. Return 0 if
+    fewer than two classes remain.
     """
     places, classes = _places(values), int(labels.max(initial=0)) + 1
     pairs, counts = np.unique(places[::2] * classes + labels[::2], return_counts=True)
@@ -50,10 +52,10 @@ def mean_recall(values: Values, labels: Array) -> float:
 
 
 def rank_correlation(values: Values, labels: Array) -> float:
-    """Return the absolute Spearman correlation of an input's values, (n,), with labels (n,); ignores null rows.
+    """Return the absolute Spearman correlation of an input's values, (n,), with labels, (n,), without null rows.
 
-    Texts are ordered by their mean label in the even rows and scored on the odd rows. Returns 0 for arrays, for
-    constant values, and for fewer than `FEW` (20) rows.
+    A value near 1 means that the input leaks the label. Texts are ordered by their mean label in the even rows and
+    scored on the odd rows. Return 0 for arrays, for constant values, and for fewer than `FEW` (20) rows.
     """
     valid = _valid(values)
     data, known = values.data[valid], labels[valid]
@@ -87,7 +89,6 @@ def _places(values: Values) -> Array:
 
 
 def _shares(texts: Array, labels: Array) -> tuple[Array, Array]:
-    """Score each odd row by the share of ones in the even rows with its text; return these scores and their labels."""
     words, place = np.unique(texts, return_inverse=True)
     rows, ones = (np.bincount(place[::2], weights, len(words)) for weights in (None, labels[::2]))
     # Smooth, so that new and rare texts get about the overall share of ones.

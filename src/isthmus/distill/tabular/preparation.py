@@ -26,23 +26,27 @@ NUMBERS = "numbers"
 
 
 def fit_preparation(rows: Any, plan: Plan, before: int) -> Preparation:
-    """Fit a plan to a Spark DataFrame's rows before `before` (Unix microseconds) whose labels were known by then."""
+    """Fit the preparation steps of a plan to the training rows of a Spark DataFrame.
+
+    These are the rows with an event time before `before` (microseconds since 1970) and a label that was known by then.
+    """
     return fit.fit(fit.training_part(rows, before), plan.numbers, plan.texts)
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """A fitted preparation and its graph; call it to prepare rows.
+    """A fitted preparation of a network's inputs and its ONNX graph; call it to prepare rows.
 
     The graph's inputs are `numeric`, float32 (N, numbers) with NaN for null, and `text_0`, …, each (N,) with "" for
-    null. Its outputs are `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,).
+    null. Its outputs are `numbers`, float32 (N, width), and for each embedded text `place_0`, …, int64 (N,): the row to
+    look up in the embedding table.
     """
 
     preparation: Preparation
     graph: bytes
 
     def __call__(self, data: TabularTensors) -> tuple[Array, Array]:
-        """Return the network's inputs for n rows: numbers, float32 (n, width), and embedding rows, int64 (n, texts)."""
+        """Prepare n rows: return numbers, float32 (n, width), and rows of the embedding tables, int64 (n, texts)."""
         feeds = {f"text_{place}": data.categories[:, place] for place in range(data.categories.shape[1])}
         if data.numeric.shape[1]:
             feeds["numeric"] = data.numeric
@@ -92,7 +96,6 @@ def preparation_graph(preparation: Preparation) -> bytes:
 
 
 def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: str) -> Iterator[str]:
-    """Add the steps of all numbers; yield the name of a tensor (k, N) per group of k columns with the same steps."""
     for turn, places in enumerate(grouped(numbers)):
         value, mask = (_picked(build, tensor, places, len(numbers)) for tensor in (rows, valid))
         group, name = [numbers[place] for place in places], f"group_{turn}"
@@ -111,7 +114,6 @@ def _groups(build: Building, numbers: Sequence[FittedNumber], rows: str, valid: 
 
 
 def grouped(numbers: Sequence[FittedNumber]) -> list[list[int]]:
-    """Group numbers with the same preparation steps; return, per group, the positions of its members in `numbers`."""
     groups: dict[str, list[int]] = {}
     for place, number in enumerate(numbers):
         groups.setdefault(repr(number.steps), []).append(place)

@@ -16,7 +16,11 @@ from isthmus.package.inputs import feeds
 
 
 class Scores:
-    """Scores, float64 (n,), of a Tabular's teacher and student; raises a RequestError for classes and ranks."""
+    """Computes scores of a Tabular's teacher and student, float64 (n,): probabilities of a 1, or numbers.
+
+    Used to compare both on rows outside the training set. Raises a RequestError for other tasks, and for labels that
+    are classes or ranks.
+    """
 
     def __init__(self, task: Task, student: nn.Module) -> None:
         if not isinstance(task, TabularTask) or not isinstance(task.declared.label, Binary | Number):
@@ -34,16 +38,19 @@ class Scores:
         self.student_inputs = task.material.request_inputs.graph_inputs(task.material.student_inputs)
 
     def teacher(self, rows: Columns) -> Array:
-        """Return the teacher's scores; `rows` has a column per input, by name. Fits the teacher on first use."""
+        """Return the teacher's scores for rows, given as a column per input; fit the teacher on first use."""
         count = len(next(iter(rows.values())).data)
         return self.scores(self.boosting.answers(network_inputs(rows, self._material.teacher_inputs, count)))
 
     def scores(self, answers: Array) -> Array:
-        """Convert outputs of the teacher (logits or standardized numbers) to scores (probabilities or numbers)."""
+        """Convert the teacher's outputs (logits or standardized numbers) to scores (probabilities or numbers)."""
         return self._student.answer.from_scores(answers)
 
     def student(self, rows: Columns) -> tuple[Array, Case]:
-        """Return the student's scores, NaN for rows that a transform rejects, and a Case with the graph's inputs."""
+        """Return the student's scores for rows, and a Case with the graph's inputs for these rows.
+
+        `rows` has a column per input. Scores are NaN in rows that a request transform rejects.
+        """
         complete, refused = self._material.request_inputs.complete(rows)
         data = network_inputs(complete, self._material.student_inputs, len(refused))
         core = core_feeds(*self._student.prepare(data))

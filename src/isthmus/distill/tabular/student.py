@@ -47,7 +47,7 @@ class Student(nn.Module):
         return [table for table in self.embeddings if isinstance(table, nn.Embedding)]
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> Any:
-        """Return the scores of prepared rows: as they are in training mode, calibrated or clipped in eval mode.
+        """Return the scores of prepared rows: raw in training mode, calibrated or clipped in eval mode.
 
         In eval mode, a student with a calibration returns a dict of calibrated `logits` and `uncalibrated` logits.
         """
@@ -58,7 +58,7 @@ class Student(nn.Module):
         return final if self.answer.calibration is None else {"logits": final, UNCALIBRATED: scores}
 
     def logits(self, data: TabularTensors) -> Array:
-        """Return calibrated or clipped scores of raw rows, float32 (n,) or (n, classes). Switches to eval mode."""
+        """Return the scores of raw rows, calibrated or clipped, float32 (n,) or (n, classes); switch to eval mode."""
         self.eval()
         with torch.inference_mode():
             scores = self(*map(torch.from_numpy, self.prepare(data)))
@@ -67,7 +67,7 @@ class Student(nn.Module):
 
 
 class CoreNetwork(nn.Module):
-    """A student without its preparation: maps its `core_tensors`, in order, to the graph's output."""
+    """A student's network without the preparation: maps the tensors of `core_tensors`, in order, to the output."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
@@ -82,9 +82,9 @@ class CoreNetwork(nn.Module):
 
 
 def core_tensors(student: Student) -> tuple[TensorInfo, ...]:
-    """Describe the network's prepared inputs: `numbers`, float32 (N, width), and `places`, int32 (N, texts).
+    """Describe the prepared inputs of a network: `numbers`, float32 (N, width), and `places`, int32 (N, texts).
 
-    An input without columns is left out. `places` has the row to look up in each embedding table.
+    `places` has the row to look up in each embedding table. An input without columns is left out.
     """
     widths = student.prepare.preparation.width, len(student.embeddings)
     tensors = TensorInfo(NUMBERS, "float", ("N", widths[0])), TensorInfo(PLACES, "int32", ("N", widths[1]))
@@ -115,7 +115,7 @@ def _embedding(count: int, width: int) -> nn.Embedding:
 
 
 class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The content of `student.json`: a student without its weights; `boundaries` are in microseconds since 1970."""
+    """The content of `student.json`: a student without its weights. `boundaries` are in microseconds since 1970 UTC."""
 
     id: str
     name: str
@@ -133,7 +133,6 @@ class StudentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def read_record(folder: Path) -> StudentRecord:
-    """Read `student.json` from the folder of a trained student; raise a DataError if it is missing or damaged."""
     try:
         return msgspec.json.decode((folder / RECORD).read_bytes(), type=StudentRecord)
     except (OSError, msgspec.MsgspecError) as error:

@@ -116,7 +116,7 @@ class TabularTask(Task):
         )
 
     def identities(self) -> Array:
-        """Return row numbers as keys for the teacher's cache, uint8 (n, 16), since the teacher sees only this table."""
+        """Return row numbers as keys of the teacher's cache, uint8 (n, 16): the teacher sees only this table."""
         names = np.zeros((self.material.table.num_rows, 2), np.int64)
         names[:, 1] = np.arange(len(names))
         return names.view(np.uint8)
@@ -129,7 +129,6 @@ class TabularTask(Task):
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        """Widths of the hidden layers, as declared; if `shape` has width or depth, they halve from layer to layer."""
         declared, (width, depth) = tuple(self.declared.hidden), (self.shape[name] for name in LAYERS)
         if width is None and depth is None:
             return declared
@@ -184,7 +183,7 @@ class TabularTask(Task):
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return `lift_kept`, the student's lift over chance / the reference's lift; {} if the reference has none."""
+        """Return `lift_kept`, the student's lift over chance / the reference's lift; {} if that is not above 0."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
@@ -214,7 +213,6 @@ class TabularTask(Task):
         return self._case(student, self._raw(rows), self._data[rows])
 
     def edges(self, student: nn.Module) -> Sequence[Case]:
-        """Return one case, with all extreme rows that no request transform rejects; empty if there are no such rows."""
         material = self.material
         extremes = edges(self._raw(material.parts.train[:1]), {item.name: item.dtype for item in self._fed})
         _, refused = material.request_inputs.complete(extremes)
@@ -237,7 +235,7 @@ class TabularTask(Task):
         return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
 
     def content(self) -> str:
-        """Return a digest of prepared inputs and targets, since a learned preparation may differ in its last bits."""
+        """Return a digest of prepared inputs and targets, since a fitted preparation may differ in its last bits."""
         digest = hashlib.sha256()
         for column in (self._numbers, self._places, self._kind.targets):
             digest.update(f"{column.dtype} {tuple(column.shape)}".encode())

@@ -19,7 +19,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class Learner(NamedTuple):
-    """A scikit-learn learner. `key` names its output; `classes` has class names by label, None without names."""
+    """A scikit-learn class with its options. `key` names its output; `classes` has class names by label, or is None."""
 
     kind: type[HistGradientBoostingClassifier] | type[HistGradientBoostingRegressor]
     key: str
@@ -39,10 +39,10 @@ BINARY = Learner(HistGradientBoostingClassifier, "logits")
 
 
 class Boosting(Teacher):
-    """Gradient boosting on the training rows of a table; its batches are row numbers of that table.
+    """A teacher by gradient boosting, fitted to the training rows of a table on first use; batches are row numbers.
 
-    `data` reads the inputs of all rows and `labels` has all labels; `train` has the numbers of the training rows.
-    `recipe` is plain data that identifies table, labels and training rows; with the options it is the teacher's
+    `data` reads the inputs of all rows, `labels` has all labels, and `train` has the numbers of the training rows.
+    `recipe` is plain data that identifies table, labels and training rows. With the options it is the teacher's
     fingerprint, so nothing is fitted if all outputs are cached. Texts that the training rows lack are treated like
     null. The number of threads does not change the outputs.
     """
@@ -86,7 +86,7 @@ class Boosting(Teacher):
         return {self._learner.key: self._scores(self._fitted.matrix[batch])}
 
     def answers(self, data: TabularTensors) -> Array:
-        """Return outputs for rows outside the table, float32 (n,) or (n, classes). Fits the teacher on first use."""
+        """Return outputs for rows outside the table, float32 (n,) or (n, classes); fit the teacher on first use."""
         matrix = np.concatenate([data.numeric, _codes(data.categories, self._fitted.words)], axis=1)
         matrix[:, self._fitted.empty] = 0.0
         return self._scores(np.clip(matrix, -_LARGEST, _LARGEST, out=matrix))
@@ -104,7 +104,10 @@ class Boosting(Teacher):
         return self._recipe
 
     def size(self) -> tuple[int, int]:
-        """Return the number of parameters (two per split, one per leaf) and the trees' bytes. Fits on first use."""
+        """Return the number of parameters (two per split, one per leaf) and the bytes of the trees.
+
+        Fit the teacher on first use.
+        """
         trees = [
             tree for step in self._fitted.model._predictors for tree in step
         ]  # scikit-learn has no public access to the trees

@@ -33,12 +33,10 @@ def tensors(table: pa.Table, inputs: Sequence[ModelInput]) -> TabularTensors:
 
 
 def columns(table: pa.Table, inputs: Sequence[ModelInput]) -> dict[str, Values]:
-    """Return the column of each input, by name; raise a DataError if one is missing or does not fit its type."""
     return {item.name: _column(table, item) for item in inputs}
 
 
 def network_inputs(values: Mapping[str, Values], inputs: Sequence[ModelInput], count: int) -> TabularTensors:
-    """Arrange the values of `count` rows, by input name, as the arrays that a network or learner reads."""
     empty = {"numeric": np.empty((count, 0), np.float32), "categories": np.empty((count, 0), object)}
     return TabularTensors(**{**empty, **feeds(inputs, values)})
 
@@ -53,7 +51,6 @@ def _column(table: pa.Table, item: ModelInput) -> Values:
 
 
 def vocabularies(train: TabularTensors) -> list[tuple[str, ...]]:
-    """Return up to `VOCABULARY` (254) texts per text column, the most frequent first, without "", which means null."""
     known = []
     for column in train.categories.T:
         counts = Counter(column.tolist())

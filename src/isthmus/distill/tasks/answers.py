@@ -15,7 +15,8 @@ from isthmus.package.inputs import Feeds
 def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.device) -> dict[str, Array]:
     """Run a module, already in eval mode on `device`, on rows in batches; return its outputs as float32 arrays by key.
 
-    Drops outputs that are not tensors. Raises a ConfigurationError if the sizes of an output differ between batches.
+    Outputs that are not tensors are dropped. Raise a ConfigurationError if the sizes of an output differ between
+    batches.
     """
     parts: list[dict[str, Tensor]] = []
     with torch.inference_mode():
@@ -35,10 +36,10 @@ def student_answers(task: Task, module: nn.Module, rows: Index, device: torch.de
 
 
 def require_steady(task: Task, module: nn.Module, rows: Index, whose: str = "student") -> None:
-    """Raise a ConfigurationError if a module in eval mode is random, or if a row's output depends on the other rows.
+    """Raise a ConfigurationError if a module in eval mode is random, or if other rows change a row's output.
 
-    The latter is checked only if all inputs and outputs have an entry per row. Restores the module's buffers, and
-    torch's random state on the CPU. `whose` names the module in the error.
+    The second check needs inputs and outputs with an entry per row, else it is skipped. Restores the module's buffers,
+    and torch's random state on the CPU. `whose` names the module in the error.
     """
     batch = task.batch(torch.from_numpy(rows))
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -101,8 +102,8 @@ def _differences(
 def graph_answers(task: Task, run: Callable[[Feeds], Answers], rows: Index, *, core: bool = False) -> dict[str, Array]:
     """Run a graph on rows in batches; return its outputs by key, in the form that `Task.quality` takes.
 
-    `run` runs the graph: it maps inputs to outputs, by name. With `core`, `run` gets the inputs of the graph's numeric
-    core, and must run only the core.
+    `run` maps inputs to outputs, both by name. With `core`, `run` gets the inputs of the graph's numeric core, and must
+    run only the core.
     """
 
     def running(places: Index) -> Callable[[Feeds], Answers]:

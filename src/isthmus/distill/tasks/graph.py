@@ -18,7 +18,7 @@ _ROWS = 8
 def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
     """Return the ONNX graph of a student, without metadata about the machine that exported it.
 
-    Raises a ConfigurationError if an input has a fixed size that differs from its size in a few validation rows.
+    Raise a ConfigurationError if the graph fixes an input size at a value that some validation rows do not have.
     """
     # Drop what torch caches of earlier exports; with it, torch.onnx would not export these as a loop over time.
     for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):

@@ -14,7 +14,10 @@ from isthmus.package.inputs import ModelInput
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """A student's request transforms, their input columns, and the transform and field of each computed input."""
+    """The request transforms in a student's graph: functions that compute inputs from the raw values of a request.
+
+    `columns` are the inputs of all transforms. `computed` has the transform and the field of each computed input.
+    """
 
     transforms: Sequence[TransformContract] = ()
     columns: Sequence[Column] = ()
@@ -31,13 +34,12 @@ class RequestInputs:
         return cls(transforms, (*stored, *request), computed)
 
     def graph_inputs(self, inputs: Sequence[ModelInput]) -> tuple[ModelInput, ...]:
-        """Return the graph's inputs: the `inputs` that no transform computes, then the inputs of the transforms."""
         computed = {transform.full_name(field.name) for transform, field in self.computed}
         rows = (ModelInput(column.name, column.dtype, row=True) for column in self.columns)
         return (*(item for item in inputs if item.name not in computed), *rows)
 
     def complete(self, raw: Mapping[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """Run the transforms on the raw inputs; return raw and computed columns, and a mask of rejected rows."""
+        """Run the transforms on raw inputs; return all columns, raw and computed, and a mask of rejected rows."""
         columns = dict(raw)
         refused = np.zeros(len(next(iter(raw.values())).data), bool)
         for graph in self._graphs:

@@ -18,11 +18,11 @@ PARTS = ("train", "validation", "test")
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers of each part, ascending, and the two boundaries in microseconds since 1970 UTC.
+    """The row numbers of the training, validation and test parts, ascending, and the boundaries of a split by time.
 
-    Training rows are before the first boundary, validation rows before the second, and test rows at or after it. A
-    training or validation row whose label became known after the end of its part is in no part. A split by a column has
-    no boundaries, and every row is in a part.
+    The two boundaries are in microseconds since 1970 UTC. Training rows are before the first boundary, validation rows
+    before the second, and test rows at or after it. A training or validation row whose label became known after the end
+    of its part is in no part. In a split by a column, `boundaries` is None, and every row is in a part.
     """
 
     train: Index
@@ -32,11 +32,12 @@ class Split:
 
 
 def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
-    """Split rows by event time; leave out training and validation rows whose label became known after their part ended.
+    """Split rows by event time into parts; leave out rows whose label became known after the end of their part.
 
-    `event` and `known` (when labels became known) are (n,), in microseconds. `shares` are the parts' shares of the rows
-    in order of event time. A boundary is the event time of the first row beyond a share, so rows with equal times stay
-    together. Raises a DataError if a part is empty.
+    `event` has event times and `known` the times when labels became known, (n,) in microseconds. `shares` are the
+    parts' shares of the rows in order of event time. A boundary is the event time of the first row beyond a share, so
+    rows with equal times stay together. All rows at or after the second boundary are test rows. Raise a DataError if a
+    part is empty.
     """
     if not len(event):
         raise DataError("training set", "no rows", expected="at least one row in each part")
@@ -68,10 +69,10 @@ def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Spl
 
 
 def split_by_value(values: pa.ChunkedArray, shares: tuple[float, float, float]) -> Split:
-    """Split rows by (n,) values without nulls; rows with the same value are in the same part in every table.
+    """Split rows by a column without nulls; rows with the same value are in the same part in every table.
 
-    A hash of the value selects the part, so `shares` are shares of the values, and only roughly of the rows. Raises a
-    DataError if a part is empty.
+    A hash of the value selects the part, so `shares` are shares of the distinct values, and only roughly of the rows.
+    Raise a DataError if a part is empty.
     """
     first, second = (int(share * 2**64) for share in (shares[0], shares[0] + shares[1]))
     drawn = identities({"value": values})[:, :8].copy().view(">u8")[:, 0] if len(values) else np.array([], np.uint64)
@@ -100,11 +101,11 @@ def _filled(parts: Split, reason: Callable[[], str], expected: str, remedy: str)
 def split_table(
     table: pa.Table, shares: tuple[float, float, float], by: str | None = None, within: str | None = None
 ) -> Split:
-    """Split a training set by a hash of the column `by`, or by time with the columns `event_timestamp` and `known_at`.
+    """Split a training set by a hash of the column `by`, or by time if `by` is None.
 
-    A split by time leaves out rows whose label became known after their part ended. It keeps rows with equal values in
-    the column `within` together: their latest event time and their latest known time count for all of them. Raises a
-    DataError if a column is missing or has nulls, or a part is empty.
+    A split by time uses the columns `event_timestamp` and `known_at` (when the label became known). It leaves out rows
+    whose label became known after the end of their part. Rows with equal values in the column `within` stay together,
+    at their latest times. Raise a DataError if a column is missing or has nulls, or if a part is empty.
     """
     if by is not None:
         return split_by_value(required_column(table, by, "the values to split by"), shares)
@@ -118,7 +119,6 @@ def split_table(
 
 
 def group_numbers(table: pa.Table, within: str) -> Index:
-    """Return for each row the number of its value in `within`, from 0; raise a DataError as `required_column` does."""
     values = required_column(table, within, "the groups of rows").combine_chunks()
     numbers: Index = pc.cast(values.dictionary_encode().indices, pa.int64()).to_numpy(zero_copy_only=False)
     return numbers
@@ -145,7 +145,6 @@ def binary_labels(table: pa.Table, label: str, parts: Split) -> Index:
 
 
 def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArray:
-    """Return a column; raise a DataError if it is missing or has nulls. `expected` describes a missing column."""
     if name not in table.column_names:
         raise DataError("training set", f"no column {name}", expected=expected)
     column = table[name]
@@ -155,7 +154,6 @@ def required_column(table: pa.Table, name: str, expected: str) -> pa.ChunkedArra
 
 
 def whole_numbers(table: pa.Table, name: str, dtype: pa.DataType) -> Index:
-    """Return a column cast to `dtype`, then int64; raise a DataError if it is missing, has nulls or cannot be cast."""
     column = required_column(table, name, f"{name} of type {dtype}")
     try:
         values: Index = pc.cast(pc.cast(column, dtype), pa.int64()).to_numpy(zero_copy_only=False)

@@ -43,26 +43,25 @@ Learn = Callable[[Plan, int], Preparation]
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Everything a task is created from.
+    """Everything a `Task` is created from: declaration, training set, inputs and training profile.
 
     Attributes:
-        declaration: the distillation.
+        declaration: the distillation as declared in `definitions.py`.
         table: training set, with a column per input, `event_timestamp`, `known_at` (when the label became known) and
             the label.
-        teacher_inputs: inputs of the teacher.
         student_inputs: inputs of the student, the control and the references.
         label: name of the label's column.
-        training_set: identity of the table; different rows must have a different one.
-        contract: hash of the contract of the features.
+        training_set: text that identifies the rows of the table; other rows must have another text.
+        contract: hash of the contract (schema of the features).
         profile: device, precision and threads.
         request_inputs: request transforms in the student's graph.
         learn: fits a preparation to the training part with the project's engine.
         progress: called with a text and the finished share while a task prepares its teacher.
         latency: returns recent latency of the servers on this machine, for which training pauses; None to ignore them.
         device: table with the student's inputs as a device sees them; None if it sees what the server sees.
-        aged: returns, for some rows and ages in microseconds, a table per age with the inputs of the student's graph;
+        aged: takes rows and ages in microseconds; returns a table per age with the inputs of the student's graph;
             None if a device sees what the server sees.
-        division: parts of a task that makes its own table of rows; None for the declared split.
+        division: parts of the rows, if a task makes its own table; None for the declared split.
     """
 
     declaration: Distillation
@@ -83,12 +82,12 @@ class Material:
 
     @property
     def student_table(self) -> pa.Table:
-        """The table with the student's inputs: `device` if there is one, else `table`. Both have the same rows."""
+        """The table with the student's inputs: `device` if there is one, else `table`; both have the same rows."""
         return self.table if self.device is None else self.device
 
     @cached_property
     def parts(self) -> Split:
-        """The rows for training, validation and test. Raises a DataError if the table cannot be split."""
+        """The row numbers for training, validation and test. Raises a DataError if the table cannot be split."""
         if self.division is not None:
             return self.division
         label = self.declaration.label
@@ -104,7 +103,7 @@ class Batch(NamedTuple):
 
 
 class TeacherBatch(NamedTuple):
-    """A batch on the training device, with the teacher's outputs."""
+    """A batch for a training step, on the training device, with the teacher's outputs by key."""
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None
@@ -113,12 +112,12 @@ class TeacherBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Inputs of a student's graph and the expected outputs.
+    """Inputs of a student's graph and the expected outputs, to check a model file.
 
     Attributes:
         feeds: inputs by name.
         expected: outputs by name, computed by the student in torch.
-        rows: raw values behind the tensors, for golden cases of models that predict from rows.
+        rows: raw values from which `feeds` were computed, for models that predict from rows of features.
         core: inputs of the graph's numeric core by name, if the task has a core.
         numbers: row numbers in the training set; empty for other rows.
     """
@@ -130,7 +129,7 @@ class Case:
     numbers: Sequence[int] = ()
 
     def row_name(self, row: int) -> str:
-        """Return a name for row `row` of this case, for messages: its number in the training set, or "golden row N"."""
+        """Return a name of a row of this case for messages: "row 7 of the training set" or "golden row 2"."""
         return f"row {self.numbers[row]} of the training set" if row < len(self.numbers) else f"golden row {row}"
 
     def fed(self, variant: Variant) -> Feeds:
@@ -139,9 +138,11 @@ class Case:
 
 
 class Core(NamedTuple):
-    """The numeric core of a graph, as a torch module from `tensors`, in their order, to the outputs of the graph.
+    """The numeric part of a graph, for runtimes without strings.
 
-    `head` returns the content of `head.json`, or raises a GateFailed; None if the task provides no `head.json`.
+    `network` is a torch module from `tensors`, in order, to the outputs of the graph. `head` returns the content of
+    `head.json` (how to compute `tensors` from raw inputs), or raises a GateFailed. It is None if the task provides no
+    `head.json`.
     """
 
     network: nn.Module
@@ -153,7 +154,7 @@ class Task(ABC):
     """A kind of model. Each distillation creates one instance; `rows` are row numbers in the training set.
 
     Attributes:
-        metric: figure of `quality` that selects weights and comes first in reports.
+        metric: metric in `quality` that selects weights and comes first in reports.
         more: True if a higher metric is better.
         keys: names of the student's outputs, if its `forward` returns a tensor or a tuple.
         classes: class names in the order of the student's logits; None without classes or with a single logit for two.
@@ -169,9 +170,9 @@ class Task(ABC):
             numbers over 256 test rows, but at least 1. So for probabilities it is absolute.
         rounding: largest difference between the outputs of two processors.
         quantized: ONNX operators that INT8 graphs quantize, weights and inputs; for Gather, only the weights.
-        golden: number of test rows with outputs in a package; with 0 it has only the cases of `edges`.
-        compared: maximum number of rows on which the verdict compares a package with its student.
-        measured: names of all figures of `measures`; a gate on another figure fails before the first step.
+        golden: number of test rows that a package stores with their outputs; with 0 it has only the cases of `edges`.
+        compared: maximum number of rows on which an export compares a package with its student.
+        measured: names of all results of `measures`, so that a gate on an unknown name fails before training.
         pipeline: Hugging Face pipeline name ("image-to-image") for the model card, or None.
         shape: options of the student by name, overridden by `Distillation(shape=...)` and varied by a search.
         max_sizes: maximum of each named size of the graph except rows. Servers reject more; some runtimes plan memory
@@ -205,14 +206,14 @@ class Task(ABC):
         self.shape = {**self.shape, **material.declaration.shape}
 
     def with_shape(self, shape: Mapping[str, Any]) -> Self:
-        """Return a copy of this task with these options in its `shape`; its other options stay."""
+        """Return a copy of this task with other values for some options of its `shape`; the other options stay."""
         task = copy.copy(self)
         task.shape = {**self.shape, **shape}
         return task
 
     @abstractmethod
     def teacher(self) -> Teacher:
-        """Create the teacher."""
+        """Create the teacher, whose outputs the student learns."""
 
     def references(self) -> Mapping[str, Teacher]:
         """Return further models that the report measures next to the teacher, by name; none by default."""
@@ -220,13 +221,13 @@ class Task(ABC):
 
     @abstractmethod
     def asked(self, rows: Index) -> Any:
-        """Return these rows as the batch that teacher and references are called with."""
+        """Return these rows as a batch for the teacher and the references, in the form that both accept."""
 
     def tokenizers(self) -> tuple[Any, Any] | None:
         """Return the tokenizers of teacher and student, or None, the default, for a task without text.
 
-        A tokenizer is an object of the transformers or tokenizers library, or a function from text to ids. Before the
-        first step both are compared on texts for which tokenizers often differ.
+        A tokenizer is an object of the transformers or tokenizers library, or a function from text to ids. Before
+        training, both are compared on texts for which tokenizers often differ.
         """
         return None
 
@@ -244,12 +245,12 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, rows: Tensor) -> Batch:
-        """Return the rows with these numbers, int64 (n,), as a batch for the student, on the CPU."""
+        """Return a batch for the student, on the CPU; `rows` has row numbers, int64 (n,)."""
 
     def leaks(self) -> Sequence[str]:
-        """Describe each input that reveals the label on its own; none by default.
+        """Return a description of each input that reveals the label on its own; none by default.
 
-        If there are any, `distill` raises a DataError: such an input is known too late, or makes a model unnecessary.
+        If there are any, `distill` raises a DataError: the input is known too late, or makes a model unnecessary.
         """
         return ()
 
@@ -262,22 +263,28 @@ class Task(ABC):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return the student's objective. The control uses only the terms that do not need the teacher."""
+        """Return the student's objective: its losses and their weights.
+
+        The control (a student trained without the teacher) uses only the losses that do not need the teacher.
+        """
 
     def sampled(self, student: nn.Module, batch: TeacherBatch) -> TeacherBatch:  # noqa: ARG002 - for subclasses
         """Return the batch to train on instead of `batch`, for example one that the student generated.
 
-        By default returns `batch`. Not called for a control. Draw random numbers from torch's global generator, so that
-        a run that was killed resumes with the same numbers.
+        By default returns `batch`. Not called for the control (a student trained without the teacher). Draw random
+        numbers from torch's global generator, so that a run that was killed resumes with the same numbers.
         """
         return batch
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index, teacher: Answers) -> dict[str, float]:
-        """Return a model's metrics for these rows by name, NaN if undefined. `teacher` has the teacher's outputs."""
+        """Return a model's metrics for these rows by name, NaN if undefined.
+
+        `answers` has the model's outputs, and `teacher` the teacher's outputs for the same rows.
+        """
 
     def score(self, answers: Answers, rows: Index, teacher: Answers) -> float:
-        """Return the figure of `quality` that `self.metric` names. Override this if it can be computed faster alone."""
+        """Return only the metric that `self.metric` names. Override this if that is faster than `quality`."""
         return self.quality(answers, rows, teacher)[self.metric]
 
     @abstractmethod
@@ -287,7 +294,8 @@ class Task(ABC):
     def network(self, student: nn.Module) -> nn.Module | None:
         """Return a torch module that computes the graph's outputs from the tensors of `feeds`, in order.
 
-        By default the student. Return None if no module computes everything that the graph does.
+        Other runtimes than ONNX Runtime are converted from it. By default it is the student. Return None if no module
+        computes everything that the graph does.
         """
         return student
 
@@ -298,14 +306,15 @@ class Task(ABC):
     def figures(
         self, run: Callable[[Feeds], Answers], student: nn.Module, teacher: TeacherOutputs
     ) -> Mapping[str, float]:
-        """Measure a model file, which `run` runs, and return figures for gates by name.
+        """Measure a model file of a text generator, and return named values on which gates may be declared.
 
-        Implement this only if `writer` returns a text generator. `teacher` has the teacher's outputs for all rows.
+        `run` runs the model file, and `teacher` has the teacher's outputs for all rows. Implement this only if `writer`
+        returns a text generator.
         """
         raise NotImplementedError
 
     def tolerances(self, student: nn.Module) -> Mapping[str, float]:  # noqa: ARG002 - for subclasses
-        """Return the largest allowed differences of a student's package by precision; `tolerance` by default."""
+        """Return the largest allowed difference between package and student, per precision; `tolerance` by default."""
         return self.tolerance
 
     def graph_batches(self, rows: Index) -> Iterator[Index]:
@@ -313,15 +322,14 @@ class Task(ABC):
         return in_batches(rows, self.graph_rows or self.at_once)
 
     def core(self, student: nn.Module) -> Core | None:  # noqa: ARG002 - for subclasses
-        """Return the numeric part of the graph, for runtimes without strings and booleans.
+        """Return the numeric part of the graph, for runtimes without strings and booleans; None by default.
 
-        Return None, the default, if `network` covers the whole graph. With a core, also implement `core_feeds` and fill
-        `Case.core`.
+        Return None if `network` covers the whole graph. With a core, also implement `core_feeds` and fill `Case.core`.
         """
         return None
 
     def core_feeds(self, rows: Index) -> Feeds:
-        """Return the inputs of the core for these rows, arrays by name. Implement this only if `core` returns one."""
+        """Return the inputs of the core for these rows, arrays by name. Needed only if `core` returns a core."""
         raise NotImplementedError
 
     @abstractmethod
@@ -331,18 +339,18 @@ class Task(ABC):
     def expected(self, student: nn.Module, feeds: Feeds) -> Answers:
         """Return the outputs that the exported graph should give, computed in torch by a student in eval mode.
 
-        By default the tensors of `feeds` are the arguments of the student, in order. Call it with gradients disabled.
+        By default, passes the tensors of `feeds` to the student, in order. Call it with gradients disabled.
         """
         outputs = answers(self, student(*map(torch.from_numpy, feeds.values())))
         return {key: value.numpy() for key, value in outputs.items() if isinstance(value, Tensor)}
 
     def case(self, student: nn.Module, rows: Index) -> Case:
-        """Return a case: the graph's inputs for these rows, and the student's outputs in torch."""
+        """Return a case for these rows: the graph's inputs, and the outputs that the student computes in torch."""
         fed = self.feeds(rows)
         return Case(fed, self.expected(student, fed))
 
     def numbered_case(self, student: nn.Module, rows: Index) -> Case:
-        """Return a case with the graph's inputs, the student's outputs in torch, and the row numbers for messages."""
+        """Return the `case` of these rows with their row numbers, so that messages can name them."""
         return replace(self.case(student, rows), numbers=rows.tolist())
 
     def edges(self, student: nn.Module) -> Sequence[Case]:  # noqa: ARG002 - for subclasses
@@ -350,21 +358,26 @@ class Task(ABC):
         return ()
 
     def cases(self, student: nn.Module) -> list[Case]:
-        """Return the golden cases of a package: `golden` test rows (none if 0), and the edge cases of `edges`."""
+        """Return the golden cases, with which a package is checked: `golden` test rows, and the cases of `edges`."""
         test = self.material.parts.test
         usual = [self.numbered_case(student, test[spread(len(test), self.golden)])] if self.golden else []
         return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:
-        """Run a graph with `run` on a batch of rows; return its outputs in the form that `quality` takes."""
+        """Run a graph with the function `run` on these rows; return its outputs in the form that `quality` takes."""
         return run(self.feeds(rows))
 
     def shipped(self, teacher: TeacherOutputs) -> Mapping[str, tuple[bytes, str]]:  # noqa: ARG002 - for subclasses
-        """Return further package files, (content, purpose) by name; {} by default. `teacher` has all its outputs."""
+        """Return further files for a package, (content, purpose) by name; {} by default.
+
+        `teacher` has the teacher's outputs for all rows.
+        """
         return {}
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
-        """Compare student and teacher on the same rows, by the first output that has the same key and shape in both.
+        """Compare student and teacher on the same rows; return measures of agreement for the report.
+
+        Uses the first output that has the same key and shape in both.
 
         For logits, returns `agreement` and `kl`; each token of a text counts. For other outputs, returns `cosine`, NaN
         if a row is all zero. If the teacher returns `indexes` of its best classes, returns `agreement` alone. Returns
@@ -383,27 +396,32 @@ class Task(ABC):
         return {"cosine": cosine(*flat) if all(array.any(1).all() for array in flat) else math.nan}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
-        """Return a copy of this task with only `rows`, renumbered from 0. `table` has their graph inputs, in order.
+        """Return a copy of this task that has only `rows`, with inputs from `table`, in the same order.
 
-        Only `Tabular` implements this; other tasks raise NotImplementedError.
+        Rows of the copy are numbered from 0. Used to measure a student on older features. Only `Tabular` implements
+        this; other tasks raise NotImplementedError.
         """
         raise NotImplementedError
 
     def raw_case(self, student: nn.Module, raw: Mapping[str, Values]) -> Case:
-        """Return a case from raw values of the graph's inputs. Only `Tabular` can; others raise NotImplementedError."""
+        """Return a case from raw values of the graph's inputs, given as a column per input.
+
+        Used to check a package with the inputs that a device sees. Only `Tabular` implements this; other tasks raise
+        NotImplementedError.
+        """
         raise NotImplementedError
 
     def sliced(self, rows: Index) -> pa.Table:
-        """Return the columns by which the report slices these rows: the student's inputs except times."""
+        """Return the columns by which the report groups rows to find slices: the student's inputs except times."""
         inputs = [item.name for item in self.material.student_inputs if item.dtype != UnixTimestamp]
         return self.material.table.select(inputs).take(rows)
 
     def identities(self) -> Array:
-        """Return a key per row for the teacher's cache, uint8 (n, 16), by default a hash of the teacher's inputs."""
+        """Return a key per row for the cache of teacher outputs, uint8 (n, 16); by default a hash of the inputs."""
         return identities(self.material.table.select([item.name for item in self.material.teacher_inputs]))
 
     def options(self) -> dict[str, Any]:
-        """Return plain data that also determines the teacher's outputs, for their cache key; {} by default."""
+        """Return plain data that also determines the teacher's outputs, for the key of their cache; {} by default."""
         return {}
 
     def content(self) -> str:
@@ -411,17 +429,23 @@ class Task(ABC):
         return self.material.training_set
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:  # noqa: ARG002 - for subclasses
-        """Return further figures for the report, as named in `measured`; {} by default. `quality`: metrics by model."""
+        """Return further results for the report, with the names in `measured`; {} by default.
+
+        `quality` has the metrics of each model, by model name.
+        """
         return {}
 
     def files(self, identity: str) -> dict[str, bytes]:  # noqa: ARG002 - for subclasses
-        """Return further files by name, none by default, to store next to the weights of the student `identity`."""
+        """Return further files, content by name, to store next to a student's weights; none by default.
+
+        `identity` is the student's id.
+        """
         return {}
 
 
 def answers(task: Task, outputs: Any) -> Mapping[str, Any]:
     """Return a student's outputs by key. A mapping is unchanged; a tuple or a tensor gets the keys in `task.keys`.
 
-    Raises a ConfigurationError if the number of outputs differs from the number of keys.
+    Raise a ConfigurationError if the number of outputs differs from the number of keys.
     """
     return by_key(outputs, task.keys, f"{task.material.declaration.where}: student")

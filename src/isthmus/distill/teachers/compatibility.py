@@ -38,13 +38,13 @@ def compatible(
     student: nn.Module | None = None,
     tokenizers: tuple[Any, Any] | None = None,
 ) -> Teacher:
-    """Check that a teacher fits the student, and return the teacher. Its classes, if named, get the order of `labels`.
+    """Check that a teacher fits the student; return the teacher, with its classes in the order of `labels` if named.
 
     Args:
         teacher: teacher to check; it is called twice, and must return the same outputs.
         batch: a few rows.
-        outputs: required outputs with their layouts, such as "rows 3" or "rows tokens 768": a number is that size, a
-            word is a size that must be the same everywhere.
+        outputs: layout of each required output, such as "rows 3" or "rows tokens 768": a number is an exact size,
+            a word is a size that must be the same everywhere.
         labels: labels of the student, in the order of its logits. The teacher's order may differ.
         student: student, which must not share a parameter with the teacher.
         tokenizers: tokenizers of teacher and student, from transformers or tokenizers, or functions from text to ids.
@@ -86,7 +86,7 @@ def compatible(
 
 
 def differing_tokens(teacher: Any, student: Any, texts: Sequence[str] = HARD_TEXTS) -> list[Problem]:
-    """Return a problem for each text with different ids in the two tokenizers, and one for different vocabularies."""
+    """Compare two tokenizers; return a problem for each text with different ids, and one for different vocabularies."""
     problems = []
     words: list[dict[str, int]] = [getattr(tokenizer, "get_vocab", dict)() for tokenizer in (teacher, student)]
     if all(words) and words[0] != words[1]:

@@ -13,7 +13,7 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 
 class EstimatorTeacher(Teacher):
-    """A fitted estimator with `predict_proba`, `decision_function` or `predict`.
+    """A teacher that is a fitted estimator with `predict_proba`, `decision_function` or `predict`.
 
     Possible keys:
 

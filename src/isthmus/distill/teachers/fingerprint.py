@@ -29,7 +29,7 @@ _NAMES = {"_name_or_path", "architectures", "id2label", "label2id", "transformer
 
 
 def fingerprint(value: Any, *, versioned: bool = False) -> str:
-    """Return the SHA-256 of a network, an estimator, a function, or any part of these.
+    """Return a SHA-256 of a network, an estimator, a function, or a part of these; it changes when outputs may change.
 
     Arrays and tensors count by content. Functions and classes of the user count by their code and everything it refers
     to; library functions and classes by name and library version. Other objects count by the state that pickle would
@@ -195,7 +195,7 @@ def _hash(kind: str, *parts: Any) -> bytes:
 
 
 def _of_library(kind: type) -> bool:
-    """Return whether a class is from an installed package; a class typed at a prompt has no file and may change."""
+    """Return True if a class is from an installed package; a class typed at a prompt has no file and may change."""
     root = kind.__module__.split(".")[0]
     module = sys.modules.get(root)
     return root in sys.stdlib_module_names or hasattr(module, "__path__") or bool(getattr(module, "__file__", None))

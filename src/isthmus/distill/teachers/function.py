@@ -12,7 +12,9 @@ from isthmus.features.errors import ConfigurationError, DataError, DependencyErr
 
 
 class FunctionTeacher(Teacher):
-    """A function from a batch to a mapping of outputs, a tuple with an output per key, or a single output.
+    """A teacher that is a function from a batch to its outputs.
+
+    The function returns a mapping of outputs, a tuple with an output per key, or a single output.
 
     Its fingerprint covers its code and everything that the code refers to: helpers, constants, and arrays, networks and
     estimators in its closure. A remote model, or state that cannot be read, needs a `version`, which then replaces

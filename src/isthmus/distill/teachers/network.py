@@ -13,15 +13,15 @@ from isthmus.features.errors import Problem
 
 
 class NetworkTeacher(Teacher):
-    """A torch module.
+    """A teacher that is a torch module.
 
-    Creating the teacher freezes the module: it is switched to eval mode, and no parameter requires a gradient. A
-    mapping as batch becomes keyword arguments, a tuple positional arguments, anything else the only argument; tensors
+    Creating the teacher freezes the module: it is switched to eval mode, and no parameter requires a gradient. A batch
+    that is a mapping becomes keyword arguments, a tuple positional arguments, anything else the only argument. Tensors
     are moved to the module's device. The module returns a mapping of outputs, a tuple with an output per key, or a
     single output. Autocast around it has no effect.
 
     Args:
-        module: the module.
+        module: module to freeze and to call.
         keys: outputs to use.
         taps: further outputs by key, each the output of the submodule with this name.
         labels: class names in the order of the module's logits; None if unknown.

@@ -22,7 +22,7 @@ _OF_LAYERS = re.compile(r"(hidden|attentions)(?:\.(\d+))?")
 
 
 class PretrainedTeacher(NetworkTeacher):
-    """A model of transformers.
+    """A teacher that is a model of the transformers library.
 
     Keys, in addition to the names of the model's own outputs:
 
@@ -86,7 +86,7 @@ class PretrainedTeacher(NetworkTeacher):
 
 
 def pooled(states: Tensor, mask: Tensor | None, *, first: bool = False) -> Tensor:
-    """Return a vector per row: with `first`, the first position, else the mean of positions whose mask is not 0.
+    """Pool hidden states to a vector per row: the first position, or the mean of positions whose mask is not 0.
 
     `states` are (rows, positions, width), or feature maps (rows, channels, height, width). The mask is (rows,
     positions); None averages over all positions.

@@ -12,11 +12,12 @@ from isthmus.features.errors import ConfigurationError, Problem, one_of
 
 @contextmanager
 def tapped(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict that each call of `network` fills: the latest output of each submodule, by name.
+    """Record outputs of submodules: yield a dict that each call of `network` fills, by submodule name.
 
-    `names` are as in `network.named_modules()`. This gives access to hidden states, or to queries, keys and values. The
-    hooks are removed at the end, also after an error. Raises a ConfigurationError if a submodule does not exist, or, at
-    the end, if the network has overwritten an output in place.
+    The dict has the latest output of each submodule in `names`, named as in `network.named_modules()`. This gives
+    access to hidden states, or to queries, keys and values. The hooks are removed at the end, also after an error.
+    Raises a ConfigurationError if a submodule does not exist, or, at the end, if the network has overwritten an output
+    in place.
     """
     where = f"submodules of {type(network).__name__}"
     modules = dict(network.named_modules(remove_duplicate=False))

@@ -24,7 +24,7 @@ _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
 class Teacher(ABC):
-    """A model that computes outputs for batches.
+    """A frozen model that computes outputs for batches, from which a student learns.
 
     It is not a `torch.nn.Module`: a student that has it as an attribute does not include its parameters, and no
     optimizer trains them.
@@ -69,7 +69,7 @@ class Teacher(ABC):
     def ask(self, batch: Any, *, rows: Sequence[int] | None = None) -> dict[str, Tensor]:
         """Return the outputs for a batch: float32 (rows, ...) by key, on the teacher's device, without gradients.
 
-        `rows` are row numbers for messages; by default the positions in the batch.
+        `rows` has row numbers for error messages; by default the positions in the batch.
 
         Raises:
             ConfigurationError: the teacher is in training mode or was changed, or lacks an output.
@@ -97,25 +97,26 @@ class Teacher(ABC):
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
 
     def parameters(self) -> Iterator[Tensor]:
-        """Yield the teacher's weights, if any; raise a ConfigurationError if it is in training mode or was changed."""
+        """Yield the teacher's weights, if any; raise a ConfigurationError if it is not frozen or was changed."""
         self.hold()
         yield from self._weights()
 
     def size(self) -> tuple[int, int] | None:
-        """Return the number of parameters and their bytes; None if they cannot be counted."""
+        """Return the number of the teacher's parameters and their bytes; None if they cannot be counted."""
         weights = list(self._weights())
         return (sum(t.numel() for t in weights), sum(t.nbytes for t in weights)) if weights else None
 
     def hold(self) -> None:
-        """Raise a ConfigurationError if a part is in training mode, requires a gradient, or was changed."""
+        """Raise a ConfigurationError if the teacher is in training mode, requires a gradient, or was changed."""
         problems, remedy = self._thawed()
         if problems:
             raise ConfigurationError(self.where, problems, remedy=remedy)
 
     def relabelled(self, labels: Sequence[str]) -> "Teacher":
-        """Return a copy with its classes in this order, or the teacher itself if its classes already have this order.
+        """Return a copy of the teacher whose outputs per class follow the order of `labels`.
 
-        Raises a ConfigurationError if the teacher's labels are unknown, or are not the same set.
+        Return the teacher itself if its classes already have this order. Raise a ConfigurationError if the teacher's
+        labels are unknown or not the same set.
         """
         if self.labels is None:
             raise ConfigurationError(self.where, [Problem("labels", "unknown", "labels= passed to the teacher")])
@@ -189,7 +190,7 @@ _ABSTAINS = (
 
 
 def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
-    """Return a problem if the labels differ from the expected labels; else None. Their order does not matter."""
+    """Compare two lists of class names without their order; return a problem if they differ, else None."""
     if sorted(labels) == sorted(expected):
         return None
     more, less = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
@@ -204,7 +205,6 @@ def misfit(labels: Sequence[str], expected: Sequence[str]) -> Problem | None:
 
 
 def tensor(value: Any, where: str, key: str) -> Tensor:
-    """Convert an output to a tensor; raise a ConfigurationError if it is not an array of numbers."""
     if isinstance(value, Tensor):
         return value
     try:
@@ -217,7 +217,7 @@ def tensor(value: Any, where: str, key: str) -> Tensor:
 def by_key(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
     """Return a module's outputs by key. A mapping is unchanged; a tuple or a single output gets `keys`, in order.
 
-    Raises a ConfigurationError if the number of outputs differs from the number of keys.
+    Raise a ConfigurationError if the number of outputs differs from the number of keys.
     """
     if isinstance(outputs, Mapping):
         return outputs
@@ -229,7 +229,7 @@ def by_key(outputs: Any, keys: Sequence[str], where: str) -> Mapping[str, Any]:
 
 
 def count(batch: Any) -> int | None:
-    """Return the number of rows of a batch; None if it is unknown, or differs between the batch's parts."""
+    """Return the number of rows of a batch; None if it is unknown, or if parts of the batch differ in it."""
     if isinstance(batch, Mapping | tuple):
         parts = batch.values() if isinstance(batch, Mapping) else batch
         counts = {number for part in parts if (number := count(part)) is not None}

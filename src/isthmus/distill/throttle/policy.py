@@ -29,7 +29,9 @@ _NAP_SECONDS, _REPORT_SECONDS = 0.1, 60.0
 
 @dataclass(frozen=True)
 class Policy:
-    """The current degree (see the module) and its history; times are seconds of any clock.
+    """Decides how much training gives way to servers, as a degree from 0 (low priority) to a pause.
+
+    Times are seconds of any clock. Each change returns a new object.
 
     Attributes:
         changed: time of the last change of the degree.
@@ -45,7 +47,10 @@ class Policy:
     recovering: bool = False
 
     def next(self, strained: bool, now: float, deepest: int) -> "Policy":
-        """Return the policy from `now` on. `strained` means a p99 above its objective; `deepest` is the last degree."""
+        """Return the policy from the time `now` on, with a higher, lower or equal degree.
+
+        `strained` is True if a server's p99 is above its objective. `deepest` is the highest degree.
+        """
         if strained:
             settles = not self.recovering and now - self.changed < SETTLE_SECONDS
             if settles or self.degree == deepest:
@@ -61,10 +66,10 @@ class Policy:
 
 
 class Throttle:
-    """Applies the policy to this process: changes its priority and its cores, and says when to pause.
+    """Gives way to servers on this machine: changes priority and cores of this process, and says when to pause.
 
-    Call `update` between two steps, `pause` if it returns True, and `end` at the end, which undoes the changes.
-    `latency` returns None without a server. The process first gives up the cores beyond `threads`; with `pauses=False`
+    Call `update` between two steps, `pause` if `update` returns True, and `end` at the end, which undoes the changes.
+    `latency` returns None without a server. The process first gives up the cores beyond `threads`. With `pauses=False`
     it never pauses. `slowed` and `paused` are seconds on fewer cores and in pauses, earlier runs included.
     """
 
@@ -88,7 +93,7 @@ class Throttle:
         return self._policy.degree == len(self._cores)
 
     def update(self) -> bool:
-        """Read the latency of servers, at most once a second; adapt priority and cores; return True to pause.
+        """Read the latency of servers, at most once a second, and adapt priority and cores; return True to pause.
 
         Reports each change, and warns once if training has hardly run for `STARVED_SECONDS`.
         """
@@ -115,7 +120,10 @@ class Throttle:
         return self.pausing
 
     def pause(self, ended: Sequence[int]) -> float:
-        """Sleep until the policy ends the pause, or a signal handler appends to `ended`; return the seconds slept."""
+        """Sleep until servers no longer need the pause, or until `ended` has an entry; return the seconds slept.
+
+        `ended` is a list to which a signal handler appends.
+        """
         before, reported = self.paused, time.monotonic()
         self._looked = reported  # time since the decision to pause was work
         while self.update() and not ended:
@@ -126,7 +134,6 @@ class Throttle:
         return self.paused - before
 
     def end(self) -> None:
-        """Restore the process's cores, and its priority as far as this user may raise it."""
         self._priority.restore()
 
     def _apply(self) -> None:
@@ -163,9 +170,9 @@ def throttled(
 ) -> Iterator[Progress]:
     """Yield a progress function that, when called, also slows down or pauses the process if servers need the machine.
 
-    Next to a server, the process has a lower priority from the start. If `latency` is None, yields `progress` itself.
-    The work uses `threads` threads. `paused` is called with the seconds of each pause. At the end, the process gets
-    back its cores, and its priority as far as this user may raise it.
+    Next to a server, the process has a lower priority from the start. If `latency` is None, yield `progress` itself.
+    `threads` is the number of threads of the work. `paused` is called with the seconds of each pause. At the end, the
+    process gets back its cores, and its priority as far as this user may raise it.
     """
     if latency is None:
         yield progress

@@ -18,14 +18,20 @@ class _Scheduling(NamedTuple):
 
 
 class Priority:
-    """The priority and cores of all threads of this process; outside Linux, `cores` is 1 and nothing happens."""
+    """Lowers and restores priority and cores of all threads of this process. Only Linux: elsewhere nothing happens.
+
+    `cores` is the number of cores at the start, and 1 outside Linux.
+    """
 
     def __init__(self) -> None:
         self._before: Mapping[int, _Scheduling] = {}
         self.cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
     def lower(self, cores: int, *, idle: bool = False) -> None:
-        """On Linux, lower all threads' priority, and keep them on the last `cores` cores; if `idle`, at idle times."""
+        """Lower the priority of all threads, and keep them on the last `cores` cores.
+
+        With `idle`, threads run only when the machine is otherwise idle.
+        """
         if sys.platform == "linux":
             self._before = self._before or _current()
             for thread in _threads():

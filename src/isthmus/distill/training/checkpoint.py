@@ -21,7 +21,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class RunState(msgspec.Struct, forbid_unknown_fields=True):
-    """The state of a run besides its tensors. Position in the data and learning rate follow from the step.
+    """The state of a training run besides its tensors. Position in the data and learning rate follow from the step.
 
     Attributes:
         over: True if training has ended, at its last step or early by `patience`.
@@ -54,10 +54,10 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Checkpoints:
-    """The checkpoints of one run, in two folders that alternate, so that at least one is always complete.
+    """The checkpoints of one training run, in two folders that alternate, so that at least one is always complete.
 
-    `identity` is a digest of everything the weights depend on. Damaged checkpoints and those of another run are
-    skipped, and reported with `note`.
+    `identity` is a digest of everything the weights depend on. Damaged checkpoints, and checkpoints with another
+    identity, are skipped. `note` is called with a line of text for each.
     """
 
     def __init__(self, folder: Path, identity: str, note: Callable[[str], None]) -> None:
@@ -65,7 +65,7 @@ class Checkpoints:
         self._next = _PLACES[0]
 
     def latest(self) -> tuple[RunState, dict[str, torch.Tensor]] | None:
-        """Return state and tensors of this run's newest intact checkpoint; None without one. Reports skipped ones."""
+        """Return state and tensors of the run's newest intact checkpoint, or None; report skipped checkpoints."""
         records: dict[str, RunState] = {}
         for place in filter(lambda place: (self._folder / place).exists(), _PLACES):
             try:
@@ -83,7 +83,10 @@ class Checkpoints:
         return None
 
     def write(self, state: RunState, tensors: Tensors) -> None:
-        """Write a checkpoint in place of the older one. If this fails, raise a DependencyError and keep both."""
+        """Write a checkpoint in place of the older one of the two.
+
+        Raise a DependencyError if that fails. Both earlier checkpoints then stay.
+        """
         try:
             publish(self._folder / self._next, lambda fresh: self._fill(fresh, state, tensors))
         except (OSError, SafetensorError) as error:
@@ -114,7 +117,7 @@ def copy_weights(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> dict[str, torch.Tensor]:
-    """Return a module's weights, its optimizer's state and the best weights, on the CPU, ready to save."""
+    """Return all tensors for a checkpoint of a run, on the CPU: weights, the optimizer's state and the best weights."""
     tensors = {f"module.{name}": value for name, value in copy_weights(module).items()}
     tensors |= {f"best.{name}": value for name, value in best.items()}
     for place, values in optimizer.state_dict()["state"].items():
@@ -123,14 +126,13 @@ def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> 
 
 
 def final(best: Tensors) -> dict[str, torch.Tensor]:
-    """Return the tensors for the checkpoint of a finished run, on the CPU: only its best weights."""
     return {f"best.{name}": value.cpu().contiguous() for name, value in best.items()}
 
 
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Load the tensors of `pack` or `final` into module and optimizer; return the best weights.
+    """Load the tensors of a checkpoint, from `pack` or `final`, into module and optimizer; return the best weights.
 
-    The tensors of `final` are only the best weights: they go into the module, and the optimizer starts anew.
+    Tensors of `final` are only the best weights. They go into the module, and the optimizer starts anew.
     """
     begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
     weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}
@@ -153,9 +155,9 @@ def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimize
 
 
 def discard(folder: Path, *, finished: bool = True) -> None:
-    """Delete the checkpoints of a run; its event files stay.
+    """Delete the checkpoints of a training run in `folder`; its event files (logged metrics) stay.
 
-    With `finished=False`, keep the checkpoint of a training that has ended, since its weights may still be needed.
+    With `finished=False`, keep the checkpoints of a training that has ended, since its weights may still be needed.
     """
     for place in _PLACES:
         if not finished and _is_over(folder / place):

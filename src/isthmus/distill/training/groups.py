@@ -9,11 +9,12 @@ from isthmus.features.errors import Problem
 
 
 def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -> Sequence[torch.Tensor]:
-    """Return the row numbers of each batch of an epoch, such that no batch splits a group.
+    """Split shuffled rows into the batches of one training epoch, without splitting a group of rows.
 
-    `groups`, int64 (rows,), has the group number of each row. Groups come in random order; rows within a group keep
-    their order. There are as many batches as without groups. A group goes whole into the batch of its last row. So
-    a batch is never empty, and has fewer than twice `batch` rows. No group may have more than `batch` rows.
+    `groups`, int64 (rows,), has the group number of each row. Each returned tensor has the row indexes of a batch,
+    int64. Groups come in random order, and the rows of a group keep their order. A group goes into the batch in which
+    its last row falls. So no batch is empty, and each has fewer than twice `batch` rows. No group may have more than
+    `batch` rows.
     """
     sizes = groups.bincount()
     order = torch.randperm(len(sizes), generator=generator)
@@ -26,7 +27,7 @@ def whole_groups(groups: torch.Tensor, batch: int, generator: torch.Generator) -
 
 
 def group_problems(groups: torch.Tensor, settings: TrainingSettings, processes: int, where: str) -> list[Problem]:
-    """Return a problem for each setting (`batch`, `accumulation`) or number of processes that would split a group."""
+    """Return a problem for each training setting (batch, accumulation, processes) that would split a group of rows."""
     largest, together = int(groups.bincount().max()), "1: a group of rows stays together"
     checks = [
         ("batch", settings.batch, settings.batch >= largest, f"at least {largest}, the rows of the largest group"),

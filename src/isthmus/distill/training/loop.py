@@ -41,8 +41,6 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 class TrainingRows(Protocol):
-    """The training rows, which `Training` reads in batches."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: torch.Tensor, /) -> Any:
@@ -50,7 +48,7 @@ class TrainingRows(Protocol):
 
 
 class Outcome(NamedTuple):
-    """A finished training; `paused` is the seconds it paused since it last resumed."""
+    """The result of `Training.train`. `paused` is the seconds of pauses since training last resumed."""
 
     module: nn.Module
     state: RunState
@@ -59,28 +57,29 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A training run. `run` trains the module in place and leaves it in eval mode with the best weights.
+    """A training run of a module. `run` trains the module in place and leaves it in eval mode with the best weights.
 
-    On the CPU of one machine, the same attributes give bitwise equal weights, even if the run was killed and restarted:
-    with a folder, it resumes from its last checkpoint. The caller removes the checkpoints (`checkpoint.discard`) once
-    the weights are stored elsewhere; until then a finished run returns the same result again.
+    With a `folder`, a run that was killed resumes from its last checkpoint. On the CPU of one machine, the same
+    attributes give bitwise equal weights, even after a restart. A finished run returns the same result again until the
+    caller removes the checkpoints with `checkpoint.discard`. Do so once the weights are stored elsewhere.
 
     Attributes:
         module: module whose parameters that require a gradient are trained.
         data: training rows, visited in a new order in each epoch.
-        step: computes the loss of a batch. It calls the module, and names the same terms each time.
-        settings: duration, learning rate and gate.
-        accelerator: device, precision and processes (`accelerator.accelerator`).
-        evaluate: computes the metrics; with several processes, the metrics of the first count. None to have no metrics.
+        step: function that runs the module on a batch and returns the loss and its terms.
+        settings: duration, learning rate and gate (the metric that selects the best weights).
+        accelerator: device, precision and processes, from `isthmus.training.accelerator`.
+        evaluate: function that computes the metrics; None for no metrics. With several processes, the metrics of the
+            first process count.
         folder: folder of checkpoints and event files, visible to all processes; None to write neither.
         data_id: identity of the data; different data make a different run.
         where: name of the training for error messages.
-        progress: called with a line of text and the finished share.
-        latency: returns recent latency of servers on this machine, to which training yields; None to ignore them. With
-            several processes, each lowers its priority and uses fewer cores, but none pauses, since the other processes
-            would wait for it.
-        groups: int64 (rows,), group number of each row, from 0. A batch never splits a group, and so has up to twice as
-            many rows as in `settings`; None without groups.
+        progress: function called with a line of text and the finished share.
+        latency: function that returns the recent latency of servers on this machine, to which training yields; None to
+            ignore servers. With several processes, each lowers its priority and uses fewer cores. None of them pauses,
+            since the other processes would wait for it.
+        groups: int64 (rows,), group number of each row, from 0; None without groups. A batch never splits a group, so
+            it has up to twice as many rows as in `settings`.
     """
 
     module: nn.Module
@@ -103,16 +102,16 @@ class Training:
             An entry per evaluation: step, means of loss and terms since the previous evaluation, and metrics.
 
         Raises:
-            ConfigurationError: settings are invalid, or `evaluate` does not return the metric that is their `gate`.
+            ConfigurationError: settings are invalid, or `evaluate` does not return the metric `settings.gate`.
             DependencyError: memory or disk is full.
             GateFailed: a loss, a gradient or a metric is not finite.
-            Stopped: SIGINT or SIGTERM arrived; the current step was finished and, with a folder, a checkpoint written.
+            Stopped: SIGINT or SIGTERM arrived. The current step was finished and, with a folder, a checkpoint written.
                 Signals are only handled in the main thread.
         """
         return self.train().state.history
 
     def train(self) -> Outcome:
-        """Do the same as `run`, with the same errors; return module, final state and the seconds of pauses."""
+        """Train like `run`, with the same errors, but also return the final state and the seconds of pauses."""
         problems = self.settings.problems(self.where)
         if self.groups is not None:
             problems += group_problems(self.groups, self.settings, self.accelerator.num_processes, self.where)
@@ -252,7 +251,7 @@ class _Run:
                     weights.grad = None
 
     def after_step(self) -> None:
-        """Read losses, evaluate, write a checkpoint and pause, if due; raise Stopped if a signal arrived."""
+        """Do what is due after a step: read losses, evaluate, save, pause. Raise Stopped if a signal arrived."""
         state, settings, signals = self.state, self.settings, self.signals
         evaluates = state.step == self.total or state.step % (settings.evaluate_every or self.epoch_steps) == 0
         saves = settings.checkpoint_steps is not None and state.step % settings.checkpoint_steps == 0
@@ -283,7 +282,7 @@ class _Run:
                 raise self.stopped()
 
     def _read(self, stops: bool, due: bool) -> tuple[bool, bool]:
-        """Check the losses since the last read; return whether any process must stop or save."""
+        """Check the losses since the last call. Return two flags: any process must stop, any process must save."""
         state, width = self.state, len(self.names)
         values = torch.stack(self.pending)
         if self.processes > 1:

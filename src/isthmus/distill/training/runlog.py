@@ -15,7 +15,7 @@ PLOT_SECONDS, LINE_SECONDS = 1.0, 10.0
 
 
 class RunLog:
-    """Writes progress lines, and event files to `folder` if there is one; call `begin` first, and `end` at the end."""
+    """Writes progress lines, and event files to `folder`. Call `begin` before the first step, `end` after the last."""
 
     def __init__(self, progress: Progress, total: int, folder: Path | None) -> None:
         self.progress, self._total, self._folder = progress, total, folder
@@ -23,7 +23,7 @@ class RunLog:
         self._rows = 0
 
     def begin(self, step: int) -> None:
-        """Start timing and open the event files. At step 0, delete earlier files, else hide entries after `step`."""
+        """Open the event files and start timing. At step 0, delete earlier event files, else hide later entries."""
         if self._folder:
             from torch.utils.tensorboard import SummaryWriter  # takes a quarter of a second
 
@@ -35,7 +35,7 @@ class RunLog:
         self._last_line = self._last_point = self._began
 
     def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        """Log a step if a line or a plot is due. `rows` counts rows since the last call; `place` begins the line."""
+        """Log a step if a line or plot is due. `rows` counts rows since the last call; `place` begins the text."""
         self._rows += rows
         now = time.monotonic()
         if self._writer and now - self._last_point >= PLOT_SECONDS:
@@ -45,7 +45,7 @@ class RunLog:
             self._report(step, {"loss": values["loss"]}, place)
 
     def paused(self, seconds: float) -> None:
-        """Exclude a pause of `seconds` from the rows per second and the remaining time."""
+        """Exclude a pause of `seconds` from the reported rows per second and the remaining time."""
         self._began += seconds
 
     def evaluation(self, step: int, means: Mapping[str, float], metrics: Mapping[str, float], place: str) -> None:

@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def interruption() -> Iterator[list[int]]:
     """Record the first SIGINT or SIGTERM in the yielded list, instead of letting it stop the process.
 
-    A second signal has its usual effect. Outside the main thread, records nothing. Restores the handlers at the end.
+    Training checks the list between two steps. A second signal has its usual effect. Other threads record nothing.
     """
     caught: list[int] = []
     before: dict[signal.Signals, Any] = {}

@@ -29,9 +29,9 @@ IN_MEMORY_BYTES = 256 << 20
 
 
 class TeacherBatches:
-    """Training rows of a task as batches on `device`, indexed by position in `rows`.
+    """Training rows of a task as batches on `device`, indexed by position in `rows` (row numbers of the task).
 
-    With `with_teacher`, batches have the teacher's outputs, and missing outputs are computed when they are read.
+    `with_teacher` adds the teacher's outputs, and computes missing ones. They are loaded at once if memory allows it.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class _Student(nn.Module):
 
 @dataclass(frozen=True)
 class StudentRun:
-    """The record of a finished training.
+    """The result of `train_student`.
 
-    `best` is the metric on the validation part. `rows` counts a row each time it was used. `flops` has only products
-    and convolutions. `waited` is the seconds of pauses for servers since the run last resumed.
+    `best` is the best metric on the validation rows. `rows` counts a row each time it was used. `flops` counts only
+    matrix products and convolutions. `waited` is the seconds of pauses for servers since the run last resumed.
     """
 
     state: RunState
@@ -98,10 +98,10 @@ def train_student(  # noqa: PLR0913 - all parts of a run
 ) -> StudentRun:  # fmt: skip
     """Train a student in place, and leave it on the CPU with the best weights.
 
-    Resumes from a checkpoint of the same run in `folder`. Writes checkpoints and event files there, and keeps them. At
-    the end, calls `Task.after_training`. Raises a ConfigurationError, before the first step, if student, objective,
-    outputs and settings do not fit; a DependencyError if memory or disk is full; a GateFailed if a number is not
-    finite. Raises Stopped on SIGINT or SIGTERM; the student then has the best weights so far.
+    Resume from a checkpoint of the same run in `folder`. Write checkpoints and event files there, and keep them. At the
+    end, call `Task.after_training`. Raise ConfigurationError, before the first step, if student, objective, outputs and
+    settings do not fit. Raise DependencyError if memory or disk is full, GateFailed if a number is not finite, and
+    Stopped on SIGINT or SIGTERM. After Stopped, the student has the best weights so far.
     """
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device
@@ -157,7 +157,7 @@ def _not_finite(outputs: Mapping[str, Any]) -> str:
 def _checked(
     module: _Student, batches: TeacherBatches, task: Task, settings: TrainingSettings, device: torch.device
 ) -> float:
-    """Check that the parts fit, also with the fewest rows of a batch; return the floating-point operations per row."""
+    """Try the largest and the smallest batch, to check that all parts fit; return floating-point operations per row."""
     where = task.material.declaration.where
     full, last = min(settings.batch, len(batches)), len(batches) % settings.batch or settings.batch
     rows = math.ceil(full / min(settings.accumulation, full))

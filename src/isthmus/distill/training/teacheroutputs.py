@@ -24,7 +24,7 @@ _FILE = "facts.json"
 
 
 class TeacherCost(msgspec.Struct, frozen=True):
-    """The cost of a teacher: latency of a row on one thread, and its parameters, or None if they cannot be counted."""
+    """The cost of a teacher: its size (None if unknown), and the latency of one row on one thread, in microseconds."""
 
     parameters: int | None
     bytes: int | None
@@ -38,20 +38,20 @@ class TeacherCost(msgspec.Struct, frozen=True):
 
 
 def most_parameters(parameters: int, size: int) -> int:
-    """Return the maximum number of parameters of a student: the teacher's `parameters`, or `size` / 4 if that is more.
+    """Return the maximum number of parameters that a student of this teacher may have.
 
-    `size` is the teacher's size in bytes, so `size` / 4 counts float32 numbers. Trees have more of these than
-    parameters, since each node is one record.
+    It is the teacher's own number, `parameters`, or `size` / 4 if that is more. `size` is the teacher's size in bytes,
+    so `size` / 4 counts float32 numbers. Trees have more numbers than parameters, since each node is a record.
     """
     return max(parameters, size // 4)
 
 
 def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress) -> TeacherOutputs:
-    """Open the cached outputs of a teacher, indexed by position in `rows`; missing ones are computed when first read.
+    """Open the cached outputs of a teacher for the given rows of a task. Create their folder in `cache` if needed.
 
-    Creates their folder in `cache`. Outputs per class get the order of the task's classes, if it has any. Raises a
-    ConfigurationError if the teacher is not a `Teacher`, or if its outputs are per class and its labels differ from the
-    task's classes.
+    The result is indexed by position in `rows`, and computes missing outputs when they are first read. If the task has
+    classes, outputs per class get the task's order. Raise ConfigurationError if `teacher` is not a `Teacher`, or if it
+    has outputs per class whose labels differ from the task's classes.
     """
     if not isinstance(teacher, Teacher):
         raise ConfigurationError(
@@ -69,9 +69,9 @@ def open_outputs(task: Task, teacher: Teacher, rows: Index, cache: Path, progres
 
 
 def remaining_calls(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> str:
-    """Describe how many calls a `FunctionTeacher` still needs for all its outputs, to announce the cost.
+    """Describe how many calls a `FunctionTeacher` still needs, to announce their cost before training.
 
-    The rows at the indexes `first` are computed first. Returns an empty text for other teachers, and if no output is
+    `first` has the indexes of the rows that are computed first. Return "" for other teachers, and if no output is
     missing.
     """
     if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
@@ -86,11 +86,11 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     task: Task, teacher: Teacher, rows: Index, cache: Path, progress: Progress, outputs: TeacherOutputs | None = None,
     *, paused: Callable[[float], None] = lambda _seconds: None,
 ) -> tuple[TeacherOutputs, TeacherCost]:  # fmt: skip
-    """Compute a teacher's missing outputs for these rows and measure its cost; return all outputs and the cost.
+    """Compute a teacher's missing outputs for some rows of a task, and measure the teacher's cost. Return both.
 
-    Both are written to the cache; if both are there, the teacher is not even loaded. Pass `outputs` if
-    `open_outputs` was already called with the same arguments. Pauses while servers need the machine, and calls `paused`
-    with the seconds of each pause. Raises the errors of `open_outputs` and of `TeacherOutputs.fill`.
+    Write both to `cache`. If both are already there, the teacher is not even loaded. Pass `outputs` if `open_outputs`
+    was already called with the same arguments. Pause while servers need the machine, and call `paused` with the seconds
+    of each pause. Raise the errors of `open_outputs` and of `TeacherOutputs.fill`.
     """
     outputs = outputs or open_outputs(task, teacher, rows, cache, progress)
     if outputs.missing:

@@ -32,9 +32,9 @@ _MOST = 5
 
 @dataclass(frozen=True)
 class ContractChange:
-    """A declaration that differs between two contracts. `parts` has the changes in words: "ttl was 1 day, is 2 days".
+    """A declaration that differs between two contracts. `parts` has the changes, such as "ttl was 1 day, is 2 days".
 
-    `outcome` is "new", "gone", "changed", or "renamed" for the project.
+    `kind` is, for example, "view". `outcome` is "new", "gone", "changed", or "renamed" for the project.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class ContractChange:
 
 @dataclass(frozen=True)
 class ServiceChange:
-    """The effect of a contract change on the models of one service; `because` has the differences in words.
+    """The effect of a contract change on the models of one service. `because` has the differences in words.
 
     `outcome` is "same" if existing models keep running, "changed" if they do not, "new" or "gone" for the service.
     """
@@ -59,7 +59,7 @@ class ServiceChange:
 
 
 def changes(old: Contract, new: Contract) -> list[ContractChange]:
-    """Return each declaration that differs, and a renamed project; [] only if both contracts have the same hash."""
+    """Return the declarations that differ between two contracts. The list is empty only if both have the same hash."""
     result = []
     if old.project != new.project:
         result.append(ContractChange("project", old.project, "renamed", (f"is now {new.project}",)))
@@ -79,26 +79,25 @@ def changes(old: Contract, new: Contract) -> list[ContractChange]:
 
 
 def differences(old: Contract, new: Contract) -> list[str]:
-    """Describe the result of `changes` in words, one line per change."""
     return [str(change) for change in changes(old, new)]
 
 
 def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the names of the entries that differ between two canonical forms; a missing entry equals None."""
+    """Return the names of the settings that differ between two canonical forms. A missing setting equals None."""
     return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
 def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
-    """Return the names of the changed parts that affect a view's stored rows; a new `ttl`, for example, does not."""
+    """Return the changed settings of a view that make its table outdated. A new `ttl`, for example, does not."""
     columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
     unstored = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
     return [part for part in changed_parts(before.as_dict(), after.as_dict()) if part not in unstored]
 
 
 def service_differences(old: Contract, new: Contract, service: str) -> list[str]:
-    """Describe each change that stops a service's models, or adds or removes the service; [] if its models still run.
+    """Describe each contract change that stops the models of a service, or adds or removes the service.
 
-    Raises RequestError if neither contract has the service.
+    Return [] if existing models still run. Raise RequestError if neither contract has the service.
     """
     before, after = old.services.get(service), new.services.get(service) or old.service(service)
     # The name of the project is part of the key of every online row.
@@ -141,7 +140,6 @@ def require_service(where: str, old: Contract, new: Contract, service: str) -> N
 
 
 def summary(lines: Sequence[str]) -> str:
-    """Join the first five lines with semicolons, and add the number of further lines."""
     more = len(lines) - _MOST
     return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")
 
@@ -161,7 +159,6 @@ def duration(micros: int | None) -> str:
 
 
 def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]) -> tuple[str, ...]:
-    """Describe what differs between two canonical forms of a declaration; `reread` are the sources that changed."""
     words: list[str] = []
     for part in changed_parts(before, after):
         was, now = (form.get(part, _LEFT_OUT.get(part)) for form in (before, after))
@@ -210,7 +207,6 @@ def _columns(noun: str, before: Mapping[str, list[Any]], after: Mapping[str, lis
 
 
 def _sized(parts: Sequence[Any]) -> tuple[list[str], int | None]:
-    """Split a column into [type, availability] and its size; the size comes last, if declared."""
     return (list(parts[:-1]), parts[-1]) if parts and isinstance(parts[-1], int) else (list(parts), None)
 
 

@@ -20,15 +20,13 @@ NEXT, RETIRED, FORGOTTEN = "contract.next.json", "contract.retired.json", "contr
 
 @dataclass(frozen=True)
 class Retired:
-    """A contract that a later one has replaced, and the time at which that happened."""
-
     contract: Contract
     at: int  # microseconds since 1970 UTC
 
 
 @dataclass(frozen=True)
 class Generations:
-    """The contracts of a project. Methods return changed copies; only `write` writes files.
+    """The contracts (schemas with a hash) of a project. Methods return changed copies; only `write` writes files.
 
     Attributes:
         current: contract that servers use; None before any contract became current.
@@ -44,9 +42,9 @@ class Generations:
 
     @classmethod
     def read(cls, current: Path) -> "Generations":
-        """Read the contract file `current` and the contract files beside it; raise ContractMismatch if one is damaged.
+        """Read a project's contracts from the file `current` and from the files beside it.
 
-        A file that does not exist counts as empty.
+        A file that does not exist counts as empty. Raise ContractMismatch if a file is damaged.
         """
         # In the reverse order of `write`: a contract that has just stopped being the next one is then read as current.
         upcoming = _read(current.with_name(NEXT), Contract.loads)
@@ -60,10 +58,10 @@ class Generations:
         return cls(contract, upcoming, retired, tuple(item.contract for item in forgotten))
 
     def write(self, current: Path) -> None:
-        """Write the contract file `current`, and beside it the files of the next, retired and forgotten contracts.
+        """Write the current contract to the file `current`, and all other contracts to files beside it.
 
-        Deletes the file of the next or the forgotten contracts if it would be empty. If the process is killed in
-        between, no contract that has rows is lost.
+        Delete the file of the next or the forgotten contracts if it would be empty. If the process is killed between
+        two files, no contract that has rows is lost.
         """
         # In this order, each contract is in its new file before it leaves its old one.
         if self.forgotten:
@@ -81,34 +79,31 @@ class Generations:
             current.with_name(NEXT).unlink(missing_ok=True)
 
     def newest(self) -> Contract | None:
-        """Return the next contract, or the current one if there is no next; None if nothing has been applied."""
         return self.next or self.current
 
     def served(self) -> tuple[Contract, ...]:
-        """Return the contracts that a server serves: the current one if any, then the retired ones, latest first."""
         return (*([self.current] if self.current else ()), *(item.contract for item in self.retired))
 
     def contracts(self) -> Iterator[Contract]:
-        """Iterate over all contracts except forgotten ones."""
         yield from self.served()
         if self.next is not None:
             yield self.next
 
     def views(self) -> dict[str, ViewContract]:
-        """Return the views of all contracts except forgotten ones, by hash."""
         return {view.hash: view for contract in self.contracts() for view in contract.views.values()}
 
     def of_model(self, exported: Contract, service: str) -> Contract | None:
-        """Return the first of `served` under which models of `service` from the contract `exported` run; else None."""
+        """Return the served contract under which models of `service` from the contract `exported` run, or None."""
         for contract in self.served():
             if service in contract.services and not service_differences(exported, contract, service):
                 return contract
         return None
 
     def require_model(self, where: str, exported: Contract, service: str) -> Contract:
-        """Return the result of `of_model`; raise ContractMismatch, at `where`, if it is None.
+        """Return the served contract under which models of `service` from the contract `exported` run.
 
-        Raises RequestError if neither `exported` nor the current contract has a service of this name.
+        Raise ContractMismatch, with `where` in the message, if no served contract fits. Raise RequestError if neither
+        `exported` nor the current contract has the service.
         """
         contract = self.of_model(exported, service)
         if contract is not None:
@@ -124,13 +119,13 @@ class Generations:
         raise AssertionError("the service has not changed")
 
     def definitions(self, view: str) -> list[ViewContract]:
-        """Return the definitions of a view in all contracts except forgotten ones, one per slot in the online store."""
+        """Return a view's definitions in all contracts except forgotten ones, one per slot (online name's suffix)."""
         return list({item.slot: item for c in self.contracts() if (item := c.views.get(view)) is not None}.values())
 
     def with_slots(self, contract: Contract) -> Contract:
-        """Return a copy of a contract with each view's slot: a known definition keeps its slot, a new one gets its own.
+        """Return a copy of a new contract with a slot for each view: a suffix of its name in the online store.
 
-        A slot is a suffix of the view's name in the online store, so that rows of different definitions do not mix.
+        Slots separate the rows of different definitions. A known definition keeps its slot.
         """
 
         def place(view: ViewContract) -> ViewContract:
@@ -146,7 +141,7 @@ class Generations:
         return replace(contract, views={name: place(view) for name, view in contract.views.items()})
 
     def prepare(self, contract: Contract, at: int) -> "Generations":
-        """Return a copy whose next contract is `contract`, from `with_slots`, or None if `contract` is the current one.
+        """Return a copy whose next contract is `contract` (from `with_slots`), or None if it is the current one.
 
         A different contract that was next before is retired at the time `at`, in microseconds since 1970 UTC.
         """
@@ -159,14 +154,14 @@ class Generations:
     def switch(self, contract: Contract, at: int) -> "Generations":
         """Return a copy whose current contract is `contract`, without a next contract.
 
-        Other contracts that were current or next before are retired at the time `at`, in microseconds since 1970 UTC.
+        Other contracts that were current or next are retired at the time `at`, in microseconds since 1970 UTC.
         """
         replaced = [item for item in (self.current, self.next) if item is not None and item.hash != contract.hash]
         # If the contract was retired, it stays in that file, which is written before `contract.json`.
         return replace(self, current=contract, next=None, retired=_retire(self.retired, replaced, at, []))
 
     def deletable_views(self) -> list[ViewContract]:
-        """Return views of forgotten contracts whose slots no other contract uses. Their online rows can be deleted."""
+        """Return the views whose online rows can be deleted, because only forgotten contracts use them."""
         used = {(view.name, view.slot) for contract in self.contracts() for view in contract.views.values()}
         views = {(view.name, view.slot): view for contract in self.forgotten for view in contract.views.values()}
         return [view for place, view in views.items() if place not in used]
@@ -190,7 +185,6 @@ def _read(file: Path, loads: Callable[[bytes, str], T]) -> T | None:
 
 
 def loads_retired(text: bytes, where: str) -> tuple[Retired, ...]:
-    """Parse the file of retired or of forgotten contracts; raise ContractMismatch if it is damaged."""
     try:
         items = json.loads(text)
         return tuple(

@@ -35,7 +35,7 @@ class _Canonical:
         return sha256(self.as_dict())
 
     def full_name(self, feature: str) -> str:
-        """Return a feature's column name in training sets, and in responses with full names: `view__feature`."""
+        """Return a feature's column name in training sets, `view__feature`. Responses may use it, too."""
         return f"{self.name}{SEPARATOR}{feature}"
 
 
@@ -49,13 +49,12 @@ class Column:
     size: int | None = None
 
     def listed(self, *more: Any) -> list[Any]:
-        """Return the column as a list for the contract: its name and type, then `more`, then its size if declared."""
         return [self.name, self.dtype.name, *more, *([] if self.size is None else [self.size])]
 
 
 @dataclass(frozen=True)
 class ViewContract(_Canonical):
-    """Everything a reader needs to know about a view. The hash covers everything that determines its values.
+    """The definition of a view in canonical form. Its hash covers everything that determines the view's values.
 
     Attributes:
         ttl: microseconds, or None for no limit.
@@ -84,12 +83,11 @@ class ViewContract(_Canonical):
 
     @property
     def table(self) -> str:
-        """The name of the offline table: for version 1, the view's name; for version 2, the name and ".v2"."""
         return self.name if self.version == 1 else f"{self.name}.v{self.version}"
 
     @cached_property
     def prefix(self) -> bytes:
-        """The first eight bytes of the hash; every online row of the view has them after its version byte."""
+        """The first eight bytes of the hash, which each online row of the view stores after its version byte."""
         return bytes.fromhex(self.hash[:16])
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,7 +124,7 @@ class ViewContract(_Canonical):
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """The expectations and the default of a request field, in words; `default` None makes the field required."""
+    """The rule of a request field, in words: its expectations, and its default (None if the field is required)."""
 
     source: str
     expected: str
@@ -138,10 +136,10 @@ class FieldRule:
 
 @dataclass(frozen=True)
 class TransformContract(_Canonical):
-    """Everything a reader needs to compute a request transform, including its ONNX graph.
+    """A request transform in canonical form, with everything needed to compute it, such as its ONNX graph.
 
     A request source with expectations or defaults has a transform of the same name, which computes its fields. `stored`
-    has (view, feature) pairs; `rules` has only the request fields with a rule.
+    has the (view, feature) pairs that the transform reads. `rules` has only the request fields with a rule.
     """
 
     name: str
@@ -153,7 +151,6 @@ class TransformContract(_Canonical):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs: stored features by full name, then request fields."""
         return (*(SEPARATOR.join(pair) for pair in self.stored), *(column.name for column in self.request))
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,13 +175,12 @@ class TransformContract(_Canonical):
 
 
 def optional(transforms: Iterable[TransformContract]) -> set[str]:
-    """Return the request fields that may be omitted: every transform that reads them has a default for them."""
+    """Return the request fields that may be omitted, because every transform that reads them has a default for them."""
     rules = [(field.name, transform.rules.get(field.name)) for transform in transforms for field in transform.request]
     return {name for name, _ in rules} - {name for name, rule in rules if rule is None or rule.default is None}
 
 
 def request_column(name: str, dtype: DataType, size: int | None = None) -> Column:
-    """Create the column of a request field, which is available on the server and on devices."""
     return Column(name, dtype, "request", size)
 
 
@@ -192,7 +188,7 @@ def request_column(name: str, dtype: DataType, size: int | None = None) -> Colum
 class ServiceContract:
     """The features of a model, in order: stored (view, feature), request fields, and computed (transform, field).
 
-    `hash` covers these features, the transforms, and every view that the service or a transform reads.
+    `hash` covers these features, the transforms that compute them, and all views that the service or a transform reads.
     """
 
     name: str
@@ -211,7 +207,7 @@ class ServiceContract:
         computed: tuple[tuple[str, str], ...] = (),
         transforms: Mapping[str, TransformContract] | None = None,
     ) -> "ServiceContract":
-        """Create a service with its hash. `views` and `transforms` must have all that it reads; others do not count."""
+        """Create a service with its hash. `views` and `transforms` have at least everything that the service reads."""
         used = {transform: (transforms or {})[transform] for transform, _ in computed}
         read = [*features, *(pair for transform in used.values() for pair in transform.stored)]
         service = cls(name, features, request, "", computed)
@@ -232,7 +228,7 @@ class ServiceContract:
 
 @dataclass(frozen=True, slots=True)
 class SpineContract:
-    """The columns of a spine, and the digest of its function and of how its sources are read."""
+    """The columns of a spine (training examples), and the digest of its function and of how its sources are read."""
 
     keys: tuple[Column, ...]
     request: tuple[Column, ...]
@@ -277,15 +273,13 @@ class Contract:
         return sha256(self.as_dict())
 
     def view(self, name: str) -> ViewContract:
-        """Return the view with this name; raise RequestError if it is missing."""
         return _declared("view", self.views, name)
 
     def service(self, name: str) -> ServiceContract:
-        """Return the service with this name; raise RequestError if it is missing."""
         return _declared("service", self.services, name)
 
     def inputs(self, service: str) -> tuple[Column, ...]:
-        """Return the columns a model reads, by full name: stored features, request fields, then computed features."""
+        """Return the columns a service's model reads, by full name: stored, request, then computed features."""
         declared = self.service(service)
         return (*map(self.stored, declared.features), *declared.request, *map(self.computed, declared.computed))
 
@@ -319,7 +313,7 @@ class Contract:
         return [*map(self.stored, transform.stored), *transform.request]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the hash covers: the content of `contract.json` without the hash itself and the slots."""
+        """Return the plain data that the hash covers: `contract.json` without the hash itself and the slots."""
         return {
             "format": FORMAT,
             "project": self.project,
@@ -332,14 +326,13 @@ class Contract:
         }  # fmt: skip
 
     def dumps(self) -> bytes:
-        """Return the content of `contract.json`: the canonical form, its hash, and the slots of views."""
         slots = {name: view.slot for name, view in self.views.items() if view.slot}
         data = {"hash": self.hash, **self.as_dict(), **({"slots": slots} if slots else {})}
         return json.dumps(data, indent=1, sort_keys=True).encode() + b"\n"
 
     @classmethod
     def loads(cls, text: bytes, where: str = "contract.json") -> "Contract":
-        """Parse the result of `dumps`; raise ContractMismatch for damage, an unknown format or a wrong hash."""
+        """Parse `contract.json`; raise ContractMismatch for damage, an unknown format or a wrong hash."""
         remedy = "run `isthmus apply` to write it again"
         try:
             data = json.loads(text)
@@ -389,5 +382,5 @@ def _full(declaration: ViewContract | TransformContract, name: str) -> Column:
 
 
 def sha256(data: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of plain data, written as JSON with sorted keys, in hex."""
+    """Return the SHA-256, in hex, of plain data. The data are hashed as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -63,7 +63,7 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Add a declaration and all it refers to. For a value of a wrong type, append a problem and return False."""
+        """Add a declaration and all that it refers to. If its type is wrong, append a problem and return False."""
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"
@@ -92,7 +92,6 @@ class Declarations:
         return True
 
     def check(self) -> None:
-        """Check all added declarations together, and append every problem to `problems`."""
         for entity in self.entities.values():
             if not entity.join_keys:
                 self._wrong(f"entity {entity.name}", "has no join key", "at least one")
@@ -368,7 +367,7 @@ def _same_but_case(name: str, names: Iterable[str]) -> str | None:
 
 
 def size_hint(name: str, dtype: DataType) -> str:
-    """Return the declaration to suggest in an error about an array field that has no size."""
+    """Return the advice for an error about an array field without a declared size: the line to declare it."""
     return f'declare Field("{name}", {dtype}, size=n)'
 
 

@@ -41,9 +41,9 @@ class _Seen(list[object]):
 def digest(function: Callable[..., Any], *, state: bool = True) -> str:
     """Return the SHA-256, in hex, of what a function computes. May import user modules that its code imports.
 
-    With `state=False`, library objects in containers, instances and closures do not count; the caller must hash them.
-    Raises OSError if the source or the state of an object cannot be read, and SyntaxError if the file no longer matches
-    the code.
+    With `state=False`, library objects in containers, instances and closures do not count, so the caller must hash
+    them. Raise OSError if the source or the state of an object cannot be read, and SyntaxError if the file no longer
+    matches the loaded code.
     """
     try:
         described = _describe(function, _Seen([], state=state))
@@ -55,15 +55,15 @@ def digest(function: Callable[..., Any], *, state: bool = True) -> str:
 
 
 def described(tree: ast.stmt, kind: type, seen: Iterable[object]) -> list[Any]:
-    """Describe the definition `tree` of the class `kind`, and the user code it refers to, as plain data for a digest.
+    """Describe the class `kind`, its statement `tree`, and the user code it refers to, as plain data for a digest.
 
-    An object in `seen` is described by its position there. Raises OSError if the state of a used object cannot be read.
+    An object in `seen` is described by its position there. Raise OSError if the state of a used object cannot be read.
     """
     return _statement(tree, kind, _Seen(seen, state=True))
 
 
 def class_tree(kind: type) -> ast.ClassDef:
-    """Parse the `class` statement of a class; raise OSError for a class without one, such as a result of `type()`."""
+    """Parse the `class` statement of a class. Raise OSError if it has no statement, such as a result of `type()`."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     file = ast.walk(ast.parse("".join(inspect.findsource(kind)[0])))
     same = [node for node in file if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
@@ -77,7 +77,7 @@ def class_tree(kind: type) -> ast.ClassDef:
 
 
 def location(function: Callable[..., Any]) -> str:
-    """Return a function's file name and line, "file.py:12", for messages, or its name if it has no Python code."""
+    """Return a function's file name and line for messages, like "file.py:12"; its name if it has no Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__name__", None) or type(function).__name__
@@ -85,7 +85,7 @@ def location(function: Callable[..., Any]) -> str:
 
 
 def is_user_code(value: types.FunctionType | type) -> bool:
-    """Return whether a function or class is user code, so that a digest covers its code and not only its name."""
+    """Return True if a function or class is the user's code. A digest then covers its code, otherwise only its name."""
     file = value.__code__.co_filename if isinstance(value, types.FunctionType) else None
     # Compiled files that were moved without their source name places of another machine.
     return is_users_file(file if file and (Path(file).exists() or not _file(value)) else _file(value))
@@ -160,7 +160,6 @@ def _state(value: Any, seen: _Seen, within: tuple[object, ...]) -> Any:
 
 
 def _methods(value: Any, seen: _Seen) -> list[Any]:
-    """Return the class and attributes of a value with user-defined methods, such as a named tuple; else nothing."""
     kind = type(value)
     own = [part for part in vars(kind).values() if isinstance(part, types.FunctionType | property | classmethod)]
     files = [getattr(getattr(part, "fget", getattr(part, "__func__", part)), "__code__", None) for part in own]
@@ -254,7 +253,6 @@ def _holds(node: ast.expr, place: tuple[Any, Any]) -> bool:
 def _references_in(
     tree: ast.AST, names: Mapping[str, Any], cells: Collection[str], seen: _Seen
 ) -> list[tuple[str, Any]]:
-    """Return the names of user code that a tree reads, with their values. `cells` are the names of a closure."""
     references = []
     names = {**names, **_imports(tree, names.get("__package__"))}
     for reference in _references(tree):
@@ -282,7 +280,6 @@ def _references_in(
 
 
 def _imports(tree: ast.AST, package: str | None) -> dict[str, Any]:
-    """Return the user code that import statements inside a tree bind, by name. Does not load library modules."""
     bound: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -305,7 +302,7 @@ def _origin(statement: ast.ImportFrom, package: str | None) -> str:
 
 
 def _load(name: str) -> types.ModuleType | None:
-    """Import a user module; return None for a library and for a module that fails to load (running it will say why)."""
+    """Import a user module. Return None for a library, and for a module that fails to load: running it will say why."""
     top = name.partition(".")[0]
     try:
         spec = None if top in sys.modules else importlib.util.find_spec(top)
@@ -359,7 +356,6 @@ def _file(value: type | types.FunctionType) -> str | None:
 
 
 def _references(tree: ast.AST) -> list[str]:
-    """Return every dotted name in a tree, and each of its prefixes."""
     references = set()
     for node in ast.walk(tree):
         dotted: list[str] = []

@@ -39,10 +39,10 @@ problems."""
 def compile_contract(
     project: str, declarations: Iterable[Declaration], where: str = "definitions.py", compiler: Compiler | None = None
 ) -> Contract:
-    """Check all declarations of a project and compile them to a contract. `Generations.with_slots` adds its slots.
+    """Check all declarations of a project and compile them to a contract (their canonical form), without slots.
 
-    Raises a ConfigurationError, for the file `where`, that lists every problem. Raises a TypeError if a request
-    transform or a checked request source is declared, but there is no `compiler`.
+    Raise ConfigurationError, for the file `where`, with every problem. Raise TypeError if a request transform or a
+    checked request source is declared, but there is no `compiler`.
     """
     declared = Declarations(project)
     for declaration in declarations:
@@ -149,7 +149,6 @@ def _spine(spine: Spine) -> SpineContract:
 
 
 def _code(declaration: FeatureView | Spine) -> str:
-    """Return the digest of what determines the values: the function, and how its sources are read."""
     assert declaration.function is not None  # noqa: S101 - `Declarations` has checked it
     read = {source.name: _source(source) for source in declaration.sources}
     return sha256({"function": codehash.digest(declaration.function), "sources": read})

@@ -22,7 +22,6 @@ _BITS = {"Int32": 31, "Int64": 63}
 
 
 def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
-    """Yield the problems of a service's `device` setting, or nothing without that setting."""
     device = service.device
     if device is None:
         return
@@ -63,7 +62,6 @@ def snapshot_problems(where: str, service: FeatureService) -> Iterator[Problem]:
 
 
 def _stored(service: FeatureService) -> list[tuple[FeatureView, Field]]:
-    """Return the stored features that a service reads, directly or through its request transforms."""
     features: dict[tuple[str, str], tuple[FeatureView, Field]] = {}
 
     def add(part: object, parameters: Collection[str] | None = None) -> None:

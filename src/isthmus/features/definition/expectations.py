@@ -19,14 +19,14 @@ _PYTHON = {"Bool": bool, "Int32": int, "Int64": int, "UnixTimestamp": datetime, 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Base class of all expectations. `feature` is a feature's name, or empty for an expectation about the rows."""
+    """Base class of all rules. `feature` is a feature's name, or "" for a rule about the rows of a table."""
 
     feature: str
 
 
 @dataclass(frozen=True)
 class Present(Expectation):
-    """At least this share of the rows (by default all) has a value."""
+    """Rule: at least `share` of the rows have a value, by default all rows."""
 
     share: float = field(default=1.0, kw_only=True)
 
@@ -36,7 +36,7 @@ class Present(Expectation):
 
 @dataclass(frozen=True)
 class Between(Expectation):
-    """Every non-null number or time is within the inclusive bounds; None means no bound. NaN breaks the rule."""
+    """Rule: every non-null number or time is within the inclusive bounds. None means no bound. NaN breaks the rule."""
 
     low: Any = None
     high: Any = None
@@ -47,7 +47,7 @@ class Between(Expectation):
 
 @dataclass(frozen=True)
 class Length(Expectation):
-    """Every non-null String (in characters), Bytes or Array has a length within the inclusive bounds."""
+    """Rule: every non-null String (in characters), Bytes or Array has a length within the inclusive bounds."""
 
     low: int | None = None
     high: int | None = None
@@ -58,7 +58,7 @@ class Length(Expectation):
 
 @dataclass(frozen=True)
 class OneOf(Expectation):
-    """Every non-null value is in this list."""
+    """Rule: every non-null value is one of `values`."""
 
     values: Sequence[Any]
 
@@ -73,7 +73,7 @@ class OneOf(Expectation):
 
 @dataclass(frozen=True)
 class Unique(Expectation):
-    """No two rows of the table have the same value."""
+    """Rule: no two rows of the table have the same value."""
 
     def __str__(self) -> str:
         return "unique"
@@ -81,7 +81,7 @@ class Unique(Expectation):
 
 @dataclass(frozen=True)
 class RowCount(Expectation):
-    """The number of rows of the table is within the inclusive bounds."""
+    """Rule: the table has from `at_least` to `at_most` rows, inclusive. None means no limit."""
 
     feature: str = field(default="", init=False)
     at_least: int = field(default=0, kw_only=True)
@@ -93,7 +93,7 @@ class RowCount(Expectation):
 
 @dataclass(frozen=True)
 class Fresh(Expectation):
-    """The latest event time of the rows is at most `within` ago, by the project's clock."""
+    """Rule: the latest event time of the rows is at most `within` ago, by the project's clock."""
 
     feature: str = field(default="", init=False)
     within: timedelta = field(kw_only=True)
@@ -104,9 +104,9 @@ class Fresh(Expectation):
 
 @dataclass(frozen=True)
 class NoDrift(Expectation):
-    """The rows after the training set in use have a population stability index of at most `psi` against it.
+    """Rule: the rows after the training set in use have a population stability index of at most `psi` against it.
 
-    Also holds if chance or usual variation explains a greater index, and without a training set or later rows.
+    The rule also holds if chance or usual variation explains a greater index, and without a training set or later rows.
     """
 
     psi: float = field(default=0.25, kw_only=True)
@@ -196,7 +196,6 @@ def _fits(expectation: Expectation, value: Any) -> bool:
 
 
 def _wrong(expectation: Expectation, dtype: DataType | None) -> tuple[str, str] | None:
-    """Return the error and the expected value, or None if the expectation fits the type."""
     name = "" if dtype is None else dtype.name
     match expectation:
         case Present(share=share) if not _number(share) or not 0 < share <= 1:

@@ -26,7 +26,7 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def explain_arguments(function: F, name: str = "") -> F:
-    """Wrap a function. A call that does not fit its signature raises ConfigurationError, under `name` if given."""
+    """Wrap a function, so that a call that does not fit its signature raises a ConfigurationError with a suggestion."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def explain_arguments(function: F, name: str = "") -> F:
 
 
 def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Check the types of a dataclass's values, except the fields in `but`. Each problem names `where` + the field."""
+    """Return a problem for each value of a dataclass that has a wrong type, except for the fields in `but`."""
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()
@@ -86,7 +86,7 @@ def _display(value: object) -> str:
 
 
 def _line(name: str, kind: Any, value: Any) -> str:
-    """Return the line that the user probably meant; empty if there is no likely one."""
+    """Return the line of code that the user probably meant; "" if there is no likely one."""
     items = value if isinstance(value, list | tuple) else [value]
     for each in get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]:
         origin, arguments = get_origin(each), get_args(each)
@@ -121,7 +121,7 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
 
 
 def reason(error: BaseException) -> tuple[str, str]:
-    """Explain an error that user code raised: return the problem, and what was expected ("" if unknown)."""
+    """Explain an error that user code raised. Return the problem and the expected value, or "" if that is unknown."""
     text = str(error).rstrip(".")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = frames[-1].f_globals if frames else {}
@@ -139,7 +139,6 @@ def reason(error: BaseException) -> tuple[str, str]:
 
 
 def _parameters(name: str, names: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
-    """Find a function by its qualified name among the names its caller sees; return its parameters, or nothing."""
     first, *rest = name.split(".")
     # `vars`, not `getattr`: some modules import their attributes on access.
     for known in (names, *(vars(module) for module in names.values() if isinstance(module, ModuleType))):

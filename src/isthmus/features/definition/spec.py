@@ -23,7 +23,7 @@ Request fields are available in both places; the contract calls them "request".
 
 
 def is_owner(owner: str) -> bool:
-    """Return True if Dagster accepts the text as the owner of an asset, or if it is empty: no owner."""
+    """Return True if Dagster accepts `owner` as the owner of an asset, or if it is empty, which means no owner."""
     return not owner or (isinstance(owner, str) and _OWNER.fullmatch(owner) is not None)
 
 
@@ -113,7 +113,7 @@ class Source:
 
     @property
     def column_types(self) -> Mapping[str, DataType]:
-        """The types of a CSV file's declared columns and time columns. Other columns are absent: they are String."""
+        """The types of a CSV file's declared columns and time columns. A column that is missing here is a String."""
         times = [column for column in (self.timestamp, self.known) if column is not None]
         return {**dict.fromkeys(times, UnixTimestamp), **self.types}
 
@@ -208,7 +208,7 @@ class RequestTransform:
     description: str = ""  # not part of the contract
 
     def __getitem__(self, features: Sequence[str]) -> "FeatureProjection":
-        """Select some fields for a feature service; a string selects one field."""
+        """Select some computed fields for a feature service; a string selects one field."""
         return _projection(self, features)
 
 
@@ -228,7 +228,7 @@ def _projection(view: FeatureView | RequestTransform, features: Sequence[str]) -
 
 
 def listed(values: Any) -> Any:
-    """Return the values as a tuple; return a string or anything not iterable unchanged, so a check can report it."""
+    """Return the values as a tuple, but a string or anything not iterable unchanged, so that a check can report it."""
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 

@@ -45,8 +45,6 @@ aside = partial(StyledText, style="aside")
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading; the document's title has level 1."""
-
     text: Text
     level: int = 2
 
@@ -109,7 +107,7 @@ Block = Heading | Paragraph | Bullets | Code | Fields | Legend | TableBlock | Fi
 
 
 def only_figures(cells: Sequence[Text]) -> bool:
-    """Return True if a column has cells and all are figures: Markdown and terminals then leave out the column."""
+    """Return True if a column has cells and all are figures, which Markdown and terminals leave out."""
     return bool(cells) and all(isinstance(cell, Figure) for cell in cells)
 
 
@@ -135,9 +133,9 @@ def cell(value: object) -> str:
 
 
 def decimal(value: float, digits: int = 4, sign: str = "") -> str:
-    """Format a number with `digits` significant digits. The digits before the decimal point always stay.
+    """Format a number with `digits` significant digits, but never drop digits before the decimal point.
 
-    Only numbers below 1e-7 or above 1e15 get an exponent. `sign` "+" also gives positive numbers a sign.
+    Only numbers below 1e-7 or above 1e15 get an exponent. If `sign` is "+", positive numbers get a sign, too.
     """
     text = f"{value:{sign},.{digits}g}"
     if "e" not in text or not _TINY <= abs(value) < _HUGE:

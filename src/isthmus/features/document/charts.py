@@ -41,7 +41,7 @@ _TICKS = 3
 
 @dataclass(frozen=True)
 class Axis:
-    """A function that maps numbers from `low` to `high` to pixels from `start` to `end`, logarithmically with `log`."""
+    """A chart scale: maps numbers from `low` to `high` to pixels from `start` to `end`, logarithmically with `log`."""
 
     low: float
     high: float
@@ -54,7 +54,6 @@ class Axis:
         return self.start + (self.end - self.start) * ((at - low) / (high - low))
 
     def ticks(self) -> list[float]:
-        """Return round numbers on the axis, or both ends if there are fewer than two."""
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
             ticks = [10.0**power for power in range(first, last + 1, max(last - first, 0) // 4 + 1)]
@@ -73,7 +72,7 @@ class Axis:
 
 
 def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """Return an axis from pixel `start` to pixel `end` over one or more numbers. With `log`, all must be positive."""
+    """Return an axis from pixel `start` to `end` that covers one or more numbers. With `log`, all must be positive."""
     values = list(numbers)
     low, high = min(values), max(values)
     if log:
@@ -85,7 +84,7 @@ def axis(numbers: Iterable[float], start: float, end: float, *, log: bool = Fals
 
 
 def drawable(value: float | None) -> TypeGuard[float]:
-    """Return False for None, NaN, and numbers so large that drawing them would overflow."""
+    """Return True if a chart can draw a number: not None or NaN, and not so large that drawing would overflow."""
     return value is not None and abs(value) < _LARGEST
 
 
@@ -107,7 +106,7 @@ class ChartRow:
 
 
 def rows_chart(rows: Sequence[ChartRow], label: str, caption: str = "", *, log: bool = False) -> Figure:
-    """Draw rows over a common axis. With `log`, it is logarithmic: there must be numbers, and all must be positive."""
+    """Draw rows of bars and dots over a common axis. With `log`, there must be numbers, and all must be positive."""
     names = [_cut(row.name, _NAME) for row in rows]
     left = max(72, _CHARACTER * max(map(len, names), default=0) + 12)
     right = max(_RIGHT, _CHARACTER * max((len(row.text) for row in rows), default=0) + 12)
@@ -258,7 +257,6 @@ def _drawn(places: Sequence[tuple[float, float]], line: Line) -> str:
 
 
 def _across(x: Axis, ticks: Iterable[tuple[float, str]], height: float, width: float) -> str:
-    """Draw the grid and the names of a horizontal axis, without names that would overlap."""
     parts, free = [], 0.0
     for value, name in ticks:
         at = x(value)

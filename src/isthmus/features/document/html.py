@@ -107,7 +107,6 @@ def image(figure: Figure) -> str:
 
 
 def _sentence(text: Text) -> str:
-    """Write a text as HTML; backticks in it mark code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", _inline(text))
 
 
@@ -145,7 +144,6 @@ def _group(group: blocks.BlockGroup) -> str:
 
 
 def _table(table: TableBlock) -> str:
-    """Write a table that scrolls by itself if the page is too narrow."""
     names = list(map(escape, table.columns))
     kinds = [
         ' class="n"' if name in table.numbers else ' class="v"' if name in table.code else "" for name in table.columns

@@ -96,7 +96,6 @@ def _plain_source(task: MaterializationTask) -> DataSource | None:
 
 
 def _keep_readable(registry: BaseRegistry, task: MaterializationTask) -> None:
-    """Remove Feast's MATERIALIZING mark from a view that was materialized before, in the registry too."""
     # Feast does not read a marked view, so a killed process would leave it unreadable. Our rows are replaced one at a
     # time. `serve_features_while_materializing` in the section `registry` covers the moment before this call.
     view = task.feature_view

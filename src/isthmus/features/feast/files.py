@@ -24,7 +24,7 @@ OFFLINE = "isthmus.offline"
 
 
 def file_source(source: DataSource | None, where: str) -> FileSource:
-    """Return the source if it is a file source; otherwise raise ConfigurationError."""
+    """Return a file source unchanged; raise ConfigurationError for another data source, or for None."""
     if not isinstance(source, FileSource):
         problem = "has no data source" if source is None else f"has a {type(source).__name__}"
         raise ConfigurationError("feature views", [Problem(where, problem, "a FileSource, Parquet or Delta")])
@@ -32,9 +32,9 @@ def file_source(source: DataSource | None, where: str) -> FileSource:
 
 
 def own_source(config: RepoConfig, view: FeatureView) -> FileSource:
-    """Return a view's source; raise ConfigurationError if it is not a file.
+    """Return a view's file source; raise ConfigurationError if its source is not a file.
 
-    `isthmus apply` tags views with their table's path relative to the registry. If it exists locally, it is used.
+    `isthmus apply` tags views with the path of their table, relative to the registry. If that table exists, it is used.
     """
     source = file_source(view.batch_source, f"view {view.name}")
     if OFFLINE not in view.tags or config.registry.registry_type != "file" or "://" in config.registry.path:

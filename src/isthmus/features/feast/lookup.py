@@ -35,7 +35,7 @@ FeastRows = list[tuple[datetime | None, dict[str, Value] | None]]
 
 
 class ViewLookup:
-    """The features and keys to read from one view. Creating it raises RequestError if the view lacks one of them."""
+    """The features and keys to read from one view. Raise RequestError if the view lacks a feature or has other keys."""
 
     def __init__(
         self, config: RepoConfig, table: FeatureView, entity_keys: Sequence[EntityKey], features: Sequence[str] | None

@@ -211,7 +211,7 @@ class IsthmusOfflineStore(OfflineStore):
     def get_table_column_names_and_types_from_data_source(
         self, config: RepoConfig, data_source: DataSource
     ) -> Iterable[tuple[str, str]]:
-        """Return names and types of a source's columns. For a registered view's table, return only columns to push."""
+        """Return the names and types of a source's columns. For a registered view, return only the columns to push."""
         if columns := data_source.tags.get(pushes.COLUMNS):
             return [(name, kind) for name, kind in json.loads(columns)]
         return data_source.get_table_column_names_and_types(config)
@@ -269,11 +269,11 @@ class IsthmusOfflineStore(OfflineStore):
 def newest(
     source: FeastSource, known_at: KnownAt, start: datetime | None, end: datetime | None
 ) -> tuple[SourceRows, Ints]:
-    """Return the rows of a source, and the positions of the newest row of each key between `start` and `end`.
+    """Read a source; return its rows, and the positions of the newest row of each key, int64.
 
-    A row counts if its event or its created time is between `start` and `end`, but not if its event is after `end`. So
-    successive runs do not miss rows that were created late. If `known_at` is "created", rows created in the future do
-    not count yet. If `start` or `end` is None, there is no such bound.
+    A row counts if its event time or its created time is between `start` and `end`, but not if its event time is after
+    `end`. So successive runs do not miss rows that were created late. If `known_at` is "created", rows created in the
+    future do not count yet. If `start` or `end` is None, there is no such bound.
     """
     first, last = _bounds(start, end)
     condition = source.time_filter(first, last)

@@ -237,7 +237,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         tables: Sequence[FeatureView],
         entities: Sequence[Entity],  # noqa: ARG002 - Feast's interface
     ) -> None:
-        """Delete the rows of these views of this project from Redis."""
+        """Delete the rows of these views from Redis. The rows of other projects stay."""
         self._remove(config, tables)
 
     async def initialize(self, config: RepoConfig) -> None:

@@ -87,7 +87,6 @@ def register(
 
 @contextmanager
 def _draft(registry: Path) -> Iterator[Path]:
-    """Yield a copy of the registry that atomically replaces it at the end; raise DependencyError if it is damaged."""
     with TemporaryDirectory(prefix=".registry-", dir=registry.parent) as folder:
         draft = Path(folder) / registry.name
         if registry.exists():

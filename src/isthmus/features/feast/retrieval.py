@@ -119,7 +119,6 @@ class ViewJoin:
         return spine
 
     def _warn_of_hidden(self, rows: SourceRows, last: int) -> None:
-        """Warn about rows that were created after `last` (microseconds since 1970 UTC), which no result can include."""
         event, known = (arrow.micros(rows.history.table()[name]) for name in (TIMESTAMP, "known_at"))
         if hidden := np.count_nonzero((event <= last) & (known > last)):
             warnings.warn(
@@ -192,7 +191,7 @@ def spine_keys(views: Sequence[ViewJoin]) -> tuple[str, ...]:
 def known_moments(views: Sequence[ViewJoin], start: datetime, end: datetime, kind: WithoutEntities) -> pa.Table:
     """Return entity rows from the views themselves: each key with each of its times, sorted, without duplicates.
 
-    With "moments", a key's times are those from `start` to `end` at which a row of the key became visible. With
+    If `kind` is "moments", the times are those from `start` to `end` at which a row of the key became visible. If it is
     "snapshot", the only time is `end`, for keys with a value then. Views without all keys of `spine_keys` are not read.
     """
     names = spine_keys(views)

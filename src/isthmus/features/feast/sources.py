@@ -62,7 +62,7 @@ class SourceColumn:
 
 @dataclass(frozen=True)
 class FeastSource:
-    """The columns of a file source that a view or a query reads. `created` is empty without created timestamps.
+    """The columns of a file source that a view or a query reads. `created` is "" if there is no created timestamp.
 
     `ttl` is in microseconds. `contract` is None unless `isthmus apply` has registered the view. Reading raises
     DataError if the source or a column is missing, damaged or of another type.
@@ -79,9 +79,9 @@ class FeastSource:
 
     @classmethod
     def of(cls, config: RepoConfig, view: FeatureView, untyped: Sequence[str] = ()) -> "FeastSource":
-        """Return a view's source. `untyped` are further join keys, without a declared type (see `untyped_keys`).
+        """Return a view's source. `untyped` has the names of join keys without a declared type, from `untyped_keys`.
 
-        Raises ConfigurationError if the source is not a file, or if a key has a type that is not for keys.
+        Raise ConfigurationError if the source is not a file, or if a key has a type that is not for keys.
         """
         source = feast_files.own_source(config, view)
         columns = {name: column for column, name in source.field_mapping.items()}
@@ -114,7 +114,6 @@ class FeastSource:
         return queried
 
     def require_keys(self) -> None:
-        """Raise FeastJoinKeysDuringMaterialization if the source lacks a join key."""
         names, keys = {*self.data.schema.names}, {key.column for key in self.keys}
         if not keys <= names:
             raise FeastJoinKeysDuringMaterialization(self.path, keys, names)
@@ -191,10 +190,10 @@ class FeastSource:
         return high if low is None else low if high is None else low & high
 
     def rows(self, names: Sequence[str], known_at: KnownAt, condition: pc.Expression | None = None) -> "SourceRows":
-        """Read the rows that have an event timestamp and a complete key, with the features in `names`.
+        """Read the rows that have an event time and a complete key.
 
-        `known_at` is the timestamp from which a row is visible. With `event`, the created timestamp only decides
-        between rows with the same event time. `condition` filters the rows to read.
+        `names` are the features to read. `known_at` selects the timestamp from which a row is visible. With "event",
+        the created timestamp only decides between rows with the same event time. `condition` filters the rows to read.
         """
         for features in ([column for column in self.features if column.name in names], list(self.features)):
             table = self.columns(self.names(features), condition)
@@ -282,7 +281,7 @@ class FeastSource:
 
 @dataclass(frozen=True, eq=False)
 class SourceRows:
-    """Rows of a source: `history` has the keys, times and positions, and `table` the columns that were read.
+    """Rows read from a source: `history` has the keys, times and positions, and `table` the columns that were read.
 
     `created` has the created times, or event times without a created timestamp, in microseconds.
     """
@@ -300,13 +299,13 @@ class SourceRows:
         return point_in_time(spine, [self.history], threads)[self.history.view.full_name("place")]
 
     def latest(self, places: Ints) -> Ints:
-        """Return the position of the newest row of each key, among the rows at the positions `places`."""
+        """Return the position of the newest row of each key. `places` has the positions of the rows to choose from."""
         history = ViewHistory(self.history.view, self.history.table().take(places), 0)
         return places[LatestRows.of(history, LAST).place]
 
 
 def untyped_keys(registry: BaseRegistry, project: str, view: FeatureView) -> list[str]:
-    """Return the join keys of a view for which Feast has no field: they have no declared type."""
+    """Return the join keys of a view that have no declared type, because Feast has no field for them."""
     typed = {field.name for field in view.entity_columns}
     if len(typed) >= len(view.entities):
         return []

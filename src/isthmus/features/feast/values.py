@@ -79,7 +79,7 @@ def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
 
 
 def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
-    """Convert protos to a NumPy column, with nulls for empty protos. Raise DataError if a value does not fit `form`."""
+    """Convert Feast protos to a column. Empty protos become null. Raise DataError if a value does not fit `form`."""
     kinds = _kinds(protos)
     numbers = next((numbers for numbers in (_NUMBERS, _LISTS) if form.kind in numbers), (form.kind,))
     if unexpected := {*kinds} - {*numbers, "null_val", ""}:
@@ -158,7 +158,7 @@ def plain_keys(values: pa.ChunkedArray, column: Column, where: str) -> list[KeyV
 
 
 def key_type(value: Value) -> str:
-    """Return Feast's type name of an entity key's value, for a key without a declared type. Int32 counts as Int64."""
+    """Return Feast's name of the type of a key value, for a join key without a declared type. Int32 counts as Int64."""
     kind = str(value.WhichOneof("val")).removesuffix("_val")
     return _wide(next((name for name, known in _KINDS.items() if known == kind), kind))
 
@@ -214,7 +214,7 @@ def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
-    """Cast a column to `dtype`, fractions to the nearest float. Raise DataError if a value does not fit.
+    """Cast a column to `dtype`. Fractions become the nearest float. Raise DataError if a value does not fit.
 
     Return the column unchanged if `dtype` is None. NaN becomes null if `dtype` is not a float.
     """
@@ -246,7 +246,6 @@ def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_time(time: datetime | None) -> bool:
-    """Return True unless a time is None or pandas's `NaT`."""
     return time is not None and time == time
 
 
@@ -274,7 +273,6 @@ def _compatible(actual: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _convert_numbers(protos: Sequence[Value], kinds: Sequence[str], form: ValueForm, where: str) -> Values:
-    """Convert numbers of several widths to a feature's type: whole numbers exactly, others to the nearest."""
     items: list[Any] = [
         None if kind in ("null_val", "") else getattr(proto, kind) for proto, kind in zip(protos, kinds, strict=True)
     ]

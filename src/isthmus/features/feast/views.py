@@ -27,7 +27,7 @@ _REGISTER = "run `isthmus apply` to register it again"
 
 @dataclass(frozen=True, eq=False)
 class ViewLayout:
-    """The contract of a view, and the encoding of each feature in rows and protos."""
+    """The contract of a Feast view (its schema, with a hash), and the encoding of each feature in rows and protos."""
 
     view: ViewContract
     forms: Mapping[str, ValueForm]
@@ -61,7 +61,7 @@ def is_registered(tags: Mapping[str, str]) -> bool:
 def tagged_contract(name: str, tags: Mapping[str, str]) -> ViewContract:
     """Return the contract in the tags of the view `name`. Call this only if `is_registered(tags)` is True.
 
-    Raise ContractMismatch if the contract is missing, damaged, or differs from its hash in the tags.
+    Raise ContractMismatch if the contract is missing, damaged, or does not match the hash in the tags.
     """
     where, hashed = _registration(name), tags["isthmus.contract"]
     try:
@@ -102,11 +102,11 @@ def key_problems(view: str, keys: _Types) -> list[Problem]:
 def layout_of(
     config: RepoConfig, table: FeatureView, keys: Sequence[EntityKey] = (), inferred: Iterable[tuple[str, str]] = ()
 ) -> ViewLayout:
-    """Return the contract of a Feast view, and how each feature is encoded in rows and protos.
+    """Return the contract of a Feast view, and the encoding of each feature in rows and protos.
 
-    A join key without a declared type has the type of its value in the first of `keys`. Without `keys`, its type comes
-    from `inferred`: pairs of a join key and Feast's name of its type. Raise ConfigurationError for a type that Isthmus
-    does not store, and ContractMismatch if a registered view has changed or belongs to another project.
+    A join key without a declared type gets the type of its value in the first of `keys`. Without `keys`, its type comes
+    from `inferred`, pairs of a join key and Feast's name of its type. Raise ConfigurationError for a type that Isthmus
+    does not store. Raise ContractMismatch if a registered view has changed or belongs to another project.
     """
     key_types = tuple((field.name, str(field.dtype)) for field in table.entity_columns)
     if keys and (not key_types or len(key_types) < len(table.entities)):

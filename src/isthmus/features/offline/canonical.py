@@ -75,10 +75,10 @@ def cast(view: ViewContract, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Table, int]:
-    """Merge `rows` with pushed rows. Return the merged table and the number of `rows` that a pushed row replaced.
+    """Merge rows of a view with pushed rows; return the merged table and the number of `rows` that were replaced.
 
-    Both tables and the result are in canonical form. Among rows with the same key and times, the greatest content hash
-    wins, so the order of arrival does not matter.
+    Both tables and the result are in the form of `canonical`. Among rows with the same key and times, the greatest
+    content hash wins, so the order of arrival does not matter.
     """
     if not len(pushed):
         return rows, 0
@@ -96,20 +96,20 @@ def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tabl
 
 
 def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
-    """Return pushed rows in canonical form. Of rows with one key and times, keep the one with the greatest hash."""
+    """Return pushed rows in canonical form. Among rows with one key and times, keep the one with the greatest hash."""
     rows = canonical(view, pushed)
     return merge(view, rows.slice(0, 0), rows)[0]
 
 
 def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
-    """Return the rows that `stored` lacks. Compare only the columns of `stored`, none of which may have nulls."""
+    """Return the rows of `rows` that are not in `stored`, by the columns of `stored`. These may not have nulls."""
     names = stored.column_names
     numbered = rows.select(names).append_column("_n", pa.array(np.arange(len(rows))))
     return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
 
 
 def repeated(view: ViewContract, rows: pa.Table) -> Mask:
-    """Return a mask for n canonical rows, shape (n - 1,): True at i if rows i and i + 1 have the same key and times."""
+    """Return a mask for n canonical rows, bool (n - 1,): True at i if rows i and i + 1 have the same key and times."""
     same: Mask = np.ones(max(0, len(rows) - 1), bool)
     for name in identity(view) if len(same) else ():
         column = rows[name].combine_chunks()
@@ -119,7 +119,7 @@ def repeated(view: ViewContract, rows: pa.Table) -> Mask:
 
 @dataclass
 class Duplicates:
-    """A counter of rows that repeat a key and times. Pass whole days in canonical form to `add`, then call `refuse`."""
+    """A counter of rows that repeat a key and times. Pass whole days of canonical rows to `add`, then call `refuse`."""
 
     view: ViewContract
     count: int = 0
@@ -134,7 +134,7 @@ class Duplicates:
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
     def refuse(self) -> None:
-        """Raise a DataError if `add` has found rows with equal keys and times. It gives their number and the first."""
+        """Raise DataError, with the number of rows and the first, if `add` has found rows with equal keys and times."""
         if self.count:
             raise DataError(
                 f"view {self.view.name}",

@@ -33,16 +33,17 @@ class RowSources:
     content: str = ""
 
     def retyped(self, later: "RowSources") -> bool:
-        """Return True if a source's column has another type in `later`. Columns in only one of them do not count."""
+        """Return True if a source's column has another type in `later`. Columns missing in one of them do not count."""
         pairs = ((now, self.schemas.get(source, {})) for source, now in later.schemas.items())
         return any(now[column] != was[column] for now, was in pairs for column in now.keys() & was.keys())
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The state of an offline table after a commit.
+    """The state of an offline table after a commit, stored in the commit's metadata.
 
     Attributes:
+        contract: hash of the view's contract.
         days: summaries by day, counted from 1970-01-01; None in tables of early versions of Isthmus.
         until: end of the time that builds have covered, in microseconds since 1970 UTC.
         done: ranges of days that were built from sources with the content `origin.content`.
@@ -65,7 +66,6 @@ class Commit:
     def of(
         cls, contract: str, days: Mapping[int, Day], until: int, origin: RowSources, done: Sequence[Days]
     ) -> "Commit":
-        """Create a commit with these attributes; compute its fingerprint and its number of rows from `days`."""
         fingerprint = hashlib.sha256(_pack(days)).hexdigest()
         return cls(contract, days, until, origin, done, fingerprint, sum(day.rows for day in days.values()))
 
@@ -78,7 +78,7 @@ class Commit:
 
         `before` is the table's last commit, or None without a table. `contract` is the hash of the view's contract.
         `days` has the summaries of all days after the build. `origin` describes the sources of the built rows. `done`
-        are ranges of days that the same build has already computed and found unchanged.
+        are ranges of days that the same build has already found unchanged.
         """
         until = now if within is None else max(before.until if before else 0, min(now, within.end * DAY))
         if within is None or before is None:
@@ -131,7 +131,7 @@ class Commit:
 
 
 def digest(rows: pa.Table) -> bytes:
-    """Return the first 16 bytes of the SHA-256 over all columns of the rows. No value may be null."""
+    """Return the first 16 bytes of the SHA-256 over all columns of a table. No value may be null."""
     sha = hashlib.sha256()
     for name in rows.column_names:
         column = rows[name]

@@ -69,8 +69,8 @@ class StoredTable:
     ) -> None:  # fmt: skip
         """Append rows in one commit, or create the table; raise DataError or DependencyError if that fails.
 
-        If another process commits first, retry `retries` times, by default as often as deltalake does. `options` are
-        arguments of `write_deltalake`.
+        If another process commits first, try again up to `retries` times, by default as often as deltalake does.
+        `options` are arguments of `write_deltalake`.
         """
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=retries)
         with self.writing():
@@ -84,8 +84,8 @@ class StoredTable:
     ) -> None:  # fmt: skip
         """Write rows as the version after `table`, or the first if it is None; raise DataError if that version exists.
 
-        The commit stores `metadata`, whose names must start with "isthmus.". If object storage reports an error but the
-        version has exactly this metadata, the commit counts as made. `options` are arguments of `write_deltalake`.
+        The commit stores `metadata`, whose names must start with "isthmus.". If object storage reports an error, but
+        the version has exactly this metadata, the commit counts as made. `options` are arguments of `write_deltalake`.
         """
         # No retries: the metadata is only right if this is the next commit of the table.
         properties = CommitProperties(
@@ -96,7 +96,6 @@ class StoredTable:
             write_deltalake(target, rows, storage_options=self.options, commit_properties=properties, **options)
 
     def commits(self, table: DeltaTable, count: int) -> list[dict[str, Any]]:
-        """Return the metadata of up to `count` commits of a table, the newest first."""
         entries: list[dict[str, Any]] = table.history(count)
         if not entries and self.options is None:
             # deltalake lists no commits if the path contains "#" or "?".
@@ -109,7 +108,7 @@ class StoredTable:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Context: turn errors of reading into a DataError, or a DependencyError if object storage does not answer."""
+        """Turn errors of reading into a DataError, or a DependencyError if object storage does not answer."""
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException, _duckdb_error(), ValueError) as error:
@@ -120,12 +119,11 @@ class StoredTable:
 
     @contextmanager
     def writing(self, before: int | None = None, metadata: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Context: turn errors of writing into DataError or DependencyError.
+        """Turn errors of writing into a DataError, or a DependencyError if object storage does not answer.
 
-        Also creates the local folder of a table that only its owner may read.
-
-        An error is ignored if object storage has made the commit nevertheless: the version after `before` (-1 for a new
-        table) has exactly this `metadata`. Without `before` or `metadata`, and for local tables, no error is ignored.
+        For a private local table, first create its folder. Ignore the error if object storage has made the commit
+        nevertheless: the version after `before` (-1 for a new table) has exactly this `metadata`. Without `before` or
+        `metadata`, and for local tables, no error is ignored.
         """
         try:
             if self._private and self.options is None:
@@ -146,7 +144,6 @@ class StoredTable:
             ) from error
 
     def _has(self, version: int, metadata: Mapping[str, str]) -> bool:
-        """Return True if a version in object storage has exactly this metadata; always False for a local table."""
         # The storage may have made the commit although its reply was lost: deltalake's retry then collides with its own
         # first attempt, and reports another writer.
         if self.options is None:
@@ -172,7 +169,7 @@ def unavailable(where: str, place: str, error: BaseException) -> DependencyError
 
 
 def files_of(table: DeltaTable, place: str) -> "fs.FileSystem":
-    """Return the file system of the table at `place`: Arrow's own for a local path, deltalake's for a URL."""
+    """Return Arrow's file system for the files of a table. `place` is the table's path or URL."""
     import pyarrow.fs as fs
     from deltalake.fs import DeltaStorageHandler
 

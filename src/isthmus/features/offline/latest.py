@@ -15,7 +15,7 @@ Places = Ints
 
 @dataclass(frozen=True)
 class LatestRows:
-    """The latest row of each of n keys at the time `at`, including expired rows; times are in microseconds.
+    """The latest row of each key at the time `at`, including expired rows. Times are in microseconds since 1970 UTC.
 
     `place` has row numbers in the history, ascending. `horizon` is the latest known time up to `at`, or -2**63.
     """
@@ -50,9 +50,9 @@ class LatestRows:
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
-        """Return a mask: True at i if `places[i]` is not -1, and row `places[i]` of this state equals row i of `later`.
+        """Compare with a `later` state; return a mask: True at i if row i of `later` is equal to row `places[i]` here.
 
-        Without `times`, compare only the content hashes, not the event and known times. `places` comes from `matches`.
+        `places` comes from `matches`; -1 counts as different. Without `times`, compare only the content hashes.
         """
         same: Mask = places >= 0
         old = np.maximum(places, 0)
@@ -81,7 +81,7 @@ class LatestRows:
 
 
 def horizon(history: ViewHistory, at: int) -> int:
-    """Return the latest `known_at` in a history that is not after `at`, in microseconds; -2**63 if there is none."""
+    """Return the latest known time in a history that is not after `at`, in microseconds; -2**63 if there is none."""
     return _until(micros(history.table(["known_at"])["known_at"]), at)
 
 
@@ -90,7 +90,7 @@ def _until(known: Ints, at: int) -> int:
 
 
 def matches(left: pa.Table, right: pa.Table) -> Places:
-    """Return for each key of `right` the index of that key in `left`, or -1. Keys of `left` must be distinct."""
+    """Return, for each key of `right`, the index of the same key in `left`, or -1. Keys of `left` must be distinct."""
     if left.equals(right):
         return np.arange(len(right))
     rows = np.full(len(right), -1)

@@ -16,7 +16,7 @@ FOLDER = "_materializations"
 
 @dataclass(frozen=True, slots=True)
 class Materialization:
-    """A run that wrote a view to Redis. All times are microseconds since 1970 UTC.
+    """A log entry: a run that wrote a view's rows to Redis. All times are microseconds since 1970 UTC.
 
     Attributes:
         version: version of the offline table.
@@ -52,21 +52,20 @@ _ERRORS = TableErrors(
 
 
 class MaterializationLog:
-    """The log of materializations in the offline store at `root`, a folder or a URL with `storage_options`."""
+    """The log of runs that wrote views to Redis. `root` is the offline store: a folder or a URL."""
 
     def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
         self._stored = StoredTable(root, FOLDER, storage_options, _ERRORS)
 
     def append(self, entry: Materialization) -> None:
-        """Append an entry; concurrent runs may append too. Raise DataError or DependencyError if that fails."""
         self._stored.append(pa.Table.from_pylist([asdict(entry)], _SCHEMA))
 
     def contracts(self) -> set[str]:
-        """Return the contract hashes of all materialized views; raise DataError if the log is damaged."""
+        """Return the hashes of all definitions of views that were ever materialized. Raise DataError if damaged."""
         return set(self._table().column("contract").to_pylist())
 
     def of(self, view: ViewContract) -> list[Materialization]:
-        """Return a view's entries under its contract, ordered by `readable`; raise DataError if the log is damaged."""
+        """Return the runs of a view under this definition, ordered by `readable`. Raise DataError if damaged."""
         table = self._table()
         mine = pc.and_(pc.equal(table["view"], view.name), pc.equal(table["contract"], view.hash))
         # If the clock did not advance, later runs have later versions.

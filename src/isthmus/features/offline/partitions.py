@@ -28,14 +28,16 @@ def require_readable(table: DeltaTable) -> None:
 
 
 def files_by_day(table: DeltaTable) -> dict[int, int]:
-    """Return the number of data files of each day, by days since 1970-01-01."""
     adds = pa.table(table.get_add_actions(flatten=True))
     days, counts = np.unique(adds[f"partition.{DAY_COLUMN.name}"].cast(pa.int32()).to_numpy(), return_counts=True)
     return dict(zip(days.tolist(), counts.tolist(), strict=True))
 
 
 def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) -> "ds.Dataset":
-    """Return a lazy dataset of the table at `place`, sorted by day. `only` has the days to read, since 1970-01-01."""
+    """Return a lazy dataset of the table in the folder or at the URL `place`, sorted by day.
+
+    `only` has the days to read, counted from 1970-01-01; None reads all days.
+    """
     # A late import: it loads pandas, which takes a third of a second.
     import pyarrow.dataset as ds
 
@@ -55,7 +57,6 @@ def dataset(table: DeltaTable, place: str, only: Collection[int] | None = None) 
 
 
 def _of_day(day: int | None) -> "ds.Expression | None":
-    """Return a condition that all rows of a day satisfy. Scans prune files with it."""
     import pyarrow.dataset as ds
 
     if day is None:
@@ -85,7 +86,7 @@ def reader(view: ViewContract, rows: DaySpool) -> pa.RecordBatchReader:
 
 
 def on(days: Sequence[int]) -> str:
-    """Return the text of a Delta predicate that selects the rows of these days, counted from 1970-01-01."""
+    """Return a Delta predicate that selects all rows of these days (counted from 1970-01-01), to replace the days."""
     ranges = union(Days(day, day + 1) for day in days)
     name = DAY_COLUMN.name
     return " OR ".join(

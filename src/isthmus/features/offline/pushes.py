@@ -36,9 +36,10 @@ ACCEPTED, CONTRACT = (
 
 
 class PushLog:
-    """The log of pushes for `table`, in an offline store at `root`, with `storage_options` for a URL.
+    """The log of rows pushed to the offline table `table`: a Delta table of its own, from which builds merge the rows.
 
-    Methods raise DataError if the log is damaged, and DependencyError if object storage does not answer.
+    `root` is the folder or URL of the offline store. Methods raise DataError if the log is damaged, and DependencyError
+    if object storage does not answer.
     """
 
     def __init__(self, root: str | Path, table: str, storage_options: Mapping[str, str] | None = None) -> None:
@@ -66,10 +67,11 @@ class PushLog:
             return None if table is None else table.version()
 
     def rows(self, view: ViewContract, days: Sequence[int] | None = None, version: int | None = None) -> pa.Table:
-        """Return pushed rows with the view's columns and `_accepted`, the time of the push; no rows without a log.
+        """Read pushed rows as a table with the view's columns and `_accepted`, the time of the push in microseconds.
 
-        `days`, counted from 1970-01-01, selects rows by event day. `version` is a version of the log, by default the
-        newest. Raise DataError if a value does not fit the view's type.
+        `days`, counted from 1970-01-01, selects rows by event day; None reads all rows. `version` is a version of the
+        log, by default the newest. The result is empty if the log does not exist. Raise DataError if a value does not
+        fit the view's type.
         """
         with self._stored.reading():
             table = self._stored.open(version)
@@ -77,9 +79,10 @@ class PushLog:
         return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
 
     def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
-        """Convert the log's rows to the view's columns and `_accepted`; raise DataError if a value does not fit.
+        """Convert rows read from the log to the view's columns and `_accepted`, the time of the push.
 
-        Missing columns become null. Rows without one of the view's keys, from an earlier definition, are dropped.
+        Columns that the rows lack become null. Rows that lack one of the view's keys are dropped: they were pushed
+        under an earlier definition. Raise DataError if a value does not fit the view's type.
         """
         schema = declared_schema(view).append(ACCEPTED)
         for key in view.keys:
@@ -95,17 +98,19 @@ class PushLog:
             ) from error  # fmt: skip
 
     def last(self) -> int:
-        """Return the place of the log's last row in its Redis stream (the id as one number), or -1 without rows."""
+        """Return the Redis stream position (see `Entry.place`) of the last row in the log, or -1 without rows."""
         with self._stored.reading():
             table = self._stored.open()
             return -1 if table is None else _last(table)
 
     def append(self, rows: pa.Table, places: Ints, *, intact: bool) -> int:
-        """Append rows in one commit, or create the log; return how many are new. Raise DataError on a concurrent write.
+        """Append pushed rows to the log in one commit, and return how many of them are new.
 
-        `places` has the rows' ascending places in the Redis stream (ids as numbers). Rows up to the log's last place
-        are skipped, because the log has them. If Redis was restored to an older state (`intact` is False), they are
-        skipped only if the log has an equal row. A day with `FILES` or more files is rewritten as a single file.
+        Create the log if necessary. `places` has the position of each row in the Redis stream, ascending int64 (see
+        `Entry.place`). Rows up to the log's last position are skipped, because the log already has them. Pass
+        `intact=False` if Redis was restored to an older state: then such a row is skipped only if the log has an equal
+        row. A day with `FILES` or more files is rewritten as a single file. Raise DataError if another process writes
+        to the log at the same time.
         """
         with self._stored.reading():
             table = self._stored.open()

@@ -15,10 +15,11 @@ _AHEAD = 4
 
 
 class Scan:
-    """The row groups of a table that may hold rows satisfying `condition`, according to their statistics.
+    """A scan of a table that skips Parquet row groups whose statistics rule out `condition`.
 
-    Rows of these groups are not filtered. The place of a row is the number of rows before it in the scan. Columns in
-    `texts` are read as dictionaries, which is faster. A dataset that is not Parquet is read into memory as a whole.
+    Rows of the remaining groups are not filtered. A row's number is the count of rows before it in the scan. Columns in
+    `texts` are read as dictionaries, which is faster. Data in another format than Parquet is read into memory as a
+    whole.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Scan:
         self._ends = np.cumsum(counts, dtype=np.int64)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Read columns of all rows in order. Yield blocks of about `BLOCK` rows as (number of the first row, block)."""
+        """Yield these columns of all rows in order, as (number of the first row, block of about `BLOCK` rows)."""
         first, waiting = 0, []
         for batch in self._batches(self._groups, columns):
             waiting.append(batch)
@@ -52,7 +53,7 @@ class Scan:
             yield first, pa.Table.from_batches(waiting)
 
     def rows(self, places: np.ndarray[Any, np.dtype[np.int64]], columns: Sequence[str]) -> pa.Table:
-        """Return columns of the rows with the ascending numbers `places`. Read only the row groups with these rows."""
+        """Read columns of single rows by their ascending numbers `places`, without reading other row groups."""
         group = np.searchsorted(self._ends, places, side="right")
         needed, inverse = np.unique(group, return_inverse=True)
         lengths = np.diff(self._ends, prepend=0)[needed]

@@ -18,7 +18,7 @@ GROUP = 1 << 18
 
 
 class DaySpool(AbstractContextManager["DaySpool"]):
-    """A buffer that accepts rows in any order and returns them by day; beyond `limit` bytes, it uses temporary files.
+    """A buffer that accepts rows in any order and returns them by day. Beyond `limit` bytes, it uses temporary files.
 
     Use it in a `with` block: its end frees the rows and deletes the files.
     """
@@ -38,7 +38,6 @@ class DaySpool(AbstractContextManager["DaySpool"]):
             self._folder = None
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows of one schema, without nulls in `event_timestamp`. Beyond `limit` bytes, use a temporary file."""
         self.rows += len(rows)
         # The size of a slice may include the shared buffers of its table, which is close enough for a limit.
         share = max(1, -(-rows.nbytes // self.limit))
@@ -56,7 +55,7 @@ class DaySpool(AbstractContextManager["DaySpool"]):
         return sorted({int(day) for run in self._runs for day in run.days})
 
     def groups(self, within: Days | None = None) -> Iterator[pa.Table]:
-        """Yield the rows in tables of complete days, by day; `within` limits the days. May be called repeatedly."""
+        """Yield the rows by day, in tables of complete days, as often as needed. `within` limits the days."""
         parts: list[pa.Table] = []
         rows = 0
         for day in self.days():

@@ -100,7 +100,7 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def base(self) -> str:
-        """Fingerprint of the table's last build after this write. Pushed rows do not change it."""
+        """Hash of the rows of the table's last build, as it will be after this write. Pushed rows do not change it."""
         return self.commit.base if self.changes or self.before is None else self.before.base
 
 
@@ -124,12 +124,12 @@ class OfflineStore:
         done: Sequence[Days] = (),
         now: int = 0,
     ) -> Prepared:
-        """Check rows that will become the history of a view, and merge its pushed rows. Pass the result to `write`.
+        """Check computed rows of a view, and merge its pushed rows into them.
 
-        `rows` has one row per key and times. `within` is the range of days to replace, None for the complete history.
-        `origin` describes the sources of the rows. `done` are ranges of days that the same build has already computed
-        and found unchanged. The result's `ahead` counts the rows later than `now`, in microseconds. The table does not
-        change. Use the result in a `with` block, whose end deletes temporary files.
+        Pass the result to `write`; nothing is written yet. `rows` has one row per key and times. `within` is the range
+        of days to replace, None for the complete history. `origin` describes the sources of the rows. `done` has ranges
+        of days that the same build has already checked and found unchanged. `now`, in microseconds since 1970 UTC,
+        serves to count rows in the future. Use the result in a `with` block, whose end deletes temporary files.
 
         Raise ConfigurationError if a stored column does not have the declared type, and DataError if rows repeat a key
         and times or the table is damaged. With `within`, raise ContractMismatch if the table has another contract.
@@ -177,16 +177,20 @@ class OfflineStore:
             )
 
     def under(self, view: ViewContract) -> Prepared:
-        """Prepare a commit for `write` that puts an existing table, with its rows, under the contract of `view`."""
+        """Prepare a commit that puts the stored rows of a view under its new definition `view`, if they stay valid.
+
+        Pass the result to `write`.
+        """
         table = self._stored(view.table).open()
         assert table is not None  # noqa: S101 - the caller has its commit
         before = self._commit(view.table, table)
         return Prepared(view, replace(before, contract=view.hash), before, table, DaySpool(), [])
 
     def extendable(self, view: ViewContract) -> Commit | None:
-        """Check that single days of a view's table may be replaced. Return its last commit, or None without a table.
+        """Check that a build may replace single days of a view's table.
 
-        Raise ContractMismatch if the table was built under another contract, or by an early version of Isthmus.
+        Return its last commit, or None without a table. Raise ContractMismatch if the table was built under another
+        contract, or by an early version of Isthmus.
         """
         before = self.commit(view)
         _require_extendable(view, before)
@@ -224,12 +228,12 @@ class OfflineStore:
         stored.commit(table, reader(view, rows), commit.metadata(), writer_properties=properties, **options)
 
     def extend(self, view: ViewContract, pushed: pa.Table) -> int:
-        """Add pushed rows, as a transform returns them, to a view's table in one commit. Return its growth in rows.
+        """Add newly pushed rows to a view's table in one commit, and return by how many rows the table has grown.
 
-        A pushed row with the key and times of a stored row replaces it if its content hash is greater. Otherwise, the
-        pushed row is skipped. The caller appends the rows to the `PushLog` first, because builds read them there.
-        Without a table of this contract, this writes nothing and returns 0; the next build adds the rows. Raise
-        DataError, with the table unchanged, on a conflict or an error.
+        A pushed row replaces a stored row with the same key and times if its content hash is greater. Otherwise, it is
+        skipped. Append the rows to the `PushLog` first, because later builds read them there. If the table is missing
+        or has another contract, this writes nothing and returns 0. Raise DataError, with the table unchanged, on a
+        conflict or an error.
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
@@ -260,15 +264,16 @@ class OfflineStore:
         return commit.rows - before.rows
 
     def commit(self, view: ViewContract, version: int | None = None) -> Commit | None:
-        """Return the commit of a view's table at `version`, by default the newest. Return None without a table.
+        """Return what Isthmus recorded about a view's table at `version`, by default the newest.
 
-        The commit may have any contract. Raise DataError if the table is damaged, or another tool has changed its rows.
+        Return None without a table. The table may have been built under any contract. Raise DataError if it is damaged,
+        or another tool has changed its rows.
         """
         table = self._stored(view.table).open(version)
         return None if table is None else self._commit(view.table, table)
 
     def check(self, history: ViewHistory) -> None:
-        """Read all rows of a history; raise DataError if the content hash of a row does not match its values."""
+        """Read all rows of a history. Raise DataError if the content hash of a row does not match its values."""
         view = history.view
         with self.reading(view.table):
             rows = history.table()
@@ -285,7 +290,7 @@ class OfflineStore:
         return self._built(view)[1].base
 
     def history(self, view: ViewContract, version: int | None = None) -> ViewHistory:
-        """Return the history of a view at a version of its table, by default the latest.
+        """Open the rows of a view's table at a version, by default the latest. Rows are read later.
 
         Raise ContractMismatch if the table belongs to another contract, and DataError if it is missing or damaged.
         """
@@ -308,7 +313,10 @@ class OfflineStore:
         return table, commit
 
     def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
-        """Return a problem for each column whose type in the view's table, or in `table`, is not the declared type."""
+        """Return a problem for each column whose stored type differs from the declared type.
+
+        `table` is the view's open table, if the caller has it.
+        """
         table = table or self._stored(view.table).open()
         if table is None:
             return []
@@ -324,7 +332,7 @@ class OfflineStore:
         ]
 
     def reading(self, table: str) -> AbstractContextManager[None]:
-        """Context: turn errors of reading `table` into DataError, or DependencyError if storage does not answer."""
+        """Convert errors in a `with` block that reads `table` to DataError, or DependencyError if storage is down."""
         return self._stored(table).reading()
 
     def _stored(self, table: str) -> StoredTable:
@@ -340,7 +348,7 @@ class OfflineStore:
         return StoredTable(self.root, table, self.storage_options, errors)
 
     def _commit(self, name: str, table: DeltaTable) -> Commit:
-        """Return the last commit by Isthmus, at the version of the table."""
+        """Return the last commit by Isthmus, also before an OPTIMIZE or VACUUM. Raise DataError for other changes."""
         with self.reading(name):
             for back in range(1, table.version() + 2):
                 # At an older version, deltalake lists the commits from the newest down to that version.
@@ -366,7 +374,7 @@ class OfflineStore:
 def _with_pushed(
     rows: DaySpool, pushed: Sequence[int], within: Days | None
 ) -> Iterator[tuple[pa.Table | None, list[int]]]:
-    """Yield each group of rows with the pushed days up to its last day; finally None with the remaining pushed days."""
+    """Yield each group of rows with the pushed days up to its end, and at last None with the later pushed days."""
     left = deque(day for day in pushed if within is None or day in within)
     for group in rows.groups(within):
         last = int(micros(group["event_timestamp"])[-1] // DAY)

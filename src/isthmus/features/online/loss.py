@@ -39,14 +39,16 @@ LastMaterializations = Mapping[str, LastMaterialization]
 
 
 class Losses(NamedTuple):
-    """Views that may have lost rows, with the reason by online name. `policy` is why Redis may evict rows, or empty."""
+    """Views that may have lost rows: online name to reason.
+
+    `policy` is why Redis may evict rows; empty if it does not.
+    """
 
     views: Mapping[str, str] = {}
     policy: str = ""
 
 
 def loads(text: bytes, where: str) -> dict[str, LastMaterialization]:
-    """Parse the content of `materialized.json`; raise a DataError that names `where` if it is damaged."""
     try:
         return msgspec.json.decode(text, type=dict[str, LastMaterialization])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -54,7 +56,6 @@ def loads(text: bytes, where: str) -> dict[str, LastMaterialization]:
 
 
 def read(file: Path) -> dict[str, LastMaterialization]:
-    """Return the materializations in the file, or an empty dict if it is missing or damaged."""
     try:
         return loads(file.read_bytes(), str(file))
     except (FileNotFoundError, DataError):
@@ -62,7 +63,7 @@ def read(file: Path) -> dict[str, LastMaterialization]:
 
 
 def note(file: Path, view: ViewContract, record: Published) -> None:
-    """Replace a view's entry in the file with the run in `record`. The caller must prevent concurrent calls."""
+    """Record a view's last materialization, described by `record`, in the file. Concurrent calls lose entries."""
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
@@ -73,7 +74,6 @@ def sample(project: str, view: ViewContract) -> bytes:
 
 
 def decode_sample(text: bytes | None) -> list[bytes]:
-    """Decode the entity keys of a sample; return an empty list if it is missing or damaged."""
     try:
         return [] if text is None else msgspec.msgpack.decode(text, type=list[bytes])
     except msgspec.DecodeError:
@@ -86,10 +86,10 @@ def check(
     written: LastMaterializations,
     nodes: Sequence[Mapping[str, Any]],
 ) -> Generator[list[Command], list[Any], Losses]:
-    """Yield lists of Redis commands that check whether rows of these views are lost, and return the losses.
+    """Find views whose rows Redis may have lost. Without doing I/O, yield Redis commands and return the losses.
 
-    The caller sends the replies to each list with `send`. `written` comes from `read`. `nodes` has the INFO of each
-    server; if it is empty, evictions and restarts are not checked.
+    The caller passes the replies to each yielded list back with `send`. `written` comes from `read`. `nodes` has the
+    output of INFO of each server; if it is empty, evictions and restarts are not checked.
     """
     lost, commands = dict[str, str](), list[Command]()
     query = records.query(project, views)
@@ -110,7 +110,6 @@ def check(
 
 
 def _differs(record: Published | None, last: LastMaterialization | None, nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Return why a view may have lost rows, judging by its record; empty if nothing is suspicious."""
     if record is None:
         return "" if last is None else "Redis has no record of the materialization"
     if last is not None and (record.built, record.at) < (last.built, last.at):
@@ -141,7 +140,10 @@ def refusal(view: str, why: str) -> LostRowsError:
 
 
 def require_rows(lost: Mapping[str, str], views: Iterable[ViewContract], answers: Mapping[str, ViewAnswer]) -> None:
-    """Raise LostRowsError if a key has no row in a view that may have lost rows. `lost` is `Losses.views`."""
+    """Raise LostRowsError if a lookup found no row for a key, and Redis may have lost rows of that view.
+
+    Otherwise, a lost row would look like an unknown key. `lost` is `Losses.views`.
+    """
     for view in views:
         answer = answers[view.name]
         absent = (answer.status == Status.NOT_FOUND) & (answer.known == 0)

@@ -22,7 +22,7 @@ _PRESENT, _NOT_FOUND = np.uint8(Status.PRESENT), np.uint8(Status.NOT_FOUND)
 
 @dataclass(frozen=True, slots=True)
 class ViewAnswer:
-    """The answer of a view for n keys at one time.
+    """The features of a view for n entity keys at one time, as read from Redis.
 
     Attributes:
         columns: values by feature name; null unless the status is present.
@@ -65,7 +65,10 @@ class LookupPlan:
         self.keys: dict[str, Column] = {column.name: column for view in self.views for column in view.keys}
 
     def bits(self, features: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-        """Return a bit mask of features per view, for `Columns.nulls`. `features` are (view, feature) pairs."""
+        """Return a bit mask of features for each view, with which `Columns.nulls` counts nulls.
+
+        `features` are (view, feature) pairs.
+        """
         names: dict[str, list[str]] = {}
         for view, feature in features:
             names.setdefault(view, []).append(feature)
@@ -83,10 +86,10 @@ class LookupPlan:
         self, replies: Sequence[Sequence[bytes | None]], rows: int, at: int, stamps: Mapping[str, Stamp],
         check: bool | None = None,
     ) -> dict[str, ViewAnswer]:  # fmt: skip
-        """Return the answer of each view, by name, from the replies to `commands` for `rows` entity rows.
+        """Convert the Redis replies to `commands` for `rows` entity rows to each view's answer, by view name.
 
-        `at` is the time of the lookup in microseconds since 1970 UTC. Read `stamps` before the rows: then a row with
-        its own times is newer than the stamp.
+        `at` is the time of the lookup in microseconds since 1970 UTC. `stamps` has row times that Redis stores once per
+        view. Read them before the rows, since a later stamp may not fit the rows.
 
         If `check` is None, raise DataError for a damaged row, and ContractMismatch for a row of another contract. If it
         is False or True, such rows get the status DAMAGED, and ContractMismatch is raised only if all rows have another
@@ -107,9 +110,10 @@ class LookupPlan:
     def with_foreign(
         self, answers: Mapping[str, ViewAnswer], rows: int, foreign: Mapping[int, str]
     ) -> dict[str, ViewAnswer]:
-        """Return copies of the answers for `rows` entity rows, with their attribute `foreign` set.
+        """Return copies of the answers whose attribute `foreign` names rows that another program overwrote in Redis.
 
-        The argument `foreign` has the Redis type of each overwritten key, by the position of its command in `commands`.
+        The argument `foreign` maps the index of a command in `commands` to the Redis type that its key has now. `rows`
+        is the number of entity rows.
         """
         marked = {}
         for group, views in enumerate(self._groups):
@@ -145,10 +149,11 @@ def _bounds(times: Ints) -> tuple[int, int]:
 def answer(
     view: ViewContract, block: Block, damaged: Mask | None, at: int, stamp: Stamp | None, ahead: bool
 ) -> ViewAnswer:
-    """Return a view's answer at the time `at`, in microseconds since 1970 UTC, from its stored rows.
+    """Apply the time rules to a view's stored rows, and return their values and status at the time `at`.
 
-    A row later than `at` counts as not found unless `ahead`. A row older than the view's ttl is expired. `stamp`, if
-    given, first replaces the times of the rows that it covers. Rows in the mask `damaged` have the status DAMAGED.
+    `at` is in microseconds since 1970 UTC. A row later than `at` counts as not found unless `ahead`. A row older than
+    the view's ttl is expired. `stamp`, if given, first replaces the times of the rows that it covers. Rows in the mask
+    `damaged` have the status DAMAGED.
     """
     if stamp is not None:
         event, known = stamp.apply(block.event, block.known)

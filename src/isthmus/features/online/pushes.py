@@ -68,10 +68,13 @@ return {1}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A pushed row in the stream. `place` is the stream id as a single number, ascending along the stream.
+    """A pushed row in the Redis stream.
 
-    `name` is the entity key. `row` is not a row of any view if another program wrote the entry. `accepted` is the time
-    at which the push was accepted, in microseconds since 1970 UTC.
+    Attributes:
+        place: position in the stream: the stream id as a single number, ascending along the stream.
+        name: entity key.
+        row: packed row; other bytes if another program wrote the entry.
+        accepted: time at which the push was accepted, in microseconds since 1970 UTC.
     """
 
     place: int
@@ -89,12 +92,10 @@ class Backlog:
 
 
 def stream(project: str, table: str) -> bytes:
-    """Return the name of the Redis stream with the pushed rows of an offline table."""
     return record.beside(project, table, "pushed")
 
 
 def backlog_commands(project: str, table: str) -> list[Command]:
-    """Return the Redis commands that ask how many pushed rows wait. Pass their replies to `backlog`."""
     name = stream(project, table)
     return [(b"XLEN", name), (b"XRANGE", name, b"-", b"+", b"COUNT", b"2"), (b"GET", _collected(project, table))]
 
@@ -113,13 +114,11 @@ def _collected(project: str, table: str) -> bytes:
 
 
 def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
-    """Return the arguments of the script `APPEND`. It queues packed rows, or no row if more than `limit` would wait."""
     pairs = [part for pair in zip(names, rows, strict=True) for part in pair]
     return [b"%d" % limit, b"%d" % accepted, *pairs]
 
 
 def require_room(table: str, counts: Sequence[int], rows: int) -> None:
-    """Raise a DependencyError if `APPEND`, which replied with `counts`, had no room for the rows."""
     if counts[0] < rows:
         raise DependencyError(
             f"history of {table}", f"{counts[1]:,} pushed rows wait for it; {rows:,} more exceed the limit",
@@ -128,7 +127,10 @@ def require_room(table: str, counts: Sequence[int], rows: int) -> None:
 
 
 def newest(client: Client, project: str, table: str) -> int:
-    """Return the last entry's place (its id as one number), or -1. First renumber the stream if an id is too large."""
+    """Return the position (see `Entry.place`) of the last stream entry, or -1 for an empty stream.
+
+    If the id of that entry is too large for a position, first give the entries new ids.
+    """
     entries = _entries(client, project, table, lambda name: client.xrevrange(name, count=1))
     return _place(entries[0][0]) if entries else -1
 
@@ -136,10 +138,10 @@ def newest(client: Client, project: str, table: str) -> int:
 def waiting(
     client: Client, project: str, table: str, count: int, after: int = -1, until: int | None = None
 ) -> list[Entry]:
-    """Return up to `count` entries of a stream with `after < place <= until`, in order. `until` None means no limit.
+    """Read up to `count` pushed rows from a table's stream, in order, with positions `after < place <= until`.
 
-    A place is the stream id as a single number. First renumber the stream if an id is too large for a place. The empty
-    entry that `restore` adds is left out. Raise redis.RedisError if Redis does not answer.
+    `until` None means no limit. If an id is too large for a position, first give the entries new ids. The empty entry
+    that `restore` adds is left out. Raise redis.RedisError if Redis does not answer.
     """
     first, last = "-" if after < 0 else f"({_id(after)}", "+" if until is None else _id(max(until, 0))
     entries = _entries(client, project, table, lambda name: client.xrange(name, first, last, count=count))
@@ -147,7 +149,6 @@ def waiting(
 
 
 def _entries(client: Client, project: str, table: str, read: Callable[[bytes], Any]) -> list[Any]:
-    """Return the entries that `read` finds in a stream, which is first renumbered if an id is too large for a place."""
     name = stream(project, table)
     entries: list[Any] = read(name)
     if any(ms >> _MOMENT or count >> _SEQUENCE for ms, count in (_numbers(entry[0]) for entry in entries)):
@@ -163,12 +164,11 @@ def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
 
 
 def aside(project: str, table: str) -> bytes:
-    """Return the name of the Redis stream to which `set_aside` copies unreadable entries."""
     return record.beside(project, table, "aside")
 
 
 def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]) -> None:
-    """Copy entries to the stream of unreadable entries, unless already copied. `trim` later removes the originals."""
+    """Copy unreadable entries to a separate stream, unless it has them. `trim` later removes the originals."""
     name = aside(project, table)
     for place in (_id(entry.place) for entry in entries):
         if not client.xrange(name, place, place):
@@ -180,7 +180,7 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
 
 
 def put_back(client: Client, project: str, table: str) -> None:
-    """Move unreadable entries back to the end of the stream of pushed rows, except malformed ones, which stay."""
+    """Move the entries that `set_aside` copied back to the stream of pushed rows, except malformed ones."""
     for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]
@@ -190,14 +190,17 @@ def put_back(client: Client, project: str, table: str) -> None:
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:
-    """Record `place` as collected. Remove all entries before it, but not its own, and return how many were removed."""
+    """Record the position `place` as collected, remove all entries before it, and return their number.
+
+    The entry at `place` stays, because it shows that Redis has not lost any later entry.
+    """
     client.set(_collected(project, table).decode(), _id(place))
     # The entry at `place` stays: while it exists, Redis has not lost any later entry.
     return client.xtrim(stream(project, table), minid=_id(place), approximate=False)
 
 
 def collected(client: Client, project: str, table: str) -> int:
-    """Return the last place passed to `trim`, or -1 if Redis does not know it."""
+    """Return the stream position that the last `trim` recorded, or -1 if Redis has no record of it."""
     name = cast("bytes | None", client.get(_collected(project, table).decode()))
     return -1 if name is None else _place(name)
 
@@ -207,10 +210,10 @@ def holds(client: Client, project: str, table: str, place: int) -> bool:
 
 
 def restore(client: Client, project: str, table: str, place: int, seen: int) -> None:
-    """Restart a lost stream with an empty entry at `place`, so that later ids are greater; remove all earlier entries.
+    """Restart a lost stream with an empty entry at the position `place`, and remove earlier entries.
 
-    `seen` is the last place that the caller read, or -1 if the stream was empty. If the stream has grown since then,
-    or `place` is not after its end, nothing changes.
+    Later ids are greater. `seen` is the last position that the caller read, or -1 if the stream was empty. If the
+    stream has grown since then, or `place` is not after its end, nothing changes.
     """
     arguments = [b"" if seen < 0 else _id(seen).encode(), _id(place).encode()]
     with suppress(redis.ResponseError):  # The stream accepts only greater ids.
@@ -218,7 +221,7 @@ def restore(client: Client, project: str, table: str, place: int, seen: int) -> 
 
 
 def moment(place: int) -> int:
-    """Return the time at which Redis appended the entry with this place, microseconds since 1970 UTC."""
+    """Return the time at which Redis appended the entry at the position `place`, in microseconds since 1970 UTC."""
     return (place >> _SEQUENCE) * 1000
 
 

@@ -20,25 +20,24 @@ WAITING = 1_000_000
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """New times of all rows of a view known by `until`, written here instead of into each row; in microseconds."""
+    """Times that Redis stores once for all rows of a view known by `until`; all in microseconds since 1970 UTC."""
 
     until: int
     event: int
     known: int
 
     def apply(self, event: Ints, known: Ints) -> tuple[Ints, Ints]:
-        """Return event and known times: the stamp's times for rows known by `until`, else the rows' own times."""
+        """Replace the times of rows known by `until` with the stamp's. Return event and known times, shape (n,)."""
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
     def alters(self, event: Ints, known: Ints) -> Mask:
-        """Return the mask, shape (n,), of rows whose times the stamp changes."""
         altered: Mask = (known <= self.until) & ((event != self.event) | (known != self.known))
         return altered
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of a view.
+    """The record of a view in Redis: which version of its offline table Redis holds.
 
     Attributes:
         fingerprint: hash of the rows of the offline table's `version`.
@@ -64,7 +63,6 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete_until(self) -> int:
-        """The latest known time that the last complete run has covered; NEVER if unknown."""
         return self.complete if self.pending else self.horizon
 
 
@@ -72,17 +70,15 @@ _DECODER = msgspec.json.Decoder(Published)
 
 
 def records(project: str) -> bytes:
-    """Return the name of the Redis hash with the records of all views."""
     return f"{project}:tables".encode()
 
 
 def beside(project: str, view: str, what: str) -> bytes:
-    """Return the Redis key for the data `what` of a view or table. `view` is a view's online name or a table's name."""
     return f"{project}:tables|{view}|{what}".encode()
 
 
 def decode(text: bytes | None) -> Published | None:
-    """Decode a record; return None if it is missing or unreadable: the caller must then compare every row."""
+    """Decode a view's record. If it is missing or unreadable, return None: the caller must then compare every row."""
     try:
         return None if text is None else _DECODER.decode(text)
     except msgspec.MsgspecError:
@@ -90,16 +86,13 @@ def decode(text: bytes | None) -> Published | None:
 
 
 def stamp_of(view: ViewContract, record: Published | None) -> Stamp | None:
-    """Return the stamp in a view's record; None if there is no stamp or record, or the record has another contract."""
     return record.stamp if record is not None and record.contract == view.hash else None
 
 
 def query(project: str, views: Collection[ViewContract]) -> tuple[bytes, ...]:
-    """Return the Redis command that reads the records of these views."""
     return (b"HMGET", records(project), *(view.online_name.encode() for view in views))
 
 
 def stamps(views: Collection[ViewContract], reply: Sequence[bytes | None]) -> dict[str, Stamp]:
-    """Return the stamps in the reply to `query`, by view name. Records of another contract are left out."""
     records = zip(views, map(decode, reply), strict=True)
     return {view.name: stamp for view, record in records if (stamp := stamp_of(view, record))}

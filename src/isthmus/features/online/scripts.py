@@ -112,7 +112,6 @@ return {1}
 
 
 def suspects(project: str, view: str) -> bytes:
-    """Return the name of the Redis set of pushed keys to check in the next run; `view` is the view's online name."""
     return record.beside(project, view, "suspects")
 
 
@@ -121,7 +120,6 @@ def lock_key(project: str, view: str) -> bytes:
 
 
 def announced(names: Sequence[bytes], known: Ints) -> list[bytes]:
-    """Return the arguments of the script `ANNOUNCE`, which records keys of pushed rows, with their known times."""
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 
 
@@ -131,10 +129,11 @@ class PushStep(Enum):
 
 
 def push_steps(view: ViewContract) -> Generator[PushStep | bytes, Any, Any]:
-    """Yield the steps that write pushed rows while a materialization may be running; return the counts of `WRITE`.
+    """Yield the steps that write pushed rows safely while a materialization may be running.
 
-    The caller performs each step. For `READ`, it sends back the view's record, or None. For `ANNOUNCE`, it runs the
-    script `ANNOUNCE`. For bytes, it runs `WRITE` with them as second argument, and sends back the counts.
+    Return the counts of `WRITE`. This does no I/O: the caller performs each step. For `READ`, it sends back the view's
+    record, or None. For `ANNOUNCE`, it runs the script `ANNOUNCE`. For bytes, it runs `WRITE` with them as second
+    argument, and sends back the counts.
     """
     # Without a record, the next materialization compares every row.
     before = yield PushStep.READ

@@ -37,7 +37,7 @@ EVERYTHING = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """The effect of a write: rows compared, rows with new content, and rows that Redis lacked or replaced."""
+    """The effect of a write: rows compared, rows with new content, and rows added or replaced (`written`)."""
 
     compared: int
     changed: int
@@ -60,7 +60,7 @@ class OnlineStore:
         *,
         horizon: int | None = None,
     ) -> WriteCounts:
-        """Write n rows. A stored row stays if it is newer by event time, then by known time, then by content hash.
+        """Write n rows of a view to Redis. A stored row stays if it is newer by event time, known time or content hash.
 
         Times have shape (n,), int64 microseconds. Pass `horizon`, in microseconds, only for rows of the offline table:
         a row then also replaces a newer row that was known by the horizon, because the table no longer has that row.
@@ -85,7 +85,7 @@ class OnlineStore:
         return WriteCounts(len(event), changed, written)
 
     def put(self, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> WriteCounts:
-        """Write packed rows under entity keys, but keep newer stored rows. The next materialization checks the rows."""
+        """Write pushed, packed rows, but keep newer stored rows. The next materialization checks them."""
         return self._pushed(view, lambda: names, known_times(rows), lambda: [(names, rows)])
 
     def _write(self, view: ViewContract, rule: bytes, pieces: Iterable[Piece]) -> list[int]:
@@ -121,10 +121,11 @@ class OnlineStore:
         accepted: int,
         waiting: int = records.WAITING,
     ) -> None:
-        """Queue packed rows for the next collection into the history, without serving them; `put` serves rows.
+        """Queue packed pushed rows in Redis for the view's history. They are not served: `put` does that.
 
-        `accepted` is the current time in microseconds since 1970 UTC. `waiting` is the maximum number of queued rows,
-        including these. Raise DependencyError, without queueing a row, if there is no room for all of them.
+        `names` are entity keys. `accepted` is the current time in microseconds since 1970 UTC. `waiting` is the maximum
+        number of queued rows, including these. Raise DependencyError, without queueing a row, if there is no room for
+        all of them.
         """
         arguments = pushes.appended(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
@@ -147,37 +148,39 @@ class OnlineStore:
         self._suspect(view, [rows[place][0] for place in later], known[later])
 
     def distrust(self, view: ViewContract) -> None:
-        """Set a mark in Redis that makes the next materialization compare every row with Redis."""
+        """Make the next materialization compare every row with Redis, because a late write may have changed some."""
         self.client.zadd(self._suspects(view).decode(), {"*": float("inf")})
 
     def _suspects(self, view: ViewContract) -> bytes:
         return scripts.suspects(self.contract.project, view.online_name)
 
     def record_text(self, view: ViewContract) -> bytes | None:
-        """Return the encoded record of the view, as `replace` expects it, or None without a record."""
         return cast("bytes | None", self.client.hget(self._records, view.online_name))
 
     def published(self, view: ViewContract) -> Published | None:
         return records.decode(self.record_text(view))
 
     def replace(self, view: ViewContract, before: bytes | None, record: bytes) -> bool:
-        """Replace a view's encoded record if it still equals `before` (None: no record).
+        """Replace the encoded record of a view in Redis if it still equals `before`, which is None without a record.
 
-        Return True if Redis has `record` now, even if it had it before; return False if Redis has another record.
+        Return True if Redis now has `record`, and False if another process has written a different record.
         """
         arguments = [view.online_name.encode(), before or b"", record]
         return run(self.client, scripts.REPLACE, arguments, [([self._records.encode()], [])]) == [1]
 
     def lock(self, view: ViewContract) -> Lock:
-        """Return the lock that a materialization must acquire. It expires `LEASE_SECONDS` after the last renewal."""
+        """Return the Redis lock that allows only one materialization of the view at a time. The caller must acquire it.
+
+        The lock expires `LEASE_SECONDS` after the last renewal.
+        """
         name = scripts.lock_key(self.contract.project, view.online_name).decode()
         return cast("Lock", self.client.lock(name, timeout=LEASE_SECONDS, thread_local=False))
 
     def take_suspects(self, view: ViewContract, horizon: int) -> pa.Table | None:
-        """Return the recorded keys of pushed rows, one column per join key, or None if every row must be compared.
+        """Return the recorded keys of pushed rows, for a materialization to check: one column per join key.
 
-        None means that there were too many keys, or that `distrust` was called. In every case, the call also removes
-        this mark and all recorded keys known by `horizon` from Redis.
+        Return None if every row must be compared, because too many keys were pushed or `distrust` was called. The call
+        also removes that mark, and the keys whose rows were known by `horizon` (microseconds), from Redis.
         """
         name = self._suspects(view).decode()
         with self.client.pipeline(transaction=True) as pipeline:
@@ -209,7 +212,7 @@ class OnlineStore:
         return self._remove(view, [entity_keys(self.contract.project, view.keys, keys)], horizon)
 
     def remove_except(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]], horizon: int) -> int:
-        """Scan Redis, and remove the view's rows of all keys that are not in `keys`. Return how many were removed.
+        """Remove the view's rows of all keys that are not in `keys`, by a scan of Redis. Return how many were removed.
 
         Rows of the current contract that became known after `horizon` stay, and the next materialization checks them.
         """
@@ -232,12 +235,11 @@ class OnlineStore:
         return removed
 
     def rows(self, view: ViewContract, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the packed row under each entity key, or None without a row."""
         replies: list[bytes | None] = ask(self.client, [(b"HGET", name, view.online_name.encode()) for name in names])
         return replies
 
     def pushed(self, view: ViewContract, horizon: int) -> Iterator[tuple[dict[str, list[KeyValue]], Block]]:
-        """Yield join keys and decoded rows, in parts: pushed rows of this contract that were known after `horizon`."""
+        """Yield pushed rows of this contract that became known after `horizon`, as join keys and decoded rows."""
         codec = RowCodec(view)
         noted = cast("list[bytes]", self.client.zrange(self._suspects(view).decode(), 0, -1))
         parts = self._names(view) if b"*" in noted else (noted[n : n + CHUNK] for n in range(0, len(noted), CHUNK))
@@ -252,19 +254,18 @@ class OnlineStore:
                 yield by_join_key(view.keys, keys), codec.decode(rows)
 
     def drop(self, view: ViewContract) -> None:
-        """Delete a view's rows, record, sample and recorded pushed keys from Redis. The stream of pushed rows stays."""
+        """Delete a view's rows, record, sample and recorded pushed keys from Redis. Its stream of pushes stays."""
         self.client.hdel(self._records, view.online_name)
         self._remove(view, self._names(view), EVERYTHING)
         for name in (self._suspects(view), loss.sample(self.contract.project, view)):
             self.client.delete(name.decode())
 
     def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
-        """Store these keys in Redis as the view's new sample, which `lacks_sample` and `losses` check."""
+        """Store these keys in Redis as the view's new sample, whose rows `lacks_sample` and `losses` look for."""
         names = entity_keys(self.contract.project, view.keys, keys)
         self.client.set(loss.sample(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 
     def lacks_sample(self, view: ViewContract) -> bool:
-        """Return True if a sampled key has no row; False if there is no sample."""
         keys = cast("bytes | None", self.client.get(loss.sample(self.contract.project, view).decode()))
         return not all(self._exist(view, loss.decode_sample(keys)))
 
@@ -291,7 +292,7 @@ class OnlineStore:
         return self._exist(view, entity_keys(self.contract.project, view.keys, keys)).count(0)
 
     def keys(self, view: ViewContract) -> dict[str, list[KeyValue]]:
-        """Scan Redis for keys with a row of the view. Return the values of each join key, one per row, unordered."""
+        """Scan Redis for all keys of the view. Return the values of each join key, one per row, unordered."""
         rows: set[tuple[KeyValue, ...]] = set()
         for names in self._names(view):
             exist = zip(names, self._exist(view, names), strict=True)
@@ -306,10 +307,10 @@ class OnlineStore:
         return {str(node["run_id"]): int(node["evicted_keys"]) for node in self._info()}
 
     def still_holds(self, servers: Mapping[str, int]) -> bool:
-        """Return True if Redis still has every row that it had when the method `servers` returned this argument.
+        """Return True if no row has been lost from Redis since `servers` returned the argument.
 
-        A restarted single server that cannot evict rows passes. It has a view's rows only if it has the view's record:
-        check the record first.
+        Check the view's record first. A restarted single server passes if it cannot evict rows, since it has the rows
+        whenever it has the record.
         """
         # A restarted single server that has the record of a view also has its rows, which were written first.
         # A restarted cluster node may have lost them.

@@ -22,12 +22,12 @@ _PART = 1 << 16
 
 
 class AsOfQueries:
-    """A search of a history for the row that is valid at each of n pairs of key and time. No ttl is applied.
+    """A search of a view's history for the row that is valid at each of n pairs of key and time. No ttl is applied.
 
     Pass every block of the history to `offer`, in any order, and then call `answers`. `keys` has a column of n values
     per join key; a null matches no row. `at` holds n times in microseconds since 1970 UTC. `content` returns the
-    content hashes of rows, given their ascending numbers in the history, and is called only for rows with equal keys
-    and times.
+    content hashes of rows, given their ascending numbers in the history. It is called only for rows with equal keys and
+    times.
     """
 
     def __init__(self, keys: Sequence[pa.ChunkedArray], at: Ints, content: Callable[[Ints], Ints]) -> None:
@@ -51,7 +51,11 @@ class AsOfQueries:
         self._shift = max(int(slots[-1]).bit_length() - 16, 0) if len(slots) else 0
 
     def offer(self, keys: Sequence[pa.ChunkedArray], event: Ints, known: Ints, first: int) -> None:
-        """Search m rows of the history, numbered from `first`. Times are in microseconds since 1970 UTC."""
+        """Match a block of m history rows against the queries, and remember the best row of each query so far.
+
+        `keys` has a column of m values per join key. Times are in microseconds since 1970 UTC, shape (m,). `first` is
+        the number of the block's first row in the history.
+        """
         number = self._keys.of(keys)
         for start in range(0, len(number), _PART):
             part = slice(start, start + _PART)
@@ -84,7 +88,6 @@ class AsOfQueries:
         return self._place[slot], self._event[slot]
 
     def _best(self) -> Ints:
-        """Return, for each slot, the slot at or before it with the greatest row."""
         filled = self._place >= 0
         rank = np.full(len(filled), _NONE)
         axis = _Axis(self._event[filled], self._keys.count)
@@ -94,7 +97,6 @@ class AsOfQueries:
         return np.maximum.accumulate(np.where(top, np.arange(len(filled)), 0))
 
     def _greatest(self, slot: Ints, values: Ints, best: Ints) -> Ints:
-        """Return the indices of rows with the greatest value of their slots; update `best` and clear smaller rows."""
         before = best.take(slot)
         keep = np.flatnonzero(values >= before)
         slot, values, before = slot.take(keep), values.take(keep), before.take(keep)
@@ -107,7 +109,6 @@ class AsOfQueries:
         return greatest
 
     def _settle(self, slot: Ints, place: Ints) -> None:
-        """Store the greatest row of each slot; among equal rows, the one with the greatest content hash."""
         before = self._place.take(slot)
         self._place[slot] = place
         self._place[slot[(before >= 0) | (self._place.take(slot) != place)]] = _NONE

@@ -34,19 +34,21 @@ _EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1
 
 
 def point_in_time(spine: pa.Table, histories: Sequence[ViewHistory], threads: int = 2) -> pa.Table:
-    """Join the histories of views to a spine in memory, and return all spine rows in order. `Join` does so for streams.
+    """Add to each spine row (training example) the values that each view had at the row's time.
 
-    Adds the columns `<view>__<feature>` and a `<view>__status` of present, null, expired or not_found. A null key
-    matches no row. Raises DataError for a spine that does not fit the histories, or whose `event_timestamp` has nulls.
+    Return all rows in order. Adds the columns `<view>__<feature>`, and `<view>__status`: present, null, expired or
+    not_found. A null key matches no row. Everything is in memory; `Join` does the same for streams. Raises DataError if
+    the spine does not fit the histories, or its `event_timestamp` has nulls.
     """
     join = Join(spine.schema, histories, threads=threads)
     return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
 
 
 class Join:
-    """Streams the point-in-time join of a spine in batches, with one block of each of `threads` histories in memory.
+    """Adds the values that views had at each row's time to a stream of spine rows (training examples).
 
-    Raises DataError if the spine lacks a column, a column has another type than the view's key, or names would collide.
+    One block of each of `threads` histories is in memory at a time. Raises DataError if the spine lacks a column, a
+    column has another type than the view's key, or names would collide.
 
     Args:
         features: names of the features to join, in order, by view name; None for all features of all views.
@@ -88,10 +90,11 @@ class Join:
             first += len(rows)
 
     def questions(self, spine: pa.Table, first: int) -> pa.Table:
-        """Return the join keys and `event_timestamp` of a spine in the histories' types, for a join by another engine.
+        """Return the columns that another engine needs for this join: `event_timestamp` and all join keys.
 
-        `first` is the number of the first row, for messages. Raises DataError if a row has no time or a value that does
-        not fit its type.
+        The columns get the types of the histories. `first` is the number of the first row, for messages. Raises
+        DataError if a row has no time or a value that does not fit its type. Pass the engine's result to
+        `with_answers`.
         """
         columns: dict[str, pa.ChunkedArray | pa.Array] = {
             "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
@@ -102,7 +105,7 @@ class Join:
         return pa.table(columns)
 
     def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
-        """Add columns to spine rows from `answers`, another engine's result: a row per spine row, in its order."""
+        """Add columns to spine rows from another engine's result, `answers`: a row per spine row, in the same order."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
             column = answers[field.name]
@@ -210,7 +213,7 @@ def by_ttl(
     view: ViewContract, moments: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
     rows: pa.Table | Mapping[str, pa.ChunkedArray],
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
-    """Return a view's features and status, by column name; features of rows that are older than the ttl become null.
+    """Return a view's features and status by column name. Features of rows that are older than the ttl become null.
 
     `moments` has the time of each query. `present` is True where a query found a row. `event` has the event times of
     these rows, and `rows` has their features by full name.
@@ -236,9 +239,10 @@ def by_ttl(
 
 
 def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]]) -> None:
-    """Raise DataError unless a spine has `event_timestamp` and all keys of these views, in fitting types.
+    """Raise DataError unless a spine (table of training examples) can be joined to these views.
 
-    `parts` has the views, each with the columns that the join adds. The spine must not have these columns.
+    It must have `event_timestamp` and all keys, in fitting types. It must not have the columns that the join adds.
+    `parts` has the views, each with the names of these columns.
     """
     if "event_timestamp" not in spine.names:
         raise DataError("spine", "has no column event_timestamp", remedy="give each row's time this name")
@@ -266,7 +270,6 @@ def check(spine: pa.Schema, parts: Sequence[tuple[ViewContract, Sequence[str]]])
 
 
 def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether a column of type `actual` can hold keys of type `expected`. Single values may still not fit."""
     integers = pa.types.is_integer(actual) and pa.types.is_integer(expected)
     texts = pa.types.is_string(expected) and (pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
     blobs = pa.types.is_binary(expected) and (pa.types.is_large_binary(actual) or pa.types.is_binary_view(actual))
@@ -276,7 +279,10 @@ def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def moments(spine: pa.Table, first: int) -> Ints:
-    """Return spine times in microseconds. A null or bad time raises DataError with its row, counted from `first`."""
+    """Return the spine's `event_timestamp` in int64 microseconds since 1970 UTC, shape (n,).
+
+    Raise DataError for a null or bad time. The message names the row, counted from `first`.
+    """
     times = spine["event_timestamp"]
     if times.null_count:
         row = first + pc.index(times.is_null(), True).as_py()
@@ -285,7 +291,10 @@ def moments(spine: pa.Table, first: int) -> Ints:
 
 
 def cast(spine: pa.Table, name: str, expected: pa.DataType, first: int) -> pa.ChunkedArray:
-    """Cast a spine column. If a value does not fit, raise DataError with its row, counted from `first`."""
+    """Cast the column `name` of a spine (table of training examples) to the type `expected`.
+
+    Raise DataError if a value does not fit. The message names the row, counted from `first`.
+    """
     column = spine[name]
     try:
         return column.cast(expected)

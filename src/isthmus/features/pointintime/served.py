@@ -40,7 +40,7 @@ _TIME = ARROW[UnixTimestamp.name]
 
 @dataclass(frozen=True, slots=True)
 class ServedDifference:
-    """Differences of one feature between the values that serving returned and the ideal join, over all spine rows.
+    """Differences of one feature, over all spine rows, between served values and an ideal join without lag.
 
     `lag_seconds` is the mean time from the served event to the ideal one, over rows with both; None without such rows.
     """
@@ -51,11 +51,12 @@ class ServedDifference:
 
 
 class ServedJoin:
-    """Joins a spine to the values that serving had at each row's time, and compares them with the ideal join.
+    """Joins to a spine (table of training examples) the values that serving had at each row's time.
 
-    It streams like `Join`, and takes its arguments. Creating it reads every materialized version of the tables, and
-    holds one row per change of a key in memory. Pass the attribute `until` of an earlier join to replay only its runs.
-    Raises DataError if a view was never materialized under its contract, or if a materialized version no longer exists.
+    It also compares these values with an ideal join without lag. It streams like `Join`, and takes its arguments.
+    Creating it reads every materialized version of the tables, and holds one row per change of a key in memory. Pass
+    the attribute `until` of an earlier join to replay only the runs that the earlier join has replayed. Raises
+    DataError if a view was never materialized under its contract, or if a materialized version no longer exists.
 
     Attributes:
         schema: columns of the result, as in `Join`.
@@ -92,9 +93,10 @@ class ServedJoin:
             self._views.append((view, fields, joins, _Comparison(view, fields)))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the spine rows in order, with the values served at each row's time; count differences for `report`.
+        """Yield the spine rows in order, with the values served at each row's time.
 
-        Raises DataError if a row has no time, or a value that does not fit its type.
+        This also counts the differences that `report` returns. Raises DataError if a row has no time, or a value that
+        does not fit its type.
         """
         first = 0
         for rows in in_lots(spine, PASS):
@@ -118,10 +120,14 @@ class ServedJoin:
 
 
 class ServedPushes:
-    """A replay of the pushed rows of a view: each was served from its push on, if it was newer than the served row.
+    """A replay of a view's pushed rows.
 
-    For each materialization run, in order, call `until` with its time and then `decide`. `rows` are the pushed rows by
-    the time of their push, and `keys` are the m keys that have any.
+    Each was served from its push on, if it was newer than the row served until then. For each materialization run, in
+    order, call `until` with its time and then `decide`.
+
+    Attributes:
+        rows: pushed rows by the time of their push.
+        keys: the m distinct keys of these rows.
     """
 
     # A materialization run replaces all rows known by its horizon. A pushed row that became known later stays if it is
@@ -162,10 +168,10 @@ class ServedPushes:
         return np.array(list(readable.values()), np.int64)
 
     def decide(self, state: LatestRows, horizon: int) -> tuple[Mask, Mask]:
-        """Advance the replay by a materialization run that wrote the rows `state`; return two masks over the m `keys`.
+        """Advance the replay by a materialization run that wrote the rows `state`. Return two masks over the m `keys`.
 
-        The first marks the keys whose pushed row stays: it became known after `horizon`, in microseconds since 1970
-        UTC, and is newer than the run's row. The second marks the keys whose pushed row the run replaces or removes.
+        The first mask has the keys whose pushed row stays: it became known after `horizon`, in microseconds since 1970
+        UTC, and is newer than the run's row. The second mask has the keys whose pushed row the run replaces or removes.
         """
         stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
         for key, place in enumerate(matches(state.keys, self.keys.cast(state.keys.schema)).tolist()):
@@ -180,7 +186,7 @@ class ServedPushes:
 
 
 def served_history(offline: OfflineStore, view: ViewContract) -> ViewHistory:
-    """Return a view's rows that were readable online. Both times of a row are the time at which it became readable.
+    """Return all rows of a view that were ever readable online, as a history in which both times are when that began.
 
     The column `EVENT` has the row's event time. A null in the column `PRESENT` means that the key was removed then.
     Raise DataError if the view was never materialized under its contract, or a materialized version no longer exists.
@@ -195,10 +201,6 @@ def _push_log(offline: OfflineStore, view: ViewContract) -> PushLog:
 def _readable(
     offline: OfflineStore, view: ViewContract, until: int | None, version: int | None
 ) -> tuple[ViewHistory, int]:
-    """Return the readable rows after the runs up to `until`, and when the rows of the last run became readable.
-
-    `version` is the version of the log of pushes; None without pushes.
-    """
     log = _push_log(offline, view)
     pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))
     entries = [
@@ -286,7 +288,6 @@ def _past_rows(view: ViewContract, readable: int | Ints, rows: pa.Table) -> pa.T
 
 
 def _past(view: ViewContract) -> ViewContract:
-    """Return the view of readable rows. It has no ttl, since a ttl counts from the event time."""
     return replace(view, fields=(*view.fields, EVENT, PRESENT), ttl=None)
 
 

@@ -24,7 +24,10 @@ SQL = "a query: a single SELECT statement"
 
 
 class SpineRows:
-    """The rows of a spine in order; with `once`, readable a single time. `count` is None if unknown before reading."""
+    """The rows of a spine (table of training examples). `count` is their number, or None if unknown before reading.
+
+    With `once`, `read` works a single time, and so does `batches`.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,6 @@ class SpineRows:
         self._read, self._once, self._exhausted = read, once, False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order; raise DataError if they cannot be read, or come from a stream already read."""
         if self._exhausted:
             raise DataError("spine", "is a stream that was already read",
                             remedy="pass a table or a file instead")  # fmt: skip
@@ -52,10 +54,11 @@ class SpineRows:
 
 
 def spine_rows(spine: object, types: Mapping[str, DataType]) -> SpineRows:
-    """Open a spine: an Arrow, pandas or Polars table, or a local path. `SpineRows.batches` reads its rows later.
+    """Open a spine (table of training examples): an Arrow, pandas or Polars table, or a local path.
 
-    `FORMS` lists all forms. `types` has types for columns of a CSV file; its other columns are text. Raises DataError
-    if the spine has another form or cannot be read, and RequestError if it is a URL.
+    `SpineRows.batches` reads its rows later. `FORMS` lists all forms. `types` has types for columns of a CSV file; its
+    other columns are text. Raises DataError if the spine has another form or cannot be read, and RequestError if it is
+    a URL.
     """
     if isinstance(spine, str | Path):
         return _file(require_local("spine", spine), types)
@@ -122,7 +125,6 @@ def _lazy(frame: Any) -> SpineRows:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Replace dictionaries and views, which Parquet does not have."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if pa.types.is_string_view(kind):

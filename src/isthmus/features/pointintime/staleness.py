@@ -32,10 +32,10 @@ _EVENT = Column("event_timestamp", UnixTimestamp)
 
 
 class AgedJoin:
-    """Joins a spine to the values that a device had at each row's time. Streams like `Join`, and takes its arguments.
+    """Joins to a spine (table of training examples) the values in a device's snapshot at each row's time.
 
-    `ages` gives the age of the device's snapshot at each row's time. A key for which `keeps` returns False gets the
-    status not_found; with `keeps` of None, the device has all keys.
+    It streams like `Join`, and takes its arguments. `ages` gives the age of the device's snapshot at each row's time. A
+    key for which `keeps` returns False gets the status not_found; with `keeps` of None, the device has all keys.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -61,10 +61,6 @@ class AgedJoin:
             self._views.append((replace(view, fields=tuple(fields)), join))
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the spine rows in order, with the values that a device had at each row's time.
-
-        Raises DataError if a row has no time, or a value that does not fit its type.
-        """
         first = 0
         for rows in in_lots(spine, PASS):
             at = moments(rows, first)
@@ -89,12 +85,12 @@ class AgedJoin:
 
 
 def fixed(age: int | Ints) -> Ages:
-    """Return a function of type `Ages` that gives the snapshot of each row one age, or its own (microseconds)."""
+    """Return ages for `AgedJoin`: the same age for each snapshot, or the n ages of an array, in microseconds."""
     return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 
 def drawn(device: Snapshot, seed: int = 0) -> Ages:
-    """Return a function of type `Ages` that draws, for each row, the age of the newest snapshot that a device may have.
+    """Return ages for `AgedJoin`, drawn at random: how old a device's newest snapshot may be at each row's time.
 
     Snapshots are made at multiples of `device.every`, and devices use them up to the age `device.age`. The time since
     the device fetched its snapshot is drawn uniformly, and depends only on `seed` and the number of the row.

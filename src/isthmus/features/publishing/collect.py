@@ -34,7 +34,7 @@ LOT = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class CollectedPushes:
-    """The counts of a run for a table.
+    """The counts of a run of `collect` for a table.
 
     Attributes:
         rows: number of pushed rows that were read from Redis.
@@ -56,10 +56,10 @@ class CollectedPushes:
 def collect(
     client: Client, project: str, offline: OfflineStore, table: str, definitions: Sequence[ViewContract], lot: int = LOT
 ) -> CollectedPushes:
-    """Move all rows pushed for a table so far from Redis into the log of pushes and the table, and return the counts.
+    """Move the rows pushed for a table from Redis into the log of pushes and the table, and return the counts.
 
     `definitions` are all view definitions that the rows may have been pushed under. `lot` is the maximum number of rows
-    per commit. Unreadable entries, and entries of other contracts, go to a separate stream in Redis. Without a table
+    per commit. Unreadable entries, and entries of other contracts, go to a separate stream in Redis. If no table was
     built under one of the definitions, rows go only to the log, which the next build reads.
 
     Raises DataError or DependencyError if a table cannot be read or written, and redis.RedisError if Redis fails. No
@@ -97,7 +97,6 @@ def collect(
 
 
 def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContract], rows: pa.Table) -> int:
-    """Add rows to the table, in the form of the contract it was built under. Return the number of added rows."""
     commit = offline.commit(definitions[0])
     for view in definitions:
         if commit is not None and commit.contract == view.hash:
@@ -107,7 +106,7 @@ def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContr
 
 
 def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
-    """Decode stream entries of the view's contract to rows of the log of pushes; raise DataError if one is invalid."""
+    """Decode stream entries of the view's contract to rows of the log of pushes. Raise DataError if one is invalid."""
     codec, packed = RowCodec(view), [entry.row for entry in entries]
     block = codec.decode(packed)
     if not codec.intact(packed, block).all():
@@ -143,7 +142,6 @@ _Parts = list[tuple[pa.Table, Ints]]
 def _parts(
     project: str, entries: Sequence[Entry], definitions: Iterable[ViewContract]
 ) -> tuple[_Parts, dict[int, str]]:
-    """Return the rows of each contract with their positions, and the reason why each other position is unreadable."""
     known, parts, wrong = {view.prefix: view for view in definitions}, _Parts(), dict[int, str]()
     groups: dict[bytes, list[int]] = {}
     for n, entry in enumerate(entries):

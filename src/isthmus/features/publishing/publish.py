@@ -47,7 +47,7 @@ _PROBES = 1000
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """The counts of a run for a view.
+    """The counts of a run that wrote a view to Redis.
 
     Attributes:
         changed: number of keys whose content differed from Redis.
@@ -78,7 +78,7 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     send: "Send | None" = None,
     waiting: Callable[[], None] = lambda: None,
 ) -> Publication:
-    """Update the rows of a view in Redis to the latest rows of its history, and return the counts.
+    """Update a view's rows in Redis to the latest rows of its history, and return the counts.
 
     This writes rows that differ, removes rows of keys that the table lacks, and updates the view's record in Redis. It
     also appends the run to the log of materializations, unless it finds the rows of the last run unchanged. If Redis
@@ -86,8 +86,8 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     writes at a time. If there is another one, this calls `waiting`, and waits up to `WAIT_SECONDS`.
 
     `now` returns the time in microseconds since 1970 UTC. With `full`, every row is compared with Redis, and even newer
-    rows there are replaced or removed. `send`, if given, writes the rows. Raises DependencyError if Redis fails
-    or is restarted, or if another run does not end or may have taken over. Raises DataError if the table is damaged.
+    rows there are replaced or removed. `send`, if given, writes the rows. Raises DependencyError if Redis fails or is
+    restarted, or if another run does not end or may have taken over. Raises DataError if the table is damaged.
     """
     started = time.perf_counter()
     with answering(url):
@@ -115,7 +115,6 @@ class _Lease:
         self._thread.start()
 
     def require(self) -> None:
-        """Raise DependencyError if the lock may have expired, so that another run may have started."""
         if self._lost or time.monotonic() - self._renewed > LEASE_SECONDS:
             self.refuse()
 
@@ -232,7 +231,6 @@ class _Run:
         return self._counts(state, counts, removed)
 
     def _all(self, state: LatestRows, record: Published, until: int) -> tuple[WriteCounts, int]:
-        """Compare every row with Redis. Return the counts, and the number of removed rows of unknown keys."""
         places = np.arange(len(state.content))
         if record.stamp is None:
             counts = self._send(state, places, until)
@@ -253,7 +251,7 @@ class _Run:
         self.record = text
 
     def _base(self, before: Published, state: LatestRows) -> LatestRows | None:
-        """Return the rows that Redis has, or None if a comparison with Redis itself is safer."""
+        """Return the rows that Redis has according to its record, or None if every row must be compared with Redis."""
         view = self.view
         if before.pending or before.contract != view.hash or not self.store.still_holds(before.servers):
             return None
@@ -311,10 +309,11 @@ class RowsDiff:
     ) -> "RowsDiff | None":
         """Return the writes that turn the rows in Redis, `before`, into `after`, or None if every row must be compared.
 
-        If all unchanged rows have the same new times, these become the new stamp, and only rows with changed content
-        are sent. Otherwise rows with new times are sent, too. Return None if the stamp would change the times of a sent
-        row. `stamp` is the current stamp. `horizon` is the latest known time of the table's rows in Redis. `suspect`
-        has the keys of pushed rows: their rows are always sent or removed, and Redis decides which row stays.
+        If all unchanged rows have the same new times, these become the new stamp: Redis stores them once, and only rows
+        with changed content are sent. Otherwise rows with new times are sent, too. `stamp` is the current stamp, and
+        `horizon` the latest known time of the table's rows in Redis. `suspect` has the keys of pushed rows. Their rows
+        are always sent or removed, and Redis decides which row stays. Return None if the stamp would change the times
+        of a sent row.
         """
         matched = matches(before.keys, after.keys)
         same = before.same(matched, after, times=False)
@@ -339,7 +338,6 @@ class RowsDiff:
 
 
 def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> None:
-    """Raise DependencyError if a Redis process in `before` is not in `after`. Both are from `OnlineStore.servers`."""
     if not before.keys() <= after.keys():
         raise DependencyError(
             f"Redis at {without_credentials(url)}", "was restarted, or has changed its primaries, during the run",
@@ -348,7 +346,7 @@ def require_same(url: str, before: dict[str, int], after: dict[str, int]) -> Non
 
 
 def write_rows(store: OnlineStore, view: ViewContract, rows: pa.Table, until: int | None) -> WriteCounts:
-    """Write rows in the offline table's form to Redis. If `until` is set, also replace newer rows known by then."""
+    """Write rows of the offline table to Redis. `until`, in microseconds, is the `horizon` of `OnlineStore.write`."""
     values = {column.name: arrow.from_arrow(rows[column.name], column.dtype) for column in view.fields}
     event, known = arrow.micros(rows["event_timestamp"]), arrow.micros(rows["known_at"])
     return store.write(view, key_values(view, rows), event, known, values, horizon=until)

@@ -19,9 +19,9 @@ def is_published(store: OnlineStore, view: ViewContract) -> bool:
 
 
 def read_back(store: OnlineStore, offline: OfflineStore, view: ViewContract) -> None:
-    """Compare each row of a view's table, as last published, with Redis; raise DataError if one is missing or differs.
+    """Compare each row of a view, as last published, with Redis. Raise DataError if a row is missing or differs.
 
-    A newer pushed row is accepted, and other rows in Redis are not checked. Call this only if `is_published` is True.
+    A newer pushed row is accepted, and rows of other keys are not checked. Call this only if `is_published` is True.
     """
     record = store.published(view)
     assert record is not None  # noqa: S101 - `is_published`

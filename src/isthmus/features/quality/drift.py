@@ -117,11 +117,11 @@ def drift(
 def windows(
     columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
 ) -> dict[str, list[FeatureStatistics]]:
-    """Split the rows up to `until` into windows of `length`. Return each column's statistics by window, newest first.
+    """Split the rows up to `until` into windows of `length`, and measure each.
 
-    `until` and `length` are in microseconds. Of more than `WINDOWS` windows, an evenly spread selection is measured.
-    Windows without rows are left out. The lists are empty if fewer than two windows fit between the first row and
-    `until`.
+    Return lists by column, newest window first. `drift` needs them to know a feature's usual variation. `until` and
+    `length` are in microseconds. Of more than `WINDOWS` windows, an evenly spread selection is measured. Windows
+    without rows are left out. The lists are empty if fewer than two windows fit between the first row and `until`.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
@@ -162,7 +162,7 @@ def _numeric(reference: FeatureStatistics, new: FeatureStatistics) -> dict[str, 
 
 
 def psi(reference: FeatureStatistics, new: FeatureStatistics) -> tuple[float, float]:
-    """Return the population stability index, and the value it exceeds by chance once in 1,000. Both need rows."""
+    """Return the population stability index, and the value it exceeds by chance once in 1,000. Both sides need rows."""
     if reference.categorical:
         names = list(reference.top)[:CATEGORIES]
         shares = [_category_shares(side, names) for side in (reference, new)]
@@ -183,7 +183,6 @@ def _edges(points: Sequence[float]) -> _Numbers:
 
 
 def _number_shares(side: FeatureStatistics, edges: _Numbers) -> _Numbers:
-    """Return shares of all rows: null, not finite, and each bin (edge, edge]."""
     counts = np.bincount(np.searchsorted(edges, np.array(side.points), side="left"), minlength=len(edges) + 1)
     finite = side.rows - side.nulls - side.not_finite
     inside = counts * (finite / side.rows / max(len(side.points), 1))
@@ -191,7 +190,6 @@ def _number_shares(side: FeatureStatistics, edges: _Numbers) -> _Numbers:
 
 
 def _category_shares(side: FeatureStatistics, names: Sequence[str]) -> _Numbers:
-    """Return shares of all rows: null, each named category, and the remainder."""
     named = [side.top.get(name, 0.0) for name in names]
     nulls = side.nulls / side.rows
     return np.array([nulls, *named, max(0.0, 1.0 - nulls - sum(named))])
@@ -208,7 +206,7 @@ def _inverse_rows(n: int, m: int) -> float:
 
 
 def _chi_square(freedom: int) -> float:
-    """Return the 0.999 quantile of chi-square, by Wilson and Hilferty (1931); 0 without freedom."""
+    """Return the 0.999 quantile of chi-square, by Wilson and Hilferty (1931). Without degrees of freedom, return 0."""
     if freedom < 1:
         return 0.0
     part = 2 / (9 * freedom)

@@ -57,9 +57,9 @@ def check(
 ) -> list[Finding]:
     """Check the expectations `declared` of a view against the rows `data`. Return the findings in order.
 
-    `data` has keys, `event_timestamp` and features. `now` is in microseconds. Pass the references of all training sets
-    in use that read the view. `NoDrift` gives a finding for each reference that has later rows. If none has, it gives
-    one finding, which passes. Every other expectation gives one finding.
+    `data` has keys, `event_timestamp` and features. `now` is in microseconds since 1970 UTC. Pass as `references` the
+    statistics of all training sets in use that read the view. `NoDrift` gives a finding for each reference with later
+    rows, or a single finding that passes if there is none. Every other expectation gives one finding.
     """
     if not declared:
         return []

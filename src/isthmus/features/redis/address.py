@@ -13,9 +13,9 @@ _CLUSTER = "+cluster://"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
-    """The parsed URL of a Redis server, or of nodes of a cluster, which are enough to discover its other nodes.
+    """The parsed URL of a Redis server, or of nodes of a Redis Cluster, which are enough to discover its other nodes.
 
-    A cluster URL is `redis+cluster://user:password@host:port,host:port?option=value`; user, password and options apply
+    A cluster URL is `redis+cluster://user:password@host:port,host:port?option=value`. User, password and options apply
     to every node. `urls` has a URL for each node in it.
     """
 

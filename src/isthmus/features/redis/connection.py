@@ -17,7 +17,7 @@ SETTING = "stores.online in isthmus.toml"
 
 
 def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
-    """Connect to the Redis or Redis Cluster at `url` (see `Address`); raise DependencyError if that fails.
+    """Connect to the Redis or Redis Cluster at `url` (see `Address`). Raise DependencyError if that fails.
 
     A server that answers lookups but rejects writes, because it cannot save, is accepted. `timeout` limits each wait,
     also of later commands, in seconds. `setting` is the name of the setting that has the URL, for error messages.
@@ -45,7 +45,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
 
 @contextmanager
 def answering(url: str, setting: str = SETTING) -> Iterator[None]:
-    """Turn Redis and socket errors of the block into DependencyError, without the password. File errors stay."""
+    """Convert Redis and socket errors in a `with` block to DependencyError, without the password. File errors stay."""
     try:
         yield
     except (redis.RedisError, RedisClusterException, OSError) as error:

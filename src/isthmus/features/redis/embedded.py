@@ -38,7 +38,7 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 
 
 class EmbeddedRedis:
-    """The server of one folder, shared by all processes that open it in a `with` statement.
+    """The Redis server of one folder, shared by all processes that open it in a `with` statement.
 
     Entering creates the folder, and a temporary folder for the socket, and makes both private. If no server runs, it
     starts one and a watcher process, and waits up to 10 seconds for the server. Leaving stops the server if this is its
@@ -107,7 +107,6 @@ class EmbeddedRedis:
             self._collect()
 
     def _collect(self) -> None:
-        """Wait for the watcher if this process started it; it ends when no user is left."""
         for child in _STARTED:
             if isinstance(child.args, list) and str(self.folder) in child.args:
                 with suppress(subprocess.TimeoutExpired):
@@ -247,7 +246,6 @@ def _release(lock: int) -> None:
 
 
 def _running(process: int) -> bool:
-    """Return whether a process still runs; a zombie does not."""
     _STARTED[:] = [server for server in _STARTED if server.poll() is None]
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

@@ -21,7 +21,7 @@ _READS = 5000
 
 
 def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
-    """Send commands that only read, and return their replies in order. The first argument of each must be a key.
+    """Send read-only commands to Redis in batches, and return their replies in order. The first argument must be a key.
 
     This takes one round trip per 5,000 commands, to all nodes of a cluster at once. If a connection is lost before the
     first reply, the commands are sent again once. Raises redis.RedisError if Redis fails or rejects a command.
@@ -38,8 +38,9 @@ def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
 
 
 def run(client: Client, script: Script, arguments: Sequence[bytes], pieces: Iterable[Piece]) -> list[int]:
-    """Run a script over the keys of all pieces. Return the script's counts, summed over all calls; [] without keys.
+    """Run a Lua script over the keys of all pieces, in many calls.
 
+    Return its counts, summed over the calls; [] without keys. A piece has keys, and a value for each key or no values.
     A connection that is lost before the first reply is reopened once, so any call may run twice. A later loss raises
     redis.ConnectionError, because a restarted Redis may have lost writes that it had confirmed.
     """
@@ -78,7 +79,7 @@ class _Exchange:
         self._answered = self._retried = False
 
     def run(self, batches: Iterable[Sequence[Command]]) -> Generator[tuple[Sequence[Command], list[Any]]]:
-        """Send batches; yield each with its replies, in order. Errors that a retry may fix are returned as replies."""
+        """Send batches, and yield each with its replies in order. Errors worth a retry are returned as replies."""
         try:
             for batch in batches:
                 self._send(batch)
@@ -107,7 +108,6 @@ class _Exchange:
         return self._flying.popleft(), replies
 
     def _reconnect(self, loss: redis.ConnectionError) -> None:
-        """Send everything in flight again on new connections, at most once."""
         if self._answered or self._retried:
             raise loss
         self._retried = True

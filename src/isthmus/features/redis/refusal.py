@@ -72,7 +72,7 @@ _NO_TLS = "begin the URL in {setting} with rediss:// if Redis uses TLS, and with
 
 
 def refusal(error: BaseException) -> Refusal | None:
-    """Explain an error of redis-py by its first known cause. Return None if Redis did not answer, as in a timeout."""
+    """Explain an error of redis-py to the user by its first known cause. Return None if Redis did not answer."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Refusal(f"shows a certificate that is not trusted ({cause.verify_message})", _UNTRUSTED)
@@ -99,18 +99,17 @@ def is_type_error(error: redis.ResponseError) -> bool:
 
 
 def rejects_only_writes(error: BaseException) -> bool:
-    """Return True if the error of a PING means that Redis cannot save: it rejects writes but answers lookups."""
+    """Return True if the error of a PING means that Redis cannot save to disk: it still answers lookups."""
     return _code(error) == "MISCONF"
 
 
 def words(error: BaseException) -> str:
-    """Return an error's message without redis-py's prefix for pipelines, or the error's type if there is no message."""
     message = str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".")
     return message or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Iterate over an error and its causes: redis-py wraps the errors of cluster nodes and of sockets."""
+    """Yield an error and its causes. redis-py wraps the errors of cluster nodes and of sockets."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -118,7 +117,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _code(error: BaseException) -> str:
-    """Return the first word of a Redis error, even if a script reports it."""
     if isinstance(error, MovedError):
         return "MOVED"
     if not isinstance(error, redis.RedisError | ClusterError | RedisClusterException):

@@ -27,9 +27,9 @@ _BLOCK_KEYS, _BLOCK_BYTES = 1 << 16, 1 << 24
 
 
 class Script:
-    """A Lua script over many keys, whose counts add up to the same totals however the keys are grouped into calls.
+    """A Lua script that runs over many keys in several calls. The counts that it returns can be summed over the calls.
 
-    The script reads KEYS and ARGV: first the arguments that all keys share, then one value for each key or none.
+    The script reads KEYS and ARGV: first the arguments that all keys share, then one value for each key or no values.
     """
 
     def __init__(self, text: str) -> None:
@@ -37,16 +37,16 @@ class Script:
         self._sha = sha1(self._text, usedforsecurity=False).hexdigest().encode()
 
     def call(self, arguments: Sequence[bytes], piece: Piece) -> Command:
-        """Return a call of the script by its hash; Redis must already know the script."""
+        """Return a command that runs the script by its hash over one piece. Redis must already know the script."""
         keys, values = piece
         return (b"EVALSHA", self._sha, b"%d" % len(keys), *keys, *arguments, *values)
 
     def with_text(self, call: Command) -> Command:
-        """Return the call with the script's text instead of its hash. Running it also loads the script into Redis."""
+        """Return the call with the script's text in place of its hash, which also loads the script into Redis."""
         return (b"EVAL", self._text, *call[2:])
 
     def calls(self, arguments: Sequence[bytes], piece: Piece, *, cluster: bool) -> list[Command]:
-        """Return the commands that run the script over a piece, for a caller that sends all commands at once.
+        """Return the commands that run the script over a piece (keys with values), to send all of them at once.
 
         The first command has the script's text, in case Redis lacks it. In a cluster, every command has the text.
         """
@@ -55,7 +55,11 @@ class Script:
         return [self.with_text(call) if cluster or not n else call for n, call in enumerate(calls)]
 
     def after_refusal(self, arguments: Sequence[bytes], call: Command, refusal: Exception) -> list[Command]:
-        """Return commands that replace a rejected call: one with the text if Redis lacks it, or else one per key."""
+        """Return commands to send in place of a call that Redis rejected with the error `refusal`.
+
+        If Redis lacks the script, the command has the script's text. Otherwise, there is a command per key, because a
+        cluster may be moving the keys.
+        """
         if isinstance(refusal, NoScriptError):
             return [self.with_text(call)]
         # While a slot moves, its keys are on two nodes.
@@ -79,14 +83,14 @@ def by_node(
 
 
 def by_size(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Split pieces (keys with their values) into pieces of at most `CHUNK` keys. Yield each as a batch of its own."""
+    """Split pieces (keys with values) into pieces of at most `CHUNK` keys. Each is yielded as a batch of its own."""
     for piece in pieces:
         for part in _chunks(piece):
             yield [part]
 
 
 def by_slot(pieces: Iterable[Piece]) -> Iterator[Sequence[Piece]]:
-    """Regroup pieces (keys with their values) so that each has keys of one cluster slot only. Yield batches of them."""
+    """Regroup pieces (keys with values) for a cluster: each has keys of a single slot. Yield batches of pieces."""
     slots: dict[int, tuple[list[bytes], list[bytes]]] = {}
     count = size = 0
     for keys, values in pieces:

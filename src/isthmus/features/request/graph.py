@@ -33,10 +33,10 @@ _TRUE, _FALSE = np.array([True]), np.array([False])
 
 
 class OneRow:
-    """A request transform's graph that computes one row at a time. Threads may share it.
+    """A request transform's ONNX graph, converted to Python steps that compute one row at a time. Threads may share it.
 
-    `session` creates a session of the runtime, for nodes that only the runtime can compute. `pays` is True if this
-    should be faster than the runtime alone. Raises UnreadableGraph if the graph takes arrays or has an unknown
+    `session` creates a session of ONNX Runtime, for nodes that only the runtime can compute. `pays` is True if the
+    steps should be faster than the runtime alone. Raises UnreadableGraph if the graph takes arrays or has an unknown
     operator.
     """
 
@@ -80,7 +80,7 @@ class OneRow:
                         if self._slots[slot] is not False]  # fmt: skip
 
     def run(self, columns: Mapping[str, Values]) -> Computed | None:
-        """Compute one row from values by input name. Return None if a column is not one row, or of another type."""
+        """Compute one row from values by input name. Return None if a column has several rows, or another type."""
         slots = self._slots.copy()
         for name, dtype, slot, mask in self._inputs:
             column = columns[name]
@@ -142,7 +142,7 @@ class RowGraph:
             self._one_row = interpreter
 
     def run(self, columns: Mapping[str, Values]) -> Computed:
-        """Compute n rows from values by input name. Fields that Spark would refuse are null and marked in `refused`."""
+        """Compute n rows from values by input name. Fields that Spark would refuse become null (see `Computed`)."""
         if self._one_row is not None and (computed := self._one_row.run(columns)) is not None:
             return computed
         *tensors, masks = self._session.run(self._outputs, self._layout.feeds(columns))
@@ -163,11 +163,12 @@ class RowGraph:
     def require(
         self, columns: Mapping[str, Values], graphs: "Callable[[str], RowGraph]", place: Callable[[str], str]
     ) -> Mapping[str, Values]:
-        """Return the fields of n rows from values by input name; raise RequestError if Spark would refuse a row.
+        """Compute the fields of n rows from values by input name.
 
-        The message names the first refused row of a field, and the request field that breaks its rule. If no rule is
-        broken, it names the refused field and its inputs. `graphs` returns the graph of a request source by name, to
-        check rules. `place` converts the name of a request field to its place in the request.
+        Raise RequestError if Spark would refuse to compute a row. The message names the first refused row of a field,
+        and the request field that breaks its rule. If no rule is broken, it names the refused field and its inputs.
+        `graphs` returns the graph of a request source by name, to check rules. `place` converts the name of a request
+        field to its place in the request.
         """
         computed = self.run(columns)
         if (first := self.first_refused(columns, computed, graphs)) is None:
@@ -181,7 +182,10 @@ class RowGraph:
     def first_refused(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
-        """Explain one refused row in `computed`, the result of `run`. Return None if no row is refused."""
+        """Explain one of the rows that Spark would refuse, or return None. `computed` is the result of `run`.
+
+        `graphs` returns the graph of a request source by name, to find the rule that a request field breaks.
+        """
         for name, mask in computed.refused.items():
             row = int(np.flatnonzero(mask)[0])
             inputs = {column: values.take(slice(row, row + 1)) for column, values in columns.items()}
@@ -205,7 +209,7 @@ class RowGraph:
         return None
 
     def _foreign(self, inputs: Mapping[str, Values], field: str) -> list[str]:
-        """Return the inputs for which a field is refused only because they are not ASCII."""
+        """Return the text inputs that make Spark refuse `field` only because they are not ASCII."""
         texts = {name: values.data[0] for name, values in inputs.items() if isinstance(values.data[0], str)}
         plain = {name: from_python(["".join(letter if letter.isascii() else "?" for letter in text)], String)
                  for name, text in texts.items() if not text.isascii()}  # fmt: skip

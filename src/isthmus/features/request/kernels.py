@@ -121,9 +121,10 @@ _BY_ELEMENT: dict[str, dict[str, Function]] = {
 
 
 def function(name: str, element: str, attributes: Mapping[str, Any]) -> Applied | None:
-    """Return a Python function of two values for an ONNX operator on `element`; None if the operator is not supported.
+    """Return a Python function that computes an ONNX operator on values of the type `element`, and its second argument.
 
-    The other item of the result is the second argument to pass for a unary operator; None repeats the first argument.
+    Every function takes two values. For a unary operator, pass the returned second argument, or repeat the first
+    argument if it is None. Return None if the operator is not supported.
     """
     match name, element:
         case "Cast", _:
@@ -181,7 +182,6 @@ def _encoder(element: str, attributes: Mapping[str, Any]) -> Applied | None:
 
 
 def _normalizer(attributes: Mapping[str, Any]) -> Applied | None:
-    """Return a change of case. In the locale C, only ASCII letters have a case."""
     change = {b"LOWER": bytes.lower, b"UPPER": bytes.upper}.get(attributes.get("case_change_action", b""))
     if change is None or attributes.get("locale") != b"C" or "stopwords" in attributes:
         return None
@@ -193,7 +193,10 @@ _FIXED_SIZE = re.compile(r"(?:\\[^\w\s]|[^\\+*?()|\[\]{}^$])*")
 
 
 def _pattern(pattern: str) -> Applied | None:
-    """Return a matcher for a pattern that Python matches as fast as RE2: ASCII, or only `.` and `.*` are special."""
+    """Return a matcher for a regular expression, or None if Python may be slower than RE2.
+
+    Python is as fast if only `.` and `.*` are special characters, and for the test for ASCII.
+    """
     # Python's `re` tries the whole text from every position, unless nothing but the end follows `.*`.
     if pattern == r"[\x00-\x7f]*":
         return (lambda a, _: a.isascii()), None

@@ -35,10 +35,10 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class InputRefusal:
-    """A row in which Spark would refuse to compute a field.
+    """A row for which Spark would refuse to compute a field.
 
     Attributes:
-        field: name of the field, or with `rule`, of the request field that breaks its rule.
+        field: refused field; with `rule`, the request field that breaks its rule.
         row: number of the row, from 0.
         shown: text with the values that caused it.
         expected: values that could be computed.
@@ -55,9 +55,10 @@ class Layout(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True,
     rename={"inputs": "given", "outputs": "found"},
 ):  # fmt: skip
-    """The tensor and row of each column of a graph: the row is the column's place in the list of its element type.
+    """The tensor and row of each column in a request transform's ONNX graph, which has one tensor per element type.
 
-    `masks` has all input columns, `fields` all output fields, and `arrays` the element type and size of array columns.
+    A column's row is its place in the list of its element type. `masks` has all input columns, `fields` all output
+    fields, and `arrays` the element type and size of array columns.
     """
 
     inputs: Mapping[str, Sequence[str]]
@@ -82,7 +83,7 @@ class Layout(
         return msgspec.json.decode(text, type=cls)
 
     def feeds(self, columns: Mapping[str, Values]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the input tensors by name, from columns of n values; raise DataError if an array has a wrong size."""
+        """Return the input tensors by name, from columns of n values. Raise DataError if an array has a wrong size."""
         masks = _rows([columns[name].valid for name in self.masks])
         feeds = {input_name(VALID): masks}
         for element, names in self.inputs.items():
@@ -113,7 +114,6 @@ def _rows(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 def _elements(name: str, values: Values, element: str, size: int) -> np.ndarray[Any, Any]:
-    """Return arrays of one size as a tensor of shape (size, n); zeros or empty texts where null."""
     if wrong := other_size(values.data, size):
         raise DataError(f"column {name}", f"an array of {wrong[1]} elements in row {wrong[0]}", expected=f"{size}")
     rows = np.full((len(values.data), size), "" if element == "string" else 0, NUMPY[element])

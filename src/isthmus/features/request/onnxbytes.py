@@ -20,12 +20,12 @@ _OPSETS = {b"": 20, b"ai.onnx.ml": 2}
 
 
 class UnreadableGraph(Exception):
-    """The graph has an unsupported feature or is damaged. Not a user's error: the caller falls back to the runtime."""
+    """The ONNX graph has an unsupported feature or is damaged. The caller then falls back to ONNX Runtime."""
 
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """A node of a graph. `attributes` are numbers, bytes, or lists of these; `encoded` has them as in the file."""
+    """A node of an ONNX graph. `attributes` are numbers, bytes or lists; `encoded` has their bytes in the file."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -43,7 +43,7 @@ class OnnxTensor:
 
 
 def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
-    """Return a model's nodes in order and its constants by name; raise UnreadableGraph if unsupported or damaged."""
+    """Return a model's nodes in order and its constants by name. Raise UnreadableGraph if it cannot be read."""
     try:
         fields = _fields(model)
         for opset in map(_fields, fields[8]):
@@ -56,7 +56,11 @@ def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
 
 
 def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
-    """Return a model of one standard ONNX node. Its inputs (type, shape) are named "0", "1", ..., its output "y"."""
+    """Return the bytes of an ONNX model with one standard node, to compute the node by ONNX Runtime.
+
+    `inputs` are pairs of element type and shape. The model's inputs are named "0", "1" and so on, its output "y".
+    `output` is the output's element type.
+    """
     body = b"".join(_encoded(1, str(place)) for place in range(len(inputs)))
     body += _encoded(2, "y") + _encoded(4, node.operator)
     body += b"".join(_encoded(5, attribute) for attribute in node.encoded)
@@ -67,7 +71,6 @@ def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output
 
 
 def _fields(message: bytes) -> defaultdict[int, list[Any]]:
-    """Return the values of a protocol buffer by field number: integers, floats, or bytes for other kinds."""
     fields: defaultdict[int, list[Any]] = defaultdict(list)
     place = 0
     while place < len(message):
@@ -108,7 +111,6 @@ def _node(message: bytes) -> OnnxNode:
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
-    """Return the name and the value; None for kinds that no row function has."""
     fields = _fields(message)
     scalar, items = fields[2] + fields[3] + fields[4], fields[8] + fields[9]
     return b"".join(fields[1]).decode(), scalar[-1] if scalar else items or None

@@ -66,7 +66,7 @@ def follow(program: Program, slots: Slots) -> None:
 
 @dataclass(frozen=True)
 class SlotArray:
-    """A tensor: its element type, and a slot for each of its elements."""
+    """A tensor whose elements are slots: indices in the list of values of one row."""
 
     element: str
     slots: np.ndarray[Any, np.dtype[np.intp]]
@@ -126,7 +126,7 @@ class _Step:
 
 
 class ProgramBuilder:
-    """Builds the steps of a graph: call `open` for each input tensor, then `add` for the nodes, then `program`."""
+    """Converts an ONNX graph to a program: call `open` for each input tensor, then `add`, then `program`."""
 
     def __init__(self, session: Session) -> None:
         self._session = cache(session)
@@ -142,7 +142,7 @@ class ProgramBuilder:
         return len({step.results for step in self._steps if step.kernel is not None})
 
     def open(self, element: str, rows: int, columns: int = 1) -> SlotArray:
-        """Add an input tensor of shape (rows, columns); return its slots, indices in the list of a row's values."""
+        """Add an input tensor of shape (rows, columns). Return its slots: indices in the list of values of one row."""
         slots = np.arange(rows * columns) + len(self._slots)
         self._slots += [None] * slots.size
         self._open.update(slots.tolist())
@@ -165,7 +165,10 @@ class ProgramBuilder:
     def add(
         self, nodes: Sequence[OnnxNode], constants: Mapping[str, OnnxTensor], inputs: Mapping[str, SlotArray]
     ) -> dict[str, SlotArray]:
-        """Add nodes and return all tensors by name. Raise UnreadableGraph for an unsupported node or unknown input."""
+        """Convert ONNX nodes to steps, and return all tensors by name. `inputs` has the tensors from `open`.
+
+        Raise UnreadableGraph for an unsupported node or unknown input.
+        """
         parts = {**inputs, **{name: self.constant(tensor) for name, tensor in constants.items()}}
         for node in nodes:
             if not node.inputs or not parts.keys() >= {*node.inputs}:
@@ -257,11 +260,10 @@ class ProgramBuilder:
         return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
     def mapped(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
-        """Add steps that call `apply` on the elements of two broadcast tensors; `operation` describes the steps."""
+        """Add steps that call `apply` on the elements of two broadcast tensors. `operation` is its ONNX operator."""
         return self._mapped(operation, apply, left, right, operands=slice(2))
 
     def _mapped(self, operation: Operation, apply: Function, *inputs: SlotArray, operands: slice) -> SlotArray:
-        """Apply a function to the elements of one or two tensors; `operands` selects the operands of the operation."""
         left, right = np.broadcast_arrays(inputs[0].slots, inputs[-1].slots)
         pairs = zip(left.reshape(-1).tolist(), right.reshape(-1).tolist(), strict=True)
         out = [self._added(_Step(len(self._slots), operation, pair[operands], pair, apply)) for pair in pairs]
@@ -282,7 +284,7 @@ class ProgramBuilder:
         return step.out
 
     def _by_runtime(self, node: OnnxNode, operation: Operation, inputs: Sequence[SlotArray]) -> SlotArray:
-        """Let the runtime compute a node: all elements at once, when the first is needed."""
+        """Let ONNX Runtime compute a node: all elements in one call, when the first element is needed."""
         element, shape = operation.output, np.broadcast_shapes(*(part.slots.shape for part in inputs))
         tensors = [(part.element, part.slots.shape) for part in inputs]
         run = self._session(single(node, tensors, element, shape)).run
@@ -312,11 +314,11 @@ class ProgramBuilder:
         return steps[::-1]
 
     def fixed_value(self, slot: int) -> Any:
-        """Return the value of a slot if it is the same for every row, else None."""
+        """Return the value in a slot (index of a value) if it is the same for every row, else None."""
         return self._slots[slot]
 
     def program(self, goals: Sequence[int]) -> tuple[Program, Slots, dict[int, int]]:
-        """Return the steps that compute the slots `goals`, the initial values, and the new indices of the slots."""
+        """Return the steps that compute the slots `goals`, the initial values, and the new index of each slot."""
         paths: dict[int, _Path] = dict.fromkeys(goals, ())
         for step in reversed(self._steps):
             if (path := paths.get(step.out)) is not None:

@@ -26,18 +26,16 @@ if ARROW.keys() != TYPES.keys():
 
 
 def null_elements(column: pa.ChunkedArray | pa.Array) -> int:
-    """Count nulls inside the arrays of an Arrow column; 0 for a column of scalars."""
     return int(pc.list_flatten(column).null_count) if pa.types.is_list(column.type) else 0
 
 
 def other_sizes(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
-    """Return the row numbers of non-null arrays in an Arrow column that do not have this size."""
     rows: list[int] = pc.indices_nonzero(pc.not_equal(pc.list_value_length(column), size)).to_pylist()
     return rows
 
 
 def from_arrow(array: pa.ChunkedArray | pa.Array, dtype: DataType) -> Values:
-    """Convert an Arrow column, which must have the type of `dtype`; raise DataError if an array holds a null."""
+    """Convert an Arrow column, which must have the type of `dtype`. Raise DataError if an array has a null."""
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
     if dtype.element is not None:
         if null_elements(array):
@@ -77,6 +75,6 @@ def to_arrow(values: Values, dtype: DataType) -> pa.Array:
 
 
 def micros(array: pa.ChunkedArray | pa.Array) -> Ints:
-    """Return the integers of a column of times in microseconds since 1970 UTC. The column must not have nulls."""
+    """Convert an Arrow column of times without nulls to int64 microseconds since 1970 UTC, shape (n,)."""
     times: Ints = pc.cast(array, pa.int64()).to_numpy(zero_copy_only=False)
     return times

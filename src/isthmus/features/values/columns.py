@@ -29,7 +29,7 @@ class Values:
         return Values(self.data[rows], self.valid[rows])
 
     def tolist(self, dtype: DataType) -> list[Any]:
-        """Return Python values with None for null; UnixTimestamp stays in microseconds."""
+        """Return the column as Python values, with None for null. UnixTimestamp stays an integer in microseconds."""
         data = self.data.astype(bool) if dtype.name == "Bool" else self.data
         values: list[Any] = data.tolist()
         if not self.valid.all():
@@ -46,7 +46,10 @@ def objects(items: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
 
 
 def from_python(values: Sequence[Any], dtype: DataType) -> Values:
-    """Convert Python values, None for null, microseconds for UnixTimestamp. Raise DataError if an array has a null."""
+    """Convert Python values to a column. Use None for null, and microseconds since 1970 UTC for UnixTimestamp.
+
+    Raise DataError if an array has a null.
+    """
     valid = np.fromiter((value is not None for value in values), bool, len(values))
     if dtype.element is not None:
         element = dtype.element
@@ -59,7 +62,10 @@ def from_python(values: Sequence[Any], dtype: DataType) -> Values:
 
 
 def array_of(value: Any, element: DataType, where: str = "") -> Any:
-    """Return `value` as a NumPy array, or as a list for String and Bytes; raise DataError for nulls or 2 dimensions."""
+    """Return `value` as a NumPy array, or as a list if the elements are String or Bytes.
+
+    Raise DataError, which names `where`, if it has a null or is not one-dimensional.
+    """
     where = where or f"an array of {element}"
     if isinstance(value, np.ndarray) and element.numpy is not None and value.dtype.kind in "biuf":
         array = value.astype(element.numpy, copy=False)
@@ -73,13 +79,11 @@ def array_of(value: Any, element: DataType, where: str = "") -> Any:
 
 
 def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
-    """Return (row, size) of the first non-null array that does not have this size, or None if all have it."""
     sizes = ((row, len(array)) for row, array in enumerate(arrays) if array is not None)
     return next((pair for pair in sizes if pair[1] != size), None)
 
 
 def concatenated(parts: Sequence[Mapping[str, Values]]) -> Mapping[str, Values]:
-    """Concatenate the rows of tables with the same columns; return a single table as it is, {} without tables."""
     if len(parts) < 2:
         return parts[0] if parts else {}
     return {
@@ -91,7 +95,7 @@ def concatenated(parts: Sequence[Mapping[str, Values]]) -> Mapping[str, Values]:
 
 
 def split(flat: Any, lengths: Sequence[int] | np.ndarray[Any, Any], valid: Sequence[bool]) -> np.ndarray[Any, Any]:
-    """Split `flat` into n consecutive arrays of these lengths, shape (n,); None where not valid."""
+    """Split `flat` into n consecutive arrays of these lengths, as objects of shape (n,); None where not valid."""
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
     parts = zip(pairwise(ends), valid, strict=True)
     return objects([flat[start:end] if present else None for (start, end), present in parts], len(valid))

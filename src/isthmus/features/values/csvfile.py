@@ -45,7 +45,7 @@ class CsvFile:
         name: str = "",
         remedy: Callable[[str], str] = str,
     ) -> None:
-        """Read the header; raise DataError if the file is empty or damaged, or two columns have the same name.
+        """Read the header. Raise DataError if the file is empty or damaged, or two columns have the same name.
 
         `types` gives column types; names that the file lacks are ignored, and other columns are String. `nulls` are the
         texts of null cells, quoted or not. `where` and `name` place an error; `remedy` gives the remedy for a column.
@@ -64,7 +64,7 @@ class CsvFile:
         self.schema = pa.schema([(column, ARROW[kind]) for column, kind in zip(header, self._kinds, strict=True)])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order; raise DataError, naming the row, if a cell is invalid or the file is damaged."""
+        """Yield the rows in order. Raise DataError, which names the row, if a cell or the file is damaged."""
         rows, batches = 0, self._cells()
         last = next(batches)
         for cells in batches:
@@ -84,7 +84,7 @@ class CsvFile:
         return pa.RecordBatch.from_arrays(typed, schema=self.schema)
 
     def _cells(self) -> Iterator[pa.RecordBatch]:
-        """Read the header, the rows and the `_END` row as bytes. The block size grows until the longest row fits."""
+        """Yield the header, the rows and the `_END` row as bytes. The block size grows until the longest row fits."""
         block, done = _BLOCK, 0
         while True:
             read = 0

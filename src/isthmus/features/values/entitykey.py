@@ -14,7 +14,7 @@ _TAGS = {"Bool": b"b", "Int32": b"i", "Int64": b"i", "UnixTimestamp": b"t", "Str
 
 
 def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
-    """Return the name of an entity key's Redis hash. Different keys always have different names.
+    """Return the name of the Redis hash for an entity key. Different keys always have different names.
 
     The name has the project, the join keys in alphabetical order, and each value with its type and length. Raise
     RequestError for a text that cannot be encoded in UTF-8.
@@ -25,7 +25,6 @@ def entity_key(project: str, keys: Sequence[tuple[Column, KeyValue]]) -> bytes:
 
 
 def key_prefix(project: str, keys: Iterable[Column]) -> bytes:
-    """Return the common prefix of the names of all entity keys with these join keys."""
     return f"{project}:{','.join(sorted(column.name for column in keys))}:".encode()
 
 
@@ -52,7 +51,7 @@ def decode_key(project: str, columns: Sequence[Column], name: bytes) -> tuple[Ke
 
 
 def by_join_key(columns: Iterable[Column], keys: Sequence[tuple[KeyValue, ...]]) -> dict[str, list[KeyValue]]:
-    """Return lists of values by join key. Each of `keys` has its values in alphabetical order of join keys."""
+    """Return the lists of values by join key. Each of `keys` has its values in alphabetical order of join keys."""
     ordered = sorted(column.name for column in columns)
     return {name: [key[n] for key in keys] for n, name in enumerate(ordered)}
 
@@ -72,7 +71,7 @@ def decode_values(data: bytes) -> tuple[KeyValue, ...]:
 
 
 def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
-    """Return the size in bytes of the key (without prefix) at byte `place`; raise ValueError if its types differ."""
+    """Return the size in bytes of the key at byte `place`. Raise ValueError if its types do not fit `columns`."""
     start = place
     for column in sorted(columns, key=lambda column: column.name):
         if data[place : place + 1] != _TAGS[column.dtype.name]:
@@ -82,7 +81,7 @@ def key_size(columns: Sequence[Column], data: bytes, place: int) -> int:
 
 
 def key_part(columns: Sequence[Column], name: str, key: bytes) -> bytes:
-    """Return the encoded value of the join key `name` in a key without prefix; raise KeyError if `columns` lacks it."""
+    """Return the encoded value of the join key `name` in an encoded key. Raise KeyError if `columns` lacks it."""
     place = 0
     for column in sorted(columns, key=lambda column: column.name):
         end = place + _size(key, place)

@@ -9,7 +9,7 @@ from isthmus.features.values.columns import Mask, Values
 
 
 def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:
-    """Return a mask, shape (n,), True for two nulls, two NaNs, or two values or arrays with the same bits."""
+    """Compare two columns row by row. The mask, shape (n,), is True for equal bits, for two nulls and for two NaNs."""
     same: Mask
     if dtype.numpy is not None:
         same = identical(left.data, right.data)
@@ -23,7 +23,7 @@ def equal_values(left: Values, right: Values, dtype: DataType) -> Mask:
 
 
 def identical(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Mask:
-    """Return a mask of values with the same bits in two fixed-width columns; any two NaNs count as the same."""
+    """Return a mask of values with the same bits in two fixed-width columns. Any two NaNs count as the same."""
     bits = f"<u{left.dtype.itemsize}"
     same: Mask = np.ascontiguousarray(left).view(bits) == np.ascontiguousarray(right).view(bits)
     return same | np.isnan(left) & np.isnan(right) if left.dtype.kind == "f" else same

@@ -11,7 +11,7 @@ _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """Convert a column to JSON values: times to whole microseconds since 1970 UTC, bytes to Base64, NaN to "NaN".
+    """Convert an Arrow column to JSON values: times to microseconds since 1970 UTC, bytes to Base64, NaN to "NaN".
 
     Other types, and times without a zone or finer than a microsecond, become text, which only String features accept.
     """

@@ -47,8 +47,11 @@ class Block:
 class Selection:
     """Features of one type that are read together: neighboring fixed-width features, or one variable-length feature.
 
-    `part` is the index of the fixed part's field that holds them, or of a variable-length feature's end. `picks` are
-    positions in that field, None for all. `bytes`, shape (m,), and `masks`, shape (m, 1), are their null bits.
+    Attributes:
+        part: index of the packed row's field that holds the features, or of a variable-length feature's end.
+        picks: positions in that field; None for all.
+        bytes: byte of each feature's null bit, shape (m,).
+        masks: bit in that byte, shape (m, 1).
     """
 
     names: tuple[str, ...]
@@ -60,7 +63,7 @@ class Selection:
 
 
 class Columns(Mapping[str, Values]):
-    """The features of n rows, each decoded when it is read; reading raises DataError if a text or array is damaged.
+    """The features of n rows. Each is decoded when it is read, which raises DataError if a text or array is damaged.
 
     `complete` is True if there are rows, none of them is missing, and no value is null. `packed` has the fixed parts.
     """
@@ -83,14 +86,13 @@ class Columns(Mapping[str, Values]):
 
     @property
     def filled(self) -> Mask:
-        """Mask, shape (n,), of the rows with at least one non-null value."""
         if self.complete:
             return np.full(len(self._rows), len(self) > 0)
         filled: Mask = np.any(~self._nulls & self._codec.every, axis=1)
         return filled
 
     def nulls(self, bits: bytes) -> int:
-        """Count the nulls of the features in `bits` (from `RowCodec.bits`). A missing row counts as nulls."""
+        """Count the nulls of the features in `bits`, a mask from `RowCodec.bits`. A missing row counts as nulls."""
         if self.complete:
             return 0
         # For a few rows, a Python integer counts its bits in a tenth of NumPy's time.
@@ -98,14 +100,14 @@ class Columns(Mapping[str, Values]):
         return (null & int.from_bytes(bits * len(self._rows), "little")).bit_count()
 
     def only(self, present: Mask) -> "Columns":
-        """Return a copy in which rows outside the mask `present` are null, so that an expired value cannot be read."""
+        """Return a copy in which rows outside the mask `present` are null, so that expired values cannot be read."""
         packed = self.packed.copy()
         packed[~present] = self._codec.nothing
         rows = [row if keep else None for row, keep in zip(self._rows, present.tolist(), strict=True)]
         return Columns(self._codec, rows, packed)
 
     def read(self, selection: Selection) -> tuple[np.ndarray[Any, Any], Mask | None]:
-        """Return the values of the m selected features and their null mask (None if `complete`), both (m, n)."""
+        """Return the values of m selected features and their null mask (None if `complete`), both of shape (m, n)."""
         null: Mask | None = None
         if not self.complete:
             null = (self._nulls.T[selection.bytes] & selection.masks).astype(bool)
@@ -128,9 +130,10 @@ class Columns(Mapping[str, Values]):
 
 
 class RowCodec:
-    """Encoder and decoder of one view's rows. Errors about a row of an `earlier` definition say what has changed.
+    """Encoder and decoder of one view's packed rows, as Redis stores them.
 
-    `width` is the size of the fixed part in bytes, `every` the null bits of a row without values.
+    `earlier` definitions of the view serve to say in errors what has changed since a row was written. `width` is the
+    size of the fixed part in bytes, `every` the null bits of a row without values.
     """
 
     def __init__(self, view: ViewContract, earlier: Iterable[ViewContract] = ()) -> None:
@@ -156,7 +159,7 @@ class RowCodec:
         self.single = {column.name: self.select([column.name])[0] for column in view.fields}
 
     def select(self, names: Sequence[str]) -> list[Selection]:
-        """Group these features into as few selections as possible, for `Columns.read`. Unknown names are ignored."""
+        """Group features into as few selections as possible, for `Columns.read`. Unknown names are ignored."""
         requested, selections = dict.fromkeys(names), []
         for part, (dtype, run) in enumerate(self._runs):
             places = [place for place, name in enumerate(run) if name in requested]
@@ -172,7 +175,7 @@ class RowCodec:
         return selections
 
     def bits(self, names: Sequence[str]) -> bytes:
-        """Return a bit mask of these features for `Columns.nulls`, in the form of the section `nulls` of a row."""
+        """Return a bit mask of features for `Columns.nulls`, in the form of the null bits of a packed row."""
         bits = sum(1 << self._bit[name] for name in dict.fromkeys(names))
         return bits.to_bytes(len(self.every), "little")
 
@@ -197,14 +200,14 @@ class RowCodec:
         return self._hash(*self._pack(columns, rows)).astype(np.int64)
 
     def intact(self, rows: Sequence[bytes | None], block: Block) -> Mask:
-        """Return a mask of missing rows and of rows that match their content hash. `block` has the decoded rows."""
+        """Return a mask of rows that match their content hash or are missing. `block` has the decoded rows."""
         packed = block.columns.packed
         tails = [b"" if row is None else row[self.width :] for row in rows] if self._variable else []
         intact: Mask = (self._hash(packed, tails) == packed["content"]) | ~block.present
         return intact
 
     def decode(self, rows: Sequence[bytes | None]) -> Block:
-        """Decode the rows of n keys, None for a missing row, without checking content hashes.
+        """Unpack the rows of n keys, with None for a missing row. Content hashes are not checked.
 
         Raise ContractMismatch if a row was written under another contract of the view, and DataError if one is damaged.
         """
@@ -212,7 +215,7 @@ class RowCodec:
         return self.refuse(rows) if block is None else block
 
     def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
-        """Decode the rows of n keys. Treat damaged rows, and rows of another contract, as missing.
+        """Unpack the rows of n keys, but treat damaged rows, and rows of another contract, as missing.
 
         Return the decoded rows and a mask of these bad rows. The mask is None if every row is good. With `check`, a row
         whose content does not match its hash is damaged, too. Raise ContractMismatch if all rows were written under
@@ -241,7 +244,6 @@ class RowCodec:
         )
 
     def _decode(self, rows: Sequence[bytes | None]) -> Block | None:
-        """Decode the rows; return None if a row is damaged or has another contract."""
         missing = rows.count(None)
         filled: Any = rows
         if missing:
@@ -262,7 +264,6 @@ class RowCodec:
         return Block(present, packed["event"], packed["known"], Columns(self, rows, packed))
 
     def _pack(self, columns: Mapping[str, Values], rows: int) -> tuple[np.ndarray[Any, Any], list[bytes]]:
-        """Return the fixed part of each row without its header, and the variable parts."""
         packed = np.zeros(rows, self._dtype)
         null = np.empty((rows, len(self.view.fields)), bool)
         for name, bit in self._bit.items():
@@ -289,7 +290,7 @@ class RowCodec:
         return packed, [b"".join(part) for part in zip(*parts, strict=True)]
 
     def _hash(self, packed: np.ndarray[Any, Any], tails: list[bytes]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """Fold 64-bit words with the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+        """Hash rows: fold their 64-bit words with the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
         body = packed.view(np.uint8).reshape(len(packed), self.width)[:, HEADER.size :]
         padded = np.zeros((len(packed), -(-body.shape[1] // 8) * 8), np.uint8)
         padded[:, : body.shape[1]] = body
@@ -322,7 +323,7 @@ class RowCodec:
 
 
 def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Apply the finalizer of SplitMix64: a bijection that spreads every bit over all bits."""
+    """Hash 64-bit numbers with the finalizer of SplitMix64: a bijection that spreads every bit over all bits."""
     state = state + np.uint64(_SEED)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(_FACTORS[0])
     state = (state ^ (state >> np.uint64(27))) * np.uint64(_FACTORS[1])
@@ -330,5 +331,4 @@ def mix(state: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype
 
 
 def known_times(rows: Sequence[bytes]) -> Ints:
-    """Return the known times of packed rows, shape (n,) int64 microseconds since 1970 UTC."""
     return np.fromiter((HEADER.unpack_from(row)[3] for row in rows), np.int64, len(rows))

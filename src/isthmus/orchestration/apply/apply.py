@@ -32,11 +32,15 @@ from isthmus.transforms.views.compute import analyze
 
 @dataclass(frozen=True)
 class Applied:
-    """Report of `apply`: `contract` is the hash of the new contract, `current` that of the contract servers use.
+    """The report of `apply`.
 
-    If the two differ, servers switch after `build` and `materialize` have written the new rows; until then,
-    `registered`, the names of the registered Feast objects, is empty. `changes` has one sentence for each change from
-    the previous contract, and `sources` the column types of each local source.
+    Attributes:
+        contract: hash of the new contract (the compiled definitions).
+        changes: one sentence for each change from the previous contract.
+        registered: names of the registered Feast objects; empty until servers use the new contract.
+        current: hash of the contract that servers use. If it differs from `contract`, servers switch after `build` and
+            `materialize` have written the new rows.
+        sources: column types of each local source.
     """
 
     contract: str
@@ -47,7 +51,7 @@ class Applied:
 
 
 def apply(project: Project) -> Applied:
-    """Check the definitions and write their contract to the project's state.
+    """Check the project's definitions, and write them in compiled form (their contract) to the project's state.
 
     The contract becomes current at once if no view is new or changed, or if no row was ever materialized; Feast's
     objects are then registered, too. Otherwise it becomes the next contract: servers switch after `build` and
@@ -107,7 +111,7 @@ def _withdraw(project: Project, contract: Contract) -> None:
 
 
 def _has_rows(project: Project, generations: Generations, contract: Contract) -> bool:
-    """Return whether a contract can become current now: its views are unchanged, or nothing was ever materialized."""
+    """Return True if servers can use a contract now: its views are unchanged, or no row was ever materialized."""
     current = generations.current
     if current is None or all(view in current.views.values() for view in contract.views.values()):
         return True
@@ -128,8 +132,9 @@ def build_problems(project: Project) -> tuple[list[Problem], str]:
     """Return problems of sources and functions that would make a build fail, and a digest of what was checked.
 
     No row is computed, but converted copies of local sources are written to the state folder. Functions are checked
-    only with Sail, because other engines start slowly. URLs, queries, Iceberg tables, empty sources, and functions that
-    read these are not checked. Inputs whose digest was passed to `remember` are not checked again.
+    only with the engine Sail, because other engines start slowly. URLs, queries, Iceberg tables, empty sources, and
+    functions that read these are not checked. If the digest is the one last passed to `remember`, nothing is checked
+    again.
     """
     definitions = project.definitions
     declarations: list[FeatureView | Spine] = [*definitions.views.values(), *definitions.spines.values()]
@@ -155,7 +160,7 @@ def local_sources(project: Project) -> list[Source]:
 
 
 def remember(project: Project, digest: str) -> None:
-    """Store the digest of a `build_problems` call that found no problems; later calls skip the same inputs."""
+    """Store the digest of a `build_problems` call that found no problems. Later calls skip the same checks."""
     write_atomically(_note(project), digest.encode())
 
 

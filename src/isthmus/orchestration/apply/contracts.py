@@ -21,7 +21,11 @@ _FILE = "contract.json"
 
 @dataclass(frozen=True)
 class LocatedContract:
-    """A contract, its origin and, for a package, the fitted preparation of each input of its model (`learned`)."""
+    """A contract (schema with a hash) that the user named, and the place where it was found.
+
+    `place` is the file, or names the definitions. `learned` describes the fitted preparation of each model input by
+    name. It is empty unless the contract is in a package.
+    """
 
     place: str
     contract: Contract
@@ -38,7 +42,10 @@ class LocatedContract:
 
 @dataclass(frozen=True)
 class ContractDifference:
-    """Changes between two contracts; `learned` has inputs of two packages whose fitted preparation differs."""
+    """Differences between two contracts, as `isthmus contract diff` shows them.
+
+    `learned` names model inputs whose fitted preparation differs; empty unless both contracts are in packages.
+    """
 
     before: LocatedContract
     after: LocatedContract
@@ -58,11 +65,12 @@ class ContractDifference:
 
 
 def find(name: str, project: Callable[[], Project]) -> LocatedContract:
-    """Read the contract at the path `name`, or the contract "applied" or "definitions" of the project from `project`.
+    """Find the contract (schema with a hash) that the user named on the command line, and read it.
 
-    A path may be a contract.json, a package folder, or a project folder, which gives its applied contract. Raise
-    RequestError if the file cannot be read. Raise ContractMismatch if it is not a contract or nothing was applied, and
-    ConfigurationError or PackageError for invalid definitions or packages.
+    `name` is "applied", "definitions" or a path: a contract.json, a package folder, or a project folder, which gives
+    its applied contract. `project` opens the current project for the two words. Raise RequestError if the file cannot
+    be read. Raise ContractMismatch if it is not a contract or nothing was applied. Raise ConfigurationError or
+    PackageError if the definitions or the package are invalid.
     """
     if name == DEFINITIONS:
         opened = project()

@@ -19,11 +19,11 @@ from isthmus.serving.deployment.record import Deployment
 
 @dataclass(frozen=True)
 class TableChange:
-    """Effect of the next `build` on a table that has `rows` rows of `days` days now, with the reasons in `why`.
+    """Predicted effect of the next `isthmus build` on one offline table, which has `rows` rows of `days` days now.
 
     `action` is "build" a new table, "rebuild" all rows, "record" the new contract for the same rows, "keep" the table
-    unchanged (without reasons), "leave" a table that is no longer used, or "refuse" the change, because the table is
-    damaged or a feature has another type.
+    unchanged, "leave" a table that is no longer used, or "refuse" the change. A change is refused if the table is
+    damaged or a feature has another type. `why` has the reasons; it is empty for "keep".
     """
 
     action: str
@@ -34,14 +34,15 @@ class TableChange:
 
 @dataclass(frozen=True)
 class ApplyDiff:
-    """Effects of applying the current definitions; `tables` has the effect on each table.
+    """Effects that applying the current definitions would have, as `apply_diff` predicts them.
 
     Attributes:
         before: hash of the applied contract; empty if nothing was applied.
         after: hash of the contract of the current definitions.
         changes: one sentence for each changed declaration; empty if nothing was applied.
-        stale: distillations whose "training set", "package" or "deployment" the new contract cannot use, by kind. The
-            kind "student" has those whose task has changed, with the command to run.
+        tables: effect on each offline table, by table name.
+        stale: names of distillations by what becomes unusable: "training set", "package", "deployment" or "student". An
+            entry of "student" also has the command to run, because the code of its task has changed.
     """
 
     before: str
@@ -62,11 +63,12 @@ class ApplyDiff:
 
 
 def apply_diff(project: Project) -> ApplyDiff:
-    """Compare the current definitions with the applied contract and everything built under it; apply nothing.
+    """Predict what applying the current definitions would change: tables to rebuild, and models that become stale.
 
-    Functions are checked only if the engine is Sail. Converted copies of local sources are written to the state folder.
-    Raise ConfigurationError for problems of definitions, sources or functions, as `apply` does. A feature whose type
-    differs from its table raises no error: the table gets the action "refuse".
+    Applies nothing (`isthmus apply --diff`). Functions are checked only if the engine is Sail. Converted copies of
+    local sources are written to the state folder. Raise ConfigurationError for problems of definitions, sources or
+    functions, as `apply` does. A feature whose type differs from its table raises no error: the table gets the action
+    "refuse".
     """
     contract = project.definitions.contract
     project.require_objectives_of(contract.views)
@@ -117,7 +119,6 @@ def _table_change(
 
 
 def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
-    """Return what to run after the code of the student's task has changed; empty if nothing is needed."""
     declared, made_of = artifacts.declared, artifacts.last_report()["made_of"]
     if not isinstance(declared.task, str) or "training" not in made_of:
         return ""
@@ -138,7 +139,10 @@ def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
 
 
 def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
-    """Return names of unusable artifacts by kind. A training set needs this contract; a model only the same inputs."""
+    """Return stale distillations by kind of artifact.
+
+    A training set needs this exact contract, a model only its inputs.
+    """
     stale: dict[str, list[str]] = {"training set": [], "package": [], "deployment": []}
     for declared in project.definitions.distillations.values():
         artifacts = Artifacts(project, declared)

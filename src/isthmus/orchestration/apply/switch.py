@@ -27,9 +27,10 @@ from isthmus.serving.rollout.releases import in_force
 
 
 def register(project: Project, contract: Contract) -> list[str]:
-    """Write Feast's registry and configuration if anything has changed; return the names of Feast's objects.
+    """Register the views and services of a contract with Feast, and return the names of Feast's objects.
 
-    Raise DependencyError if something has changed and Feast is not installed.
+    Writes Feast's registry and configuration to the state folder, unless nothing has changed since the last call. Raise
+    DependencyError if something has changed and Feast is not installed.
     """
     folder, note = project.state / "feast", project.state / "feast" / "registered.json"
     settings, digest = address(project), _registration(project, contract)
@@ -81,7 +82,6 @@ def _registration(project: Project, contract: Contract) -> str:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return digests of Feast's registry and configuration. If another program changes them, `apply` rewrites them."""
     names = ("registry.pb", "feature_store.yaml", "client/feature_store.yaml")
     return [sha256({"content": FEAST_SERVER.sub(b"", (folder / name).read_bytes()).hex()}) for name in names]
 
@@ -93,12 +93,12 @@ def missing_views(generations: Generations, store: OnlineStore) -> list[str]:
 
 
 def switch(project: Project, store: OnlineStore) -> bool:
-    """Make the next contract current if Redis has all of its rows. Return True if it became current.
+    """Make the next contract (applied, but not served yet) the current one, if Redis has all of its rows.
 
-    `store` must be opened with the next contract; otherwise this returns False. Waits for the lock `contract`. Copies
-    pushed rows of the current contract to the new views, and registers the new Feast objects. Raise DataError if the
-    new rows in Redis differ from their tables; the current contract then stays. Raise DependencyError if Feast cannot
-    be used.
+    Return True if servers now use it. `materialize` calls this after it has written rows. `store` must be opened with
+    the next contract; otherwise the result is False. Waits for the lock `contract`. Copies pushed rows of the current
+    contract to the new views, and registers the new Feast objects. Raise DataError if the new rows in Redis differ from
+    their tables; the current contract then stays. Raise DependencyError if Feast cannot be used.
     """
     with project.locked("contract"):
         generations = project.generations()
@@ -122,7 +122,11 @@ def _changed(generations: Generations, contract: Contract) -> list[ViewContract]
 
 
 def _carry(store: OnlineStore, before: ViewContract, view: ViewContract) -> None:
-    """Copy pushed rows of a view to its new definition. Columns that are not the same become null."""
+    """Copy the rows that clients pushed to a view from its old definition in Redis to its new one.
+
+    Fields whose name, type or size has changed become null. Nothing is copied if the join keys have changed. A row is
+    skipped if the new definition already has the same row or a newer one.
+    """
     record = store.published(view)
     if record is None or {(c.name, c.dtype) for c in before.keys} != {(c.name, c.dtype) for c in view.keys}:
         return
@@ -150,10 +154,10 @@ LEAST = 60 * 1_000_000
 
 
 def forget(project: Project, store: OnlineStore) -> None:
-    """Delete retired contracts and their rows in Redis; do nothing while another process does this.
+    """Delete replaced contracts, and their rows in Redis. `materialize` calls this last.
 
-    A contract is deleted if it was replaced `[stores] keep_contracts_hours` ago (at least a minute) and no deployed
-    model needs it. If a call is killed, the next call finishes its work.
+    A contract is deleted `[stores] keep_contracts_hours` (at least a minute) after it was replaced, unless a deployed
+    model needs it. Does nothing while another process deletes. If a call is killed, the next call finishes its work.
     """
     with _alone(project) as alone:
         if not alone:

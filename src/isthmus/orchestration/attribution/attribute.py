@@ -56,7 +56,7 @@ def day_range(first: str | None, end: str | None) -> Days | None:
 
 
 def refuse(options: Mapping[str, object], beside: str) -> None:
-    """Raise RequestError if any of `options` is set (not None or []), because it cannot be combined with `beside`."""
+    """Raise RequestError if an option with a value (not None or []) cannot be combined with the option `beside`."""
     if named := [name for name, value in options.items() if value not in (None, [])]:
         raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
 
@@ -72,19 +72,23 @@ def attribute(  # noqa: PLR0913 - the options of the command
     recorded: bool = False,
     progress: Progress = silent,
 ) -> Attribution:
-    """Attribute the gap between the last package's answers and the ideal answers to the stages in between.
+    """Split the difference between ideal and actual predictions among the stages that cause it.
 
-    The ideal answer is the teacher's, from the features that could be known at the time of a row. The rows are the test
-    part of the student's training set. With `days`, they are the rows of the latest training set in these days. With
-    `recorded`, they are recorded predictions in `days` (default: all) of the package that answered last; `fed`,
-    `precision` and `runtime` must then be None. `fed` is a file of the inputs that the model was fed, by join keys and
-    event time; without it, these are assumed to be the served inputs. `precision` defaults to the serving profile's,
-    and `runtime` to "ort" (ONNX Runtime). Rows that cannot be used are counted in `left_out` of the result.
+    The stages are staleness, skew, distillation, precision and runtime. The ideal prediction is the teacher's, from the
+    features that could be known at the time of a row. The actual prediction is the last package's. Writes a page and a
+    table of all rows to `attribution/<name>` in the state folder, readable by their owner only. Does not check declared
+    bounds: see `require_bounds`.
 
-    Writes a page and a table of all rows to `attribution/<name>` in the state folder, readable by their owner only.
-    Does not check bounds: see `require_bounds`. Raise RequestError if the label is not Binary or Number, `days` has no
-    row, or an option is invalid; DataError if a package, student, table or file is missing or invalid, or no row can be
-    used; and ContractMismatch if the package cannot run under the current contract.
+    By default, the rows are the test rows of the student's training set. With `days`, they are the rows of the latest
+    training set in these days. With `recorded`, they are recorded predictions in `days` (default: all) of the package
+    that answered last; `fed`, `precision` and `runtime` must then be None. Rows that cannot be used are counted in
+    `left_out` of the result. `fed` is a file of the inputs that the model was fed, by join keys and event time. Without
+    it, these are assumed to be the served inputs. `precision` defaults to the serving profile's, and `runtime` to "ort"
+    (ONNX Runtime).
+
+    Raise RequestError if the label is not Binary or Number, `days` has no row, or an option is invalid. Raise DataError
+    if a package, student, table or file is missing or invalid, or no row can be used. Raise ContractMismatch if the
+    package cannot run under the current contract.
     """
     artifacts = Artifacts.of(project, name)
     declared, product = artifacts.declared, _product(runtime or "ort")
@@ -126,7 +130,6 @@ def attribute(  # noqa: PLR0913 - the options of the command
 
 
 def write(result: Attribution) -> None:
-    """Write the HTML page and the Parquet table of all rows to `result.folder`, readable by their owner only."""
     buffer = io.BytesIO()
     pq.write_table(result.table, buffer)
     write_atomically(rows_file(result.folder), buffer.getvalue(), mode=0o600)
@@ -156,7 +159,6 @@ def _of_training_set(artifacts: Artifacts, models: PackageModels, days: Days | N
 def _features(
     project: Project, declared: Distillation, rows: TrainingRows, read: tuple[ModelInput, ...], file: Path | None
 ) -> ChosenRows:
-    """Return the rows whose inputs are all known, with their features."""
     left_out: dict[str, int] = {}
     unknown: dict[str, str] = {}
 
@@ -190,10 +192,11 @@ def _features(
 
 
 def measures_of(declared: Distillation, labels: Numbers) -> dict[str, Callable[[Numbers], float]]:
-    """Return measures by name, as functions of the scores of n rows. `labels` has shape (n,), NaN if unknown.
+    """Return the measures of a distillation by name. Each is a function of the scores of n rows, float64 (n,).
 
-    The mean score covers all rows. Other measures cover the rows with a known label, if there are any: `log_loss` and
-    `auc` for binary labels, else `rmse` and `mae`. There is no `auc` if all labels are equal.
+    `labels` has shape (n,), NaN if unknown. The mean score covers all rows. Other measures cover the rows with a known
+    label, if there are any: `log_loss` and `auc` for binary labels, else `rmse` and `mae`. There is no `auc` if all
+    labels are equal.
     """
     known = np.flatnonzero(np.isfinite(labels))
     labels = labels[known]

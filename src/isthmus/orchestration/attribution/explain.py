@@ -41,7 +41,7 @@ _FORMS = ("ideal", "served", "fed")
 
 
 class ExplainedRow(msgspec.Struct, frozen=True):
-    """A row of a prediction; `features` has three values of each input: ideal, served and fed."""
+    """A row of an explained prediction. `features` has the ideal, served and fed value of each model input."""
 
     keys: dict[str, Any]
     score: Measure
@@ -50,13 +50,15 @@ class ExplainedRow(msgspec.Struct, frozen=True):
 
     @property
     def differing(self) -> list[str]:
-        """Names of inputs whose ideal, served and fed values are not all the same."""
         return [name for name, values in self.features.items() if len({repr(values[form]) for form in _FORMS}) > 1]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explanation of a recorded prediction at the ISO 8601 time `at`; `unknown` has the stages without a part."""
+    """Explanation of a recorded prediction that was given at the ISO 8601 time `at`.
+
+    `left_out` counts skipped rows by reason. `unknown` has the stages whose effect is not known, with the reason.
+    """
 
     id: str
     at: str
@@ -77,12 +79,12 @@ class Explanation:
 
 
 def explain(project: Project, identity: str, *, progress: Progress = silent) -> Explanation:
-    """Attribute the gap between a recorded prediction and the ideal one to the stages in between, and write a page.
+    """Split the difference between a recorded prediction and the ideal one among the stages that cause it.
 
     `identity` is the id of the recorded answer. The ideal prediction is the teacher's, from the features that the
-    history now has for the time of the answer. The page is in `attribution/<name>/answers` of the state folder,
-    readable by its owner only. Raise RequestError if no prediction with a numeric score has this id, and DataError if
-    it cannot be recomputed. Raise ContractMismatch if its package cannot run under the current contract.
+    history now has for the time of the answer. Writes an HTML page to `attribution/<name>/answers` in the state folder,
+    readable by its owner only. Raise RequestError if no prediction with a numeric score has this id. Raise DataError if
+    the prediction cannot be recomputed, and ContractMismatch if its package cannot run under the current contract.
     """
     progress("reading the recorded answer", 0.0)
     answers = prediction(ServedAnswers(project), identity)

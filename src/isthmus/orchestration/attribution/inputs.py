@@ -41,7 +41,6 @@ class TrainingRows(NamedTuple):
 
 
 def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
-    """Return the rows of a training set with event times in `days`; raise RequestError if there are none."""
     table = examples.table()
     times = micros(table[TIME])
     places = np.flatnonzero((times >= days.first * DAY) & (times < days.end * DAY))
@@ -55,7 +54,7 @@ def rows_in(examples: TrainingSet, days: Days) -> TrainingRows:
 
 
 def served_since(project: Project, declared: Distillation) -> tuple[int | None, str]:
-    """Return the time since which all views of a student are served, and the name of the view that came last.
+    """Return the time from which servers had all feature views of a student, and the name of the view that came last.
 
     The time is in microseconds since 1970 UTC. If a view was never materialized under the applied contract, return None
     and the name of that view. If the student reads no view, return the smallest int64 and an empty name.
@@ -71,10 +70,11 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
 
 
 def served_features(project: Project, declared: Distillation, rows: TrainingRows) -> pa.Table:
-    """Return the rows with the student's stored features as they were served, named as in the training set.
+    """Return the training rows with the student's stored features as servers returned them at the time of each row.
 
-    For a student on a device, features come from the oldest snapshot that it may use. Raise DataError if a table has
-    lost the rows that were served, or that the training set was joined from.
+    Columns have the same names as in the training set. For a student on a device, features come from the oldest
+    snapshot that it may use. Raise DataError if a table has lost the rows that were served, or that the training set
+    was joined from.
     """
     contract, service = project.applied(), declared.student.name
     offline = project.offline_store()
@@ -96,11 +96,12 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
 
 
 def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
-    """Read model inputs from a Parquet or Arrow file, and match them with `rows` by join keys and event time.
+    """Read the inputs that a model was fed from a Parquet or Arrow file, and match them with `rows`.
 
-    Return the indices in `rows` of the rows that the file has, and a table with the inputs of these rows. The file may
-    lack inputs and rows. If several file rows have the same keys and time, all of them are ignored. Raise DataError if
-    the file cannot be read, lacks a key or all inputs, has other columns, or matches no row.
+    Rows match by the join keys in `keys` and event time. `inputs` names the model inputs. Return the indices of the
+    matched rows in `rows`, and a table with their inputs. The file may lack inputs and rows. File rows with the same
+    keys and time are all ignored. Raise DataError if the file cannot be read, lacks a key or all inputs, has other
+    columns, or matches no row.
     """
     table, source, key_columns = _read(file), f"inputs {file}", [*keys, TIME]
     allowed = dict.fromkeys([*key_columns, *inputs])
@@ -150,7 +151,7 @@ def _read(file: Path) -> pa.Table:
 
 
 def labels(table: pa.Table, label: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the column `label` as float64, shape (n,); a label that is not known yet (null) becomes NaN."""
+    """Return the label column of a table as float64, shape (n,). Labels that are not known yet (null) become NaN."""
     values: np.ndarray[Any, np.dtype[np.float64]] = pc.cast(table[label], pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

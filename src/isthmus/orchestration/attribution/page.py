@@ -71,14 +71,14 @@ def screen(result: Attribution) -> Iterator[Block]:
 
 
 def images(result: Attribution) -> dict[str, str]:
-    """Return a waterfall plot of each measure as an SVG `data:` URL, by the measure's title, such as "log loss"."""
     return {measure_name(name): image(waterfall(name, measure)) for name, measure in result.measures.items()}
 
 
 def waterfall(name: str, measure: Measure, names: tuple[str, str] = ("ideal", "answer")) -> Figure:
-    """Return a bar chart of the ideal value, the effect of each part, and the actual value of a measure.
+    """Draw a bar chart from a measure's ideal value to its actual value, with the effect of each part between.
 
-    `name` names the measure; `names` are the titles of the first and the last bar. Parts that interact show a range.
+    `name` is the measure, such as "auc". `names` are the titles of the first and the last bar. An effect that depends
+    on the order of the parts also shows its range.
     """
     at, rows = measure.ideal, [ChartRow(names[0], bars=[(None, measure.ideal, "gray")], text=cell(measure.ideal))]
     for stage, part in measure.parts.items():
@@ -106,7 +106,10 @@ def _title(name: str, measure: Measure) -> str:
 
 
 def parts_table(measure: Measure, kind: str = "stage") -> TableBlock:
-    """Return a table of each part's effect, range (if it interacts) and share. `kind` titles the first column."""
+    """Return a table with the effect of each part on a measure, its range, and its share of the difference.
+
+    `kind` titles the first column, such as "stage". The range is blank if the effect is the same in any order.
+    """
     rows: list[Sequence[Text]] = []
     for stage, part in measure.parts.items():
         mixed = part.high - part.low > MIXED

@@ -60,7 +60,7 @@ class RecordedRows:
     left_out: dict[str, int]
 
     def select(self, mask: Mask, why: str) -> "RecordedRows":
-        """Return the rows in the mask, with the number of other rows added to `left_out` of the result, under `why`."""
+        """Keep the rows in the mask. Count the dropped rows in `left_out` of the result, under the reason `why`."""
         if mask.all():
             return self
         places, left_out = np.flatnonzero(mask), dict(self.left_out)
@@ -73,7 +73,7 @@ class RecordedRows:
 
 
 class PackagePredictions(NamedTuple):
-    """Recorded predictions of a package in one precision, and the number of skipped rows by reason."""
+    """Recorded predictions of one package in one precision. `left_out` counts skipped rows by reason."""
 
     served: ServedAnswers
     package: Package
@@ -83,10 +83,10 @@ class PackagePredictions(NamedTuple):
 
 
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
-    """Return a distillation's recorded predictions, made by the package and precision that answered last.
+    """Return a distillation's recorded predictions, of the package and precision that answered last.
 
-    With `days`, only predictions in these days count. `left_out` counts rows of other packages of the distillation, of
-    other precisions, and of packages that are gone. Raise RequestError if no prediction is left.
+    With `days`, only predictions in these days are read. `left_out` of the result counts the rows of other packages of
+    the distillation, of other precisions, and of packages that are gone. Raise RequestError if no prediction is left.
     """
     first, end = (None, None) if days is None else (clock.moment(day * DAY) for day in (days.first, days.end))
     answers = served.read(route=PREDICT, first=first, end=end)
@@ -119,7 +119,10 @@ def predictions(served: ServedAnswers, declared: Distillation, days: Days | None
 
 
 def prediction(served: ServedAnswers, identity: str) -> PackagePredictions:
-    """Return the prediction with this id; raise RequestError if there is none, DataError if its package is gone."""
+    """Return the recorded answer with this id, and the package that gave it. Raise DataError if the package is gone.
+
+    Raise RequestError if the id is unknown, or the answer is not a prediction with a score.
+    """
     part = served.answer(identity)
     route, package, variant = (part[name][0].as_py() for name in ("route", "package", "variant"))
     if route != PREDICT:
@@ -138,10 +141,10 @@ def _count(answers: pa.Table) -> int:
 
 
 def load_recorded(artifacts: Artifacts, answers: PackagePredictions, models: PackageModels) -> ChosenRows:
-    """Return recorded predictions (`answers`) with their features: ideal, as Redis returned them, and as fed.
+    """Prepare recorded predictions for an attribution: recompute their features as ideal, as served and as fed.
 
-    `models` are the opened models of their package. Rows that cannot be used are counted in `left_out`. Raise DataError
-    if no row is left.
+    `answers` are the predictions, and `models` the opened models of their package. Rows that cannot be used are counted
+    in `left_out` of the result. Raise DataError if no row is left.
     """
     examples = artifacts.latest_training_set() or artifacts.training_set(models.material.training_set)
     found = recorded_rows(artifacts.declared, answers, examples)
@@ -163,7 +166,7 @@ def recorded_rows(declared: Distillation, answers: PackagePredictions, examples:
     A prediction matches the training row with the same join keys that is nearest in time, unless another prediction is
     nearer to that row. `Distillation.monitor` sets the tolerance and may name other columns to match by. A prediction
     gets its label and its ideal request fields from its training row. Inputs that only the teacher reads are missing.
-    Predictions that cannot be recomputed exactly are skipped and counted in `left_out`. Raise DataError if none is
+    Predictions that cannot be recomputed exactly are skipped and counted in `left_out`. Raise DataError if no row is
     left.
     """
     contract = answers.served.project.applied()
@@ -210,10 +213,10 @@ def recorded_rows(declared: Distillation, answers: PackagePredictions, examples:
 
 
 def _tables(group: Group, columns: Mapping[str, Column]) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Return three tables of a group: ideal rows with ids, keys and times; fed inputs; and marks of each row.
+    """Return the rows of a group of answers as three tables: ideal inputs, fed inputs, and marks.
 
-    `known` marks rows whose Redis row the history has, and `alike` rows whose recorded digest is that of the fed
-    inputs.
+    The first table also has answer ids, keys and times. The mark `known` is True if the history has the row that Redis
+    returned. `alike` is True if the fed inputs have the recorded digest. `score` is the recorded score.
     """
     inputs = [Column(item.name, item.dtype) for item in group.predictor.model.inputs]
     served, known = group.served()
@@ -246,7 +249,7 @@ def _arrow(values: Values, column: Column) -> pa.Array:
 def _with_teacher(
     declared: Distillation, served: ServedAnswers, found: RecordedRows, models: PackageModels
 ) -> RecordedRows:
-    """Add the teacher's ideal inputs, and skip rows whose inputs are not known; raise DataError if none is left."""
+    """Add the teacher's ideal inputs, and skip rows that lack one. Raise DataError if no row is left."""
     contract, table = served.project.applied(), found.rows.table
     inputs, request = models.material.teacher_inputs, models.requests
     at, lacking = micros(table[TIME]), np.zeros(len(table), bool)

@@ -25,12 +25,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(shares: Shares, players: Sequence[str], known: Sequence[str]) -> dict[str, Part]:
-    """Return a `Part` (effect and range) for each name in `known`; `players` names the entries of `shares` in order."""
     return {name: Part(*(float(share[players.index(name)]) for share in shares)) for name in known}
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A measure of the ideal and the actual answers, and the part of each known stage in the difference."""
+    """Value of a measure for the ideal and for the actual answers, and each known stage's part in the difference."""
 
     ideal: float
     answer: float
@@ -43,7 +42,7 @@ class Measure(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Attribution:
-    """Attribution of a distillation's scores.
+    """Result of `isthmus model attribute`: the effect of each stage on the scores of a distillation.
 
     Attributes:
         package: digest of the package that answers.
@@ -76,7 +75,6 @@ class Attribution:
         return all(bound.holds for bound in self.bounds)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, with the paths of the page and of the table of rows instead of that table."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _OMITTED}
         built: dict[str, Any] = msgspec.to_builtins(plain, enc_hook=str)
         for name, measure in self.measures.items():
@@ -91,7 +89,7 @@ class Attribution:
 
 
 def require_bounds(result: Attribution) -> None:
-    """Raise GateFailed if a declared bound is broken. A bound on a stage whose effect is not known counts as broken."""
+    """Raise GateFailed if a stage's effect exceeds its declared bound. An effect that is not known breaks its bound."""
     remedy = f"open {page_file(result.folder)}, or change the bounds in the definitions"
     require_held(f"attribution of {result.name}", result.bounds, remedy)
 

@@ -47,10 +47,12 @@ BATCH = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class ChosenRows:
-    """The rows to compare; `left_out` and `unknown` are those of `Attribution`.
+    """Rows to score in an attribution.
 
     Attributes:
         rows: rows with the teacher's ideal inputs.
+        left_out: number of skipped rows by reason.
+        unknown: stages whose effect is not known, with the reason.
         outputs: cached teacher outputs of the whole training set; None if the teacher must run.
         recorded: recorded scores, shape (n,); None if the runtime must run.
         matched: number of recorded rows that have a matching training row; None if the rows are not recorded answers.
@@ -80,10 +82,10 @@ class ScoredRows:
 def open_models(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
-    """Open a package's teacher, student and model files during a block. `product` is the runtime of the files.
+    """Open a package's teacher, student and model files for the block. `product` is the runtime of the model files.
 
-    Raise RequestError if the label is not Binary or Number or the package lacks a file, and DataError if the student or
-    its training set is gone. Raise ContractMismatch if the package cannot run under the current contract.
+    Raise RequestError if the label is not Binary or Number or the package lacks a file. Raise DataError if the student
+    or its training set is gone, and ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
     if changes := outdated(folder, contract):
@@ -100,7 +102,10 @@ def open_models(
 
 
 def _files(package: Package, precision: str, suffix: Format) -> dict[int, Variant]:
-    """Return the files, by model, that separate the effects of precision and runtime; in fp32, IN_RUNTIME only."""
+    """Choose the model files that separate the effect of the precision from the effect of the runtime, by model number.
+
+    The model numbers are IN_PRECISION, IN_RUNTIME and AS_ANSWERED; for fp32, the result has IN_RUNTIME only.
+    """
     kinds: dict[int, tuple[str, Format]] = {IN_RUNTIME: (FLOATS, suffix)}
     if precision != FLOATS:
         kinds |= {IN_PRECISION: (precision, "onnx"), AS_ANSWERED: (precision, suffix)}
@@ -119,7 +124,7 @@ def _files(package: Package, precision: str, suffix: Format) -> dict[int, Varian
 
 @dataclass(frozen=True, eq=False)
 class PackageModels:
-    """The teacher, the student, and the files of a package with the runtime `product` of its answers.
+    """The teacher, the student and the model files of a package, with the runtime (`product`) that runs the files.
 
     `files` has IN_RUNTIME, and for other precisions than fp32 also IN_PRECISION and AS_ANSWERED.
     """
@@ -132,9 +137,10 @@ class PackageModels:
     requests: RequestInputs
 
     def score(self, chosen: ChosenRows, progress: Progress) -> ScoredRows:
-        """Score the rows with teacher, student and package files; skip rows that a request transform refuses.
+        """Score rows with the teacher, the student and the model files, for all forms of the features.
 
-        Adds their number to `chosen.left_out`. Raise DataError if every row is refused.
+        Rows that a request transform refuses are skipped and counted in `chosen.left_out`. Raise DataError if every row
+        is refused.
         """
         teacher = partial(self._teacher, chosen)
         cells = score_cells(chosen.features, teacher, self._students, lambda model: progress(f"running {model}", 0.4))
@@ -167,7 +173,6 @@ class PackageModels:
         return answers
 
     def _students(self, features: Sequence[Columns]) -> list[dict[int, Numbers]]:
-        """Return, for each table, scores of the student and the files by model; each file is opened once."""
         batches = [[self._student_case(batch) for batch in _batches(table)] for table in features]
         cases = [case for table in batches for _, case in table]
         students = [np.concatenate([answer for answer, _ in table]) for table in batches]
@@ -183,7 +188,6 @@ class PackageModels:
         return [{AS_ANSWERED: table[IN_RUNTIME], **table} for table in answers]
 
     def _student_case(self, rows: Columns) -> tuple[Numbers, Case]:
-        """Return the student's scores, and a case with the inputs that the package derives from raw values."""
         student, case = self.scores.student(rows)
         manifest = self.package.manifest
         core = case.core
@@ -200,10 +204,11 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
 
 
 def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Replace scores in `cells` (from `score_cells`): the runtime's scores of fed features become the recorded scores.
+    """Replace the scores that this machine's runtime gave for fed features by the recorded scores, in place.
 
-    The runtime's scores of other features move by the same distance. A deviation of the recorded scores from this
-    machine's runtime therefore counts as the runtime's part. With `probabilities`, moved scores are clipped to 0 to 1.
+    `cells` is the result of `score_cells`. The runtime's scores of other features move by the same distance. A
+    deviation of the recorded scores from this machine's runtime therefore counts as the runtime's part. With
+    `probabilities`, moved scores are clipped to 0 to 1.
     """
     moved = recorded - cells[CELLS[-1]]
     for model in (IN_RUNTIME, AS_ANSWERED):

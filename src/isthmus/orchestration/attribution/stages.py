@@ -38,9 +38,10 @@ NEEDS: Mapping[int, int] = dict.fromkeys(map(STAGES.index, (PRECISION, RUNTIME))
 
 
 class Cell(NamedTuple):
-    """The features and the model that compute the value of a coalition; `model` is TEACHER, STUDENT or a later number.
+    """The form of the features and the model that give the score of a coalition (a set of stages that are actual).
 
-    `features` is the form: 1 if only staleness is actual, 2 if only skew is, 3 for both, 0 for neither.
+    `features` is 1 if only staleness is actual, 2 if only skew is, 3 for both, 0 for neither. `model` is TEACHER,
+    STUDENT or a later number.
     """
 
     features: int
@@ -48,9 +49,9 @@ class Cell(NamedTuple):
 
 
 def cell(coalition: int) -> Cell:
-    """Return the form of the features and the model that compute the value of a coalition.
+    """Return the form of the features and the model that score a coalition: a set of stages that are actual, not ideal.
 
-    Bits 0 to 4 of `coalition` mean that staleness, skew, distillation, precision and runtime are actual, not ideal.
+    Bits 0 to 4 of `coalition` stand for staleness, skew, distillation, precision and runtime.
     """
     swapped = {stage for place, stage in enumerate(STAGES) if coalition >> place & 1}
     features = (STALENESS in swapped) | (SKEW in swapped) << 1
@@ -122,10 +123,10 @@ def _differing(ideal: Columns, form: Columns) -> Mask:
 def score_cells(
     features: Features, teacher: TeacherScores, students: StudentScores, note: Callable[[str], None]
 ) -> Numbers:
-    """Score n rows with each form of the features and each model. Return float64 (4, 5, n), by form, then by model.
+    """Score n rows with each of four forms of the features and each of five models. Return float64 (4, 5, n).
 
-    Rows whose features equal the ideal ones are scored once. `note` is called with "the teacher" and with "the student
-    and its files" before these run.
+    Rows whose features equal the ideal features are scored once. `note` is called with "the teacher" and with "the
+    student and its files" before these run.
     """
     count = len(features.differing[0])
     scores = np.empty((4, 5, count))
@@ -153,7 +154,7 @@ def _take(columns: Columns, rows: Index) -> dict[str, Values]:
 
 
 def coalitions(cells: Numbers) -> Numbers:
-    """Return the value of each of the 32 coalitions, (32, ...), from values by feature form and model, (4, 5, ...)."""
+    """Return scores of all 32 sets of actual stages, (32, ...), from scores by feature form and model, (4, 5, ...)."""
     forms, models = zip(*CELLS, strict=True)
     values: Numbers = cells[list(forms), list(models)]
     return values

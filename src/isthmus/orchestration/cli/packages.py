@@ -50,9 +50,9 @@ def verify(
 
 
 def _confined(package: Path) -> None:
-    """Fork and continue in the child with limits: an untrusted graph may crash, loop forever, or use all memory.
+    """Fork, and continue in the child with limits: an untrusted graph may crash, loop forever, or use all memory.
 
-    The parent exits with the child's code, or raises PackageError if a signal ended the child.
+    The parent does not return: it exits with the child's code, or raises PackageError if a signal ended the child.
     """
     from isthmus.package.sandbox import confine, fork_and_wait, limit
 

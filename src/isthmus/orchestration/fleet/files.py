@@ -123,7 +123,6 @@ def _sum(path: Path) -> str | None:
 
 
 def _values(project: Project) -> Mapping[str, Any]:
-    """Return the template values by name; raise ConfigurationError with all settings that work only on this machine."""
     name, settings = project.name.replace("_", "-"), project.settings
     ports = _redis_ports(settings.stores.online)
     if problems := _problems(project, name, ports):
@@ -184,7 +183,7 @@ def _problems(project: Project, name: str, ports: tuple[int, ...]) -> list[Probl
 
 
 def _in_state(project: Project) -> bool:
-    """Return whether pods can reach the offline tables, so that one of them can collect answers."""
+    """Return True if pods can reach the offline tables, so that one pod can collect recorded answers."""
     return "://" in project.offline or Path(os.path.normpath(project.offline)).is_relative_to(project.state)
 
 
@@ -204,7 +203,6 @@ def _has_password(project: Project) -> bool:
 
 
 def _server_settings(project: Project) -> str:
-    """Return the settings of a server as JSON, with references to the secrets: Redis URL and spool key."""
     server, record = project.settings.server, project.recording()
     settings = {
         "contract": f"{_STATE}/{project.contract_file.name}",

@@ -8,9 +8,10 @@ _HEAD = "GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {}\r\n
 
 
 def ready() -> bool:
-    """Ask the server on port `PROBE_PORT` for `/readyz`, with the API key `PROBE_KEY`. Return True if it answers 200.
+    """Return True if the server in this pod answers `/readyz` with status 200. Kubernetes runs this as readiness probe.
 
-    Raises OSError, which also means not ready, if it cannot connect or gets no answer within 2 seconds.
+    Reads `PROBE_PORT` and `PROBE_KEY` (an API key) from the environment. Raise OSError, which also means not ready, if
+    the server cannot be reached or does not answer within 2 seconds.
     """
     with socket.create_connection(("127.0.0.1", int(os.environ["PROBE_PORT"])), 2) as server:
         server.settimeout(2)

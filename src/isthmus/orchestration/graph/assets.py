@@ -25,7 +25,10 @@ _VERSION = "dagster/data_version"
 
 
 class AssetGraph:
-    """Nodes of a project, each after its dependencies, and their asset specs. Equal keys and cycles raise an error."""
+    """Nodes of a project (the outline's assets), each after its dependencies, and the Dagster asset spec of each node.
+
+    Raise DagsterInvalidDefinitionError if two nodes get the same key, or dependencies form a cycle.
+    """
 
     def __init__(self, outline: Outline, translator: IsthmusTranslator | None = None) -> None:
         self.outline = outline
@@ -211,7 +214,10 @@ def _tags(step: str, pool: Pool) -> dict[str, str]:
 
 
 def _sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
-    """Return both sensors. With `[orchestration] automation` off, they are stopped and can be started in the UI."""
+    """Return two sensors: one observes new source data, one starts runs when automation conditions are met.
+
+    With `[orchestration] automation` off, both are stopped and can be started in the UI.
+    """
     status = dg.DefaultSensorStatus.RUNNING if outline.automation else dg.DefaultSensorStatus.STOPPED
     follow = dg.AutomationConditionSensorDefinition(
         "automation", target=dg.AssetSelection.all(), default_status=status, minimum_interval_seconds=_SECONDS
@@ -229,7 +235,6 @@ def _sensors(outline: Outline, sources: Mapping[str, dg.AssetKey]) -> list[dg.Se
 def _new_observations(
     instance: dg.DagsterInstance, outline: Outline, sources: Mapping[str, dg.AssetKey]
 ) -> list[dg.AssetObservation]:
-    """Return an observation for each source that changed since its last observation in the instance."""
     observations = []
     for name, version in _source_versions(outline).items():
         records = instance.fetch_observations(sources[name], limit=1).records
@@ -240,7 +245,6 @@ def _new_observations(
 
 
 def _source_versions(outline: Outline) -> dict[str, str]:
-    """Map source names to a version of their content. Sources without a known version are left out."""
     from isthmus.features.errors import IsthmusError
     from isthmus.transforms.sources import content
 

@@ -23,9 +23,9 @@ from isthmus.serving.process import end_with
 
 
 def main(parent: int | None = None) -> int:
-    """Run the step that Dagster requested, send it the results, and return 0.
+    """Run the step that Dagster requested, send the results to Dagster, and return 0.
 
-    An expected failure is sent as a message, and also returns 0; other exit codes mean a bug or a signal. This process
+    An expected failure is sent as a message, and also returns 0. Other exit codes mean a bug or a signal. This process
     is killed when the process `parent` (an id; default: its current parent) ends. Otherwise a killed run could free its
     slot in the pool and leave a process that overlaps with the next run.
     """

@@ -43,10 +43,10 @@ _CLOCKS = 2.0  # seconds by which the clocks of processes and events may disagre
 
 
 def dagster_home(project: Project) -> Path:
-    """Prepare the project's Dagster instance and return its folder.
+    """Prepare the project's Dagster instance and return its folder. Call it before Dagster is started or used.
 
     Writes the instance's settings and pool limits, marks runs whose process is gone as failed, and records the version
-    of each source. Raise ConfigurationError for a question mark in the path, IsthmusError for invalid definitions.
+    of each source. Raise ConfigurationError if the path has a question mark, and IsthmusError for invalid definitions.
     """
     home = project.state / "dagster"
     if "?" in str(home):
@@ -73,7 +73,7 @@ def _end_killed_runs(instance: dg.DagsterInstance) -> None:
 
 
 def _lives(pid: int, moment: float) -> bool:
-    """Return whether the process that had this pid at `moment` (seconds since 1970 UTC) is still running."""
+    """Return True if the process that had this id at `moment` (seconds since 1970 UTC) is still running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -38,8 +38,8 @@ FILE = "outline.json"
 def outline(root: Path) -> Outline:
     """Return the outline of the project in the absolute folder `root`: the plain data that Dagster's graph needs.
 
-    If isthmus.toml, Python files or `ISTHMUS_` variables have changed since the last call, compiles the outline in
-    another process, and caches it in `.isthmus/outline.json`. Raises IsthmusError if it cannot be compiled.
+    If isthmus.toml, Python files or `ISTHMUS_` variables have changed since the last call, the outline is compiled in
+    another process, and cached in `.isthmus/outline.json`. Raise IsthmusError if it cannot be compiled.
     """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:
@@ -201,7 +201,10 @@ def _owner(declared: "Distillation") -> list[str]:
 
 
 def _without_judging(trees: Iterable[ast.AST]) -> list[str]:
-    """Return the trees without the class members that only judge a student. Keep members that other code mentions."""
+    """Return dumps of the trees without class members that only judge a student.
+
+    Keep members that other code mentions.
+    """
     from isthmus.distill.declaration import JUDGING
 
     left_out, dumps = set(JUDGING), list[str]()
@@ -227,7 +230,7 @@ class _Without(ast.NodeTransformer):
 
 
 def _modules(root: Path, name: str, seen: set[Path] | None = None) -> list[ast.AST]:
-    """Return the syntax trees of a project module and the project modules it imports. Trees ignore formatting."""
+    """Return the syntax trees of a project module and the project modules that it imports. Trees ignore formatting."""
     seen = set() if seen is None else seen
     file = root.joinpath(*name.split(".")).with_suffix(".py")
     if file in seen or not file.is_file():

@@ -130,9 +130,9 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
             raise dg.Failure(failed.sentence, allow_retries=False)
 
     def launch(self, context: Context, extras: dict[str, Any]) -> dg.PipesClientCompletedInvocation:
-        """Start the process of a step and wait until it ends. `extras` are sent to it with Dagster Pipes.
+        """Start the process of a step and wait until it ends. `extras` are sent to the process with Dagster Pipes.
 
-        If the run is canceled, the process has 60 seconds to end before it is killed. Raises Dagster's
+        If the run is canceled, the process has 60 seconds to end before it is killed. Raise Dagster's
         DagsterPipesExecutionError if the exit code is not 0.
         """
         client = PipesSubprocessClient(message_reader=Messages(), termination_timeout_seconds=60)
@@ -142,7 +142,7 @@ class IsthmusResource(dg.ConfigurableResource[Any]):
 
 
 def selection(context: Context, step: str, nodes: Mapping[dg.AssetKey, str]) -> StepRequest:
-    """Return a request for the part of a step that the Dagster run selected: its nodes and days, or its checks.
+    """Return a request for the part of a step that a Dagster run selected: nodes and days, or checks.
 
     `nodes` has all node ids by asset key. The request keeps the order of `nodes`.
     """

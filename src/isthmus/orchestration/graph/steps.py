@@ -30,8 +30,8 @@ _HIDDEN = {REPORT, "format", "name", "more"}  # report entries that are not usef
 def run_step(project: "Project", request: StepRequest, progress: Progress) -> Iterator[NodeMaterialization | NodeCheck]:
     """Run the requested part of a step while the caller iterates, and yield an event per asset and check.
 
-    If `Step.applies` is set, first applies changed definitions. If `Step.changes_status` is set, writes the project's
-    status file after each asset and each failed check. Raises an IsthmusError if the step fails.
+    If `Step.applies` is set, changed definitions are applied first. If `Step.changes_status` is set, the project's
+    status file is written after each asset and each failed check. Raise an IsthmusError if the step fails.
     """
     step = STEPS[request.step]
     if step.applies:

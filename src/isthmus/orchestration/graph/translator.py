@@ -12,7 +12,7 @@ from isthmus.orchestration.steps.step import AssetNode
 
 
 class IsthmusTranslator:
-    """Mapping of nodes to asset specs.
+    """Maps the nodes of a project (its assets) to Dagster's asset specs.
 
     Override `get_asset_spec` to change keys, groups, owners, kinds, tags and automation:
 
@@ -63,7 +63,6 @@ class IsthmusTranslator:
 
 
 def _group(node: AssetNode) -> str:
-    """Return the asset group. Package and deployment have a separate group, so that each group fits on a screen."""
     if node.model is None:
         return node.kind
     name = node.model.name.replace("-", "_")
@@ -80,11 +79,12 @@ def _reference(place: CodeLocation) -> dg.CodeReferencesMetadataValue:
 
 
 def condition(node: AssetNode) -> dg.AutomationCondition[Any] | None:
-    """Return the condition of automatic materialization; None for sources, the contract and builds by day.
+    """Return the condition under which Dagster materializes a node by itself; None if only the user does.
 
     The user materializes a node once. Then most nodes follow their dependencies, if the dependencies pass their
     blocking checks. A snapshot is also rewritten on its own schedule. A training set is rebuilt only after drift or on
-    the project's schedule. Recorded answers are collected every hour.
+    the project's schedule. Recorded answers are collected every hour. Sources, the contract and builds by day have no
+    condition.
     """
     of = dg.AutomationCondition
     ready = ~of.missing() & ~of.in_progress() & ~of.any_deps_in_progress() & of.all_deps_blocking_checks_passed()

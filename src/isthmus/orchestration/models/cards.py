@@ -20,7 +20,6 @@ SEARCH = "search.html"
 
 
 def write_serving(exported: "ExportReport") -> None:
-    """Write the measured serving cost of a package to a JSON file in the state folder, for the boundary card."""
     half = {**msgspec.structs.asdict(exported.served), "runtime": exported.runtime, "device": "cpu", "host": host()}
     write_atomically(serving_file(exported.path), json.dumps(half, indent=2).encode())
 
@@ -35,9 +34,9 @@ def _last_search(artifacts: Artifacts) -> dict[str, Any] | None:
 def write(artifacts: Artifacts, model: Path, package: Path | None = None) -> None:
     """Write the report page, model card and boundary card of a student to its folder `model`, replacing older ones.
 
-    The documents include the last search, and the serving cost of `package` if it was measured. Raise DataError if the
-    student's report.json is missing, or if it, the search or the measurement is damaged. Raise ConfigurationError if a
-    gate names a metric that the student's report lacks.
+    The boundary card has the training and serving cost. The documents include the last search, and the serving cost of
+    `package` if it was measured. Raise DataError if the student's report.json is missing, or if it, the search or the
+    measurement is damaged. Raise ConfigurationError if a gate names a metric that the student's report lacks.
     """
     from isthmus.distill.reports.boundarycard import boundary_card
     from isthmus.distill.reports.modelcard import model_card

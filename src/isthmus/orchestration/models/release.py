@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class ReleaseReport:
-    """Report of a deployment or rollback. `server` says in words whether the project's server has switched."""
+    """Result of a deployment or rollback. `server` says in words whether the project's server has switched."""
 
     rollout: Rollout
     server: str
@@ -43,10 +43,11 @@ class ReleaseReport:
 def deploy(project: Project, name: str | None = None, *, share: float | None = None) -> ReleaseReport:
     """Deploy the last package of a distillation in place of the deployed package. A candidate is removed, too.
 
-    The package is on probation, as in `promote`. With `share`, it instead becomes a candidate, which answers this share
-    of the requests. With share 0, its answers are never returned. A candidate replaces an earlier one, and ends the
-    deployed package's probation. Writes the deployment file, its history and the cache of recent packages. Then waits
-    up to 5 seconds for the project's server to switch. A server that does not switch raises no error.
+    The package is on probation: servers may roll it back. With `share`, it instead becomes a candidate beside the
+    deployed package, and answers this share of the requests. With share 0, its answers are never returned. A candidate
+    replaces an earlier one, and ends the deployed package's probation. Writes the deployment file, its history and the
+    cache of recent packages. Then waits up to 5 seconds for the project's server to switch. A server that does not
+    switch raises no error.
 
     Raise GateFailed if the package has no passing verdict or measured cost, if a gate fails, or if a candidate does not
     fit the deployed package. Raise PackageError if the package is damaged, lacks a required signature, or cannot be
@@ -80,7 +81,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
 
 
 def promote(project: Project) -> ReleaseReport:
-    """Make the candidate the deployed package, on probation for `probation_seconds` of the serving profile.
+    """Replace the deployed package by the candidate, on probation for `probation_seconds` of the serving profile.
 
     During probation, servers may roll it back. Writes the deployment file and its history, then waits up to 5 seconds
     for the project's server to switch. Raise GateFailed without a candidate, or if a server has rejected it. Raise
@@ -99,7 +100,7 @@ def promote(project: Project) -> ReleaseReport:
 
 
 def rollback(project: Project, to: str | None = None) -> ReleaseReport:
-    """Remove the candidate, or restore the previous deployment if no candidate exists.
+    """Remove the candidate package, or restore the previous deployment if no candidate exists.
 
     With `to`, a digest prefix, restore that deployment and remove a candidate, too. After an automatic rollback, `to`
     is required. Writes the deployment file and its history, then waits up to 5 seconds for the project's server to
@@ -113,11 +114,12 @@ def rollback(project: Project, to: str | None = None) -> ReleaseReport:
 
 
 def undo(project: Project, deployment: Deployment, why: str) -> bool:
-    """Restore the deployment before `deployment`, and record the reason `why`. Does not wait for servers to switch.
+    """Restore the deployment before `deployment` because it is worse, and record the reason `why`.
 
-    Works also after the probation. Return False, and change nothing, if `deployment` is no longer deployed or never had
-    a probation. Raise PackageError if the earlier package is gone or damaged, or lacks the required signature. Raise
-    ContractMismatch if features that it reads have changed, and DependencyError if another deployment is in progress.
+    Called by monitoring, also after the probation. Does not wait for servers to switch. Return False, and change
+    nothing, if `deployment` is no longer deployed or never had a probation. Raise PackageError if the earlier package
+    is gone or damaged, or lacks the required signature. Raise ContractMismatch if features that it reads have changed,
+    and DependencyError if another deployment is in progress.
     """
     with _contracts(project) as contracts:
         return releases.undo(
@@ -128,7 +130,7 @@ def undo(project: Project, deployment: Deployment, why: str) -> bool:
 
 @contextmanager
 def _contracts(project: Project) -> Iterator[Generations]:
-    """Yield the project's contracts, none of which is removed during the block. The definitions are not read."""
+    """Yield the project's contracts, and keep other processes from removing any of them during the block."""
     project.last_applied()
     with project.locked("retirement", shared=True):
         yield project.generations()

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 def distill(
     project: Project, name: str | None = None, *, again: bool = False, progress: Progress = silent
 ) -> "DistillationReport":
-    """Train teacher, reference, student and control, and write the student's documents. Uses the last training set.
+    """Train teacher, reference, student and control on the last training set, and write the student's documents.
 
     The reference, only for tabular models, is a teacher that reads the student's features. The control is a student
     without a teacher. The student becomes the latest one of its distillation. Without `again`, an existing student is
@@ -85,9 +85,9 @@ def search(
     """Train and measure the students that a distillation's `search` declares, and write a page about them.
 
     `trials` is the total number of trials, including trials of earlier calls; by default the declared number. The
-    search becomes the latest one of its distillation. The distillation's own student stays as it is. Raise DataError
-    for an unusable training set or journal, and ConfigurationError for a missing or invalid declaration. Raise
-    DependencyError if another process runs this search, or a library or disk space is missing.
+    distillation's own student stays as it is. Raise DataError for an unusable training set or journal. Raise
+    ConfigurationError for a missing or invalid declaration. Raise DependencyError if another process runs this search,
+    or a library or disk space is missing.
     """
     _limit_spinning()
     with extra("search"):
@@ -140,7 +140,7 @@ def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
 
 
 def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material", device: Snapshot) -> "Material":
-    """Return a material whose student is trained on features as old as on devices, and tested at the maximum age."""
+    """Return training data with features as old as on devices: at drawn ages, and for test rows at the maximum age."""
     # Imported here, because DuckDB and Arrow's datasets would dominate the start of `isthmus deploy`.
     import pyarrow.parquet as pq
 
@@ -242,8 +242,8 @@ def export(project: Project, name: str | None = None, *, progress: Progress = si
 def parity(project: Project, declared: Distillation, package: Package) -> "Iterator[Parity]":
     """Yield a `Parity`, which compares a package with the last student on the training set of the package.
 
-    During the block, modules of the project can be imported. Raise DataError if the student or training set is missing,
-    and PackageError if the package is of another student. Raise ContractMismatch if the student is outdated.
+    Modules of the project can be imported during the block. Raise DataError if the student or training set is missing,
+    PackageError if the package has another student, and ContractMismatch if the student is outdated.
     """
     with extra("distill"):
         from isthmus.distill.export.parity import Parity
@@ -258,7 +258,7 @@ def parity(project: Project, declared: Distillation, package: Package) -> "Itera
 def student_of_package(project: Project, declared: Distillation, package: Package) -> "Iterator[Restored]":
     """Yield the student from which a package was exported, with its task. The package's contract may be outdated.
 
-    During the block, modules of the project can be imported. Raise DataError if student or training set is missing.
+    Modules of the project can be imported during the block. Raise DataError if the student or training set is missing.
     Raise ContractMismatch if the definitions are not applied, or the declaration has changed since the training.
     """
     with extra("distill"):
@@ -274,11 +274,12 @@ def student_of_package(project: Project, declared: Distillation, package: Packag
 
 
 def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str, Callable[[], Runtime]]") -> "Ladder":
-    """Run the last package's golden cases in each of `runtimes`, in order; compare the outputs with the last student's.
+    """Run the last package's golden cases in each runtime, in order, and compare the outputs with the last student's.
 
-    `runtimes` maps names to factories, each called just before its runtime is used. The result reports deviations and
-    missing runtimes; neither raises an error. Raise DataError if package, student or training set is missing. Raise
-    PackageError if the package is of another student, and ContractMismatch if the student is outdated.
+    Golden cases are inputs with known outputs. `runtimes` maps names to factories, each called just before its runtime
+    is used. The result reports deviations and missing runtimes; neither raises an error. Raise DataError if package,
+    student or training set is missing. Raise PackageError if the package is of another student, and ContractMismatch if
+    the student is outdated.
     """
     with extra("distill"):
         from isthmus.distill.export.ladder import climb
@@ -298,7 +299,7 @@ def _package_of(artifacts: Artifacts, student: str) -> Path | None:
 
 
 def require_quality(project: Project, declared: Distillation) -> dict[str, float | None]:
-    """Return the metrics of the last student's gates. Raise GateFailed if gates fail, DataError without a student."""
+    """Return the metrics of the last student's gates. Raise GateFailed if a gate fails, DataError without a student."""
     return _require_gates(declared, Artifacts(project, declared).last_report())
 
 
@@ -335,6 +336,5 @@ def require_costs(project: Project, declared: Distillation) -> None:
 
 
 def require_release(project: Project, declared: Distillation) -> None:
-    """Check the last package with `require_costs`, and its student's gates; raise GateFailed if one fails."""
     require_costs(project, declared)
     _require_gates(declared, Artifacts(project, declared).packaged_report())

@@ -39,16 +39,16 @@ _READ = [
 
 @dataclass(frozen=True)
 class PackageAnswers:
-    """Answers of a package in one precision, as n rows sorted by server process.
+    """Recorded answers of a package in one precision, as n rows sorted by server process.
 
     Attributes:
         part: the answers as the table of recorded answers has them; an answer has one or more rows.
         answer: index in `part` of each row's answer, shape (n,).
-        at: moment of each row in microseconds since 1970 UTC, shape (n,).
+        at: time of each row in microseconds since 1970 UTC, shape (n,).
         outputs: float64 (n, width); NaN if the model had no answer.
         columns: join keys and request fields of the n rows, null if a request lacks them.
         had: mask of the columns that each row's request has, shape (n, columns).
-        twice: mask of rows whose moment is ambiguous, because the server's clock was set back; shape (n,).
+        twice: mask of rows whose time is ambiguous, because the server's clock was set back; shape (n,).
         unread: mask of rows whose request cannot be read, shape (n,).
     """
 
@@ -72,7 +72,7 @@ def read_answers(
     `columns` are the columns to read from requests. `keys` takes the name of a private join key and returns all its
     known values, to resolve its recorded hashes. Skips answers to callers that `[monitor] callers`, if set, does not
     name. Answers of a package that is gone count only if the project has one distillation. Requests that cannot be read
-    raise nothing: see `PackageAnswers.unread`. Raise DataError if the table cannot be read.
+    raise no error: see `PackageAnswers.unread`. Raise DataError if the table cannot be read.
     """
     rows = ServedAnswers(project).read(route="predict", callers=project.settings.monitor.callers, columns=_READ)
     models = _models(project)
@@ -99,7 +99,6 @@ def read_answers(
 
 
 def _models(project: Project) -> Callable[[str], str | None]:
-    """Return a function from package digest to model name; it returns None if neither history nor package is left."""
     events = DeploymentHistory(project.deployment_file).read()
     deployed = {event.deployment.digest: event.deployment.model for event in events}
 
@@ -116,7 +115,6 @@ def _models(project: Project) -> Callable[[str], str | None]:
 
 
 def package_folder(project: Project, declared: Distillation, digest: str) -> Path | None:
-    """Return the folder of the package with this digest, deployed or last exported; None if it is gone or damaged."""
     folders = [folder_of(project.deployment_file) / digest]
     artifacts = Artifacts(project, declared)
     with suppress(IsthmusError):
@@ -157,7 +155,6 @@ def _answers(
 def _request(
     body: str, hashed: Sequence[str], rows: int, columns: Mapping[str, Column], private: Callable[[], Keys]
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the columns of a request; private keys that are not known any more are None."""
     message = _PREDICT.decode(body)
     for name, raw in {**message.request, **message.entities}.items():
         column = columns.get(name)

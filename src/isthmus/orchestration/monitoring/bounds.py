@@ -16,7 +16,6 @@ KEEPS, LIKE = "keeps_its_quality_in_production", "is_served_what_it_learned_from
 
 
 def require_bounds(result: Production, page: Path) -> None:
-    """Raise GateFailed if a bound is broken or `result.undone` reports too large a loss. The message names the page."""
     if broken := [bound for bound in result.bounds if bound.broken]:
         raise GateFailed(
             f"production of {result.model}", "; ".join(map(describe, broken)),
@@ -29,7 +28,7 @@ def require_bounds(result: Production, page: Path) -> None:
 
 
 def problems(result: Production) -> Mapping[str, list[str]]:
-    """Return sentences about what fails, by check: the check passes if its list is empty.
+    """Return the sentences about failures of each check. A check passes if its list is empty.
 
     The check `KEEPS` lists broken bounds, and a rollback or its failure. The check `LIKE` lists drifted inputs of the
     first package, which is the deployed one if it has answers.
@@ -46,7 +45,7 @@ def problems(result: Production) -> Mapping[str, list[str]]:
 
 
 def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
-    """Check a bound against a package: its overall quality, and the newest week that has the bounded measure.
+    """Check a bound on production quality against a package: its overall value, and its newest weekly value.
 
     The bound is broken if the whole 95 % interval of a value violates it. A missing package or measure does not break
     it. A bound on slices is checked against `slices` alone. Pass all slices, because their number widens the intervals.
@@ -86,7 +85,7 @@ def _judge_slices(bound: Bound, slices: Sequence[SliceQuality]) -> Bound:
 
 
 def _beyond(bound: Bound, found: MeasuredValue, looks: int = 1) -> bool:
-    """Return whether the whole interval violates a bound; a figure without an interval violates none.
+    """Return True if the whole interval of a value violates the bound. A value without an interval never violates it.
 
     For several `looks`, intervals are widened to hold together (Bonferroni, normal distribution).
     """

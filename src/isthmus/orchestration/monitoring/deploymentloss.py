@@ -30,7 +30,7 @@ def losses(
     project: Project, declared: Distillation, deployment: Deployment | None, answers: PackageAnswers, labels: Array,
     chosen: Mask,
 ) -> tuple[QualityLoss, ...]:  # fmt: skip
-    """Compute, for each bound on a loss, how much worse the current deployment is than the previous one.
+    """Compute the quality that the current deployment loses against the previous one, for each declared loss bound.
 
     Runs the previous package on all labeled answers since the deployment, with the same stored rows. `labels` and the
     mask `chosen` of the labels that count have one entry per row of `answers`. A loss has no value if there is no
@@ -58,7 +58,7 @@ def losses(
 
 
 def rescore(served: ServedAnswers, answers: pa.Table, model: DeployedModel) -> Array:
-    """Run a model on the rows of recorded predictions; return float64 (n, outputs of the model), in the rows' order.
+    """Run a model on the rows of recorded predictions. Return float64 (n, outputs of the model), in the rows' order.
 
     A row is NaN if its request cannot be read, or if its stored row, its contract or an input of this model is missing.
     """
@@ -90,10 +90,10 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
 
 
 def roll_back_if_worse(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
-    """Roll back a deployment if one of its losses (`found`) is significantly above its bound, and record the reason.
+    """Roll back a deployment if one of its losses is significantly above its bound, and record the reason.
 
-    Return a sentence about the rollback. A rollback that fails raises nothing; the sentence describes the error. Return
-    "" if no loss exceeds its bound, or if the deployment is no longer in force.
+    Return a sentence about the rollback, or "" if no loss exceeds its bound or the deployment is no longer in force. A
+    rollback that fails raises no error; the sentence then describes it.
     """
     loss = next((loss for loss in found if loss.beyond), None)
     if loss is None:

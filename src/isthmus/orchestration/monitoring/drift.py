@@ -36,12 +36,12 @@ SCORE = "score"
 def served_drift(
     project: Project, declared: Distillation, folder: Path, answered: PackageAnswers
 ) -> tuple[int, tuple[InputDrift, ...]]:
-    """Return the start of the compared week (microseconds), and the drift of each raw input and of the scores.
+    """Return the start of the compared week (microseconds), and the drift of each model input and of the scores.
 
-    The week ends with the latest answer. At most 65,536 answers are compared with at most 65,536 rows of the
-    training set of the package in `folder`. Answers under another contract than the latest one's are left out. The
-    usual variation is measured between parts of the training set that cover as much time as the answers. Raise
-    IsthmusError if the training set, the contract or a table is gone, or the tables lack all rows that Redis returned.
+    At most 65,536 recent answers are compared with at most 65,536 rows of the training set of the package in `folder`.
+    The week ends with the latest answer. Answers under another contract than the latest one's are left out. The usual
+    variation is measured between parts of the training set that cover as much time as the answers. Raise IsthmusError
+    if the training set, the contract or a table is gone, or the tables lack all rows that Redis returned.
     """
     at = micros(answered.part["at"])
     at = np.where(at <= project.now(), at, 0)  # its clock is ahead

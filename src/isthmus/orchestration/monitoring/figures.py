@@ -35,7 +35,7 @@ Measuring = Callable[[Array, Array], Measures]
 
 
 def metric(declared: Distillation) -> tuple[str, bool]:
-    """Return the name of the main measure, and True if higher is better; raise RequestError if the label has none."""
+    """Return the main quality measure of a label, and True if higher is better. Raise RequestError if it has none."""
     label = declared.label
     if isinstance(label, Binary):
         return "auc", True
@@ -56,7 +56,7 @@ def measuring(declared: Distillation) -> Measuring:
 
 
 def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
-    """Return labels as numbers, NaN for null. Raise DataError if a label is not finite, or a binary one not 0 or 1."""
+    """Return labels as float64, NaN for null. Raise DataError if a label is not finite, or a binary one not 0 or 1."""
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     binary = isinstance(declared.label, Binary)
     fits = (values == 0) | (values == 1) if binary else np.isfinite(values)
@@ -70,20 +70,18 @@ def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
 
 
 def class_indices(column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
-    """Return the index of each label in `classes`; -1 if the label is null or not in `classes`."""
     if not pa.types.is_string(column.type):
         column = column.cast(pa.int64())  # truth values, too
     return pc.fill_null(pc.index_in(column.cast(pa.string()), value_set=pa.array(classes, pa.string())), -1)
 
 
 def quality(measured: Measuring, labels: Array, outputs: Array, chosen: Mask) -> Quality:
-    """Measure the rows in the mask `chosen`, and count these rows and all rows. Without rows, there are no measures."""
     labels, outputs = labels[chosen], outputs[chosen]
     return Quality(answers=len(chosen), rows=len(labels), measures=measured(labels, outputs) if len(labels) else {})
 
 
 def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: Ints) -> tuple[Week, ...]:
-    """Measure each ISO week (UTC) with answers, earliest first; `at` has times in microseconds since 1970 UTC."""
+    """Measure each ISO week (UTC) that has answers, earliest first. `at` has times in microseconds since 1970 UTC."""
     number = (at - _MONDAY) // (7 * _DAY)
     found = []
     for week in np.unique(number).tolist():
@@ -97,9 +95,10 @@ def weeks(measured: Measuring, labels: Array, outputs: Array, chosen: Mask, at: 
 def slices(
     measured: Measuring, labels: Array, outputs: Array, chosen: Mask, columns: pa.Table, decides: tuple[str, bool]
 ) -> tuple[SliceQuality, ...]:
-    """Measure slices of each column, by value or quartile, that have at least 100 labeled rows. The worst comes first.
+    """Measure the quality of slices of the answers: rows with the same value or quartile of a column.
 
-    `decides` has the name of the measure that ranks them, and True if higher is better.
+    The worst comes first. `chosen` is the mask of the labels that count. Slices with fewer than 100 labeled rows are
+    left out. `decides` has the name of the measure that ranks the slices, and True if higher is better.
     """
     name, more = decides
     found = []
@@ -152,7 +151,6 @@ def _classes(labels: Array, outputs: Array) -> Measures:
 
 
 def _loss(values: Array) -> Interval:
-    """Return the mean of values that are never negative, with its interval cut at 0."""
     found = confidence.mean(values)
     return found if found.low is None else found._replace(low=max(found.low, 0.0))
 

@@ -49,12 +49,12 @@ CODES: Mapping[Without, int] = {why: code for code, why in enumerate(Without)}
 
 
 def match_labels(spine: pa.Table, label: str, answers: pa.Table, at: Ints, *, tolerance: int, now: int) -> LabelMatches:
-    """Match answers with rows of a spine that have equal values in all columns of `answers` and are nearest in time.
+    """Match answers with the rows of a spine (labeled examples) that have equal columns and are nearest in time.
 
-    `label` is the name of the label column. `at` has the times of the answers in microseconds since 1970 UTC. A matched
-    row's event time is at most `tolerance` microseconds away; in a tie, the earlier time wins. If several rows have
-    that time, the row that became known last by `now` counts. If two such rows became known together, the answer has no
-    label. An answer also has no label if one for that time was known when the answer was given.
+    The compared columns are all columns of `answers`. `at` has the times of the answers in microseconds since 1970 UTC.
+    A matched row's event time is at most `tolerance` microseconds away; in a tie, the earlier time wins. If several
+    rows have that time, the row that became known last by `now` counts. If two such rows became known together, the
+    answer has no label. An answer also has no label if one for that time was known when the answer was given.
     """
     rows = _distinct(spine.select(list(dict.fromkeys([*answers.column_names, EVENT, KNOWN, label]))))
     event = micros(rows[EVENT])
@@ -93,13 +93,12 @@ def _distinct(rows: pa.Table) -> pa.Table:
 
 
 def _places(spine: pa.Table, rows: pa.Table) -> Ints:
-    """Return, for each distinct row, the index of its first occurrence in the spine."""
     number = number_rows(spine.select(rows.column_names))
     return np.sort(np.unique(number, return_index=True)[1])
 
 
 def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000) -> Mask:
-    """Mark answers at moments that their server's clock passed twice, which makes the moment ambiguous.
+    """Mark answers whose time is ambiguous, because their server's clock was set back and passed that time twice.
 
     `run` has the process of each answer, `sequence` its number in the process, and `at` its time in microseconds.
     Backward steps below `slack` microseconds are ignored: a slow request ends after faster ones that began later.
@@ -118,5 +117,5 @@ def clock_went_back(run: Ints, sequence: Ints, at: Ints, slack: int = 60_000_000
 
 
 def nearest_answers(matches: LabelMatches, at: Ints) -> Mask:
-    """Mark the nearest answer in time to each matched label; in a tie, the earliest. `at` has the answers' times."""
+    """Mark the answer nearest in time to each matched label, so that a label counts once; in a tie, the earliest."""
     return nearest_per_match(np.where(matches.why < 0, matches.row, -1), matches.distance, at)

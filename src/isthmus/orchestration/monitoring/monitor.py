@@ -53,13 +53,13 @@ _SLICED = ("Bool", "Int32", "Int64", "Float32", "Float64", "String")
 
 
 def monitor(project: Project, name: str | None = None, *, progress: Progress = silent) -> Production:
-    """Measure the recorded answers of a distillation's packages by the labels known by now.
+    """Measure a distillation's recorded answers: their quality by the labels known by now, and the drift of its inputs.
 
-    Collects recorded answers, computes the spine again, and writes `production_file` and an HTML page beside it. Rolls
-    the deployment back if it loses more quality than its bounds allow. The first package of the result is the deployed
-    one, if it has answers. A broken bound raises nothing; see `require_bounds`. Raise RequestError if this kind of
-    label cannot be measured, and ContractMismatch if the definitions are not applied. Raise DataError if the answers or
-    the spine cannot be read, or a label is invalid.
+    Collects recorded answers, computes the spine (table of labels) again, and writes `production_file` and an HTML page
+    beside it. Rolls the deployment back if it loses more quality than its bounds allow. The first package of the result
+    is the deployed one, if it has answers. A broken bound raises no error; see `require_bounds`. Raise RequestError if
+    this kind of label cannot be measured, and ContractMismatch if the definitions are not applied. Raise DataError if
+    the answers or the spine cannot be read, or a label is invalid.
     """
     declared = project.distillation(name)
     decides = figures.metric(declared)
@@ -159,7 +159,7 @@ class _Work(NamedTuple):
 def _package(
     work: _Work, answers: PackageAnswers, spine: pa.Table, left_out: Counter[Without]
 ) -> tuple[PackageQuality, Sequence[SliceQuality]]:
-    """Measure a package, and count its unlabeled rows in `left_out`. Return its quality, and all of its slices."""
+    """Measure a package. Return its quality and all of its slices; count its rows without a label in `left_out`."""
     project, declared = work.project, work.declared
     folder, unknown = package_folder(project, declared, answers.package), []
     if folder is None:
@@ -201,7 +201,7 @@ def _package(
 
 
 def _slice_columns(work: _Work) -> list[str]:
-    """Return the declared columns to slice by, or all but private join keys: values are stored in clear text."""
+    """Return the columns to slice by. Private join keys are left out by default: reports store values in clear text."""
     chosen, record = work.declared.monitor.slices, work.project.settings.server.record
     views = work.project.applied().views
     private = {key.name for name in (record.private if record else ()) if name in views for key in views[name].keys}

@@ -57,7 +57,6 @@ def page(result: Production) -> str:
 
 
 def screen(result: Production, file: Path) -> Iterator[Block]:
-    """Yield blocks for the terminal; the last one has the path of the HTML page. `file` is the result's JSON file."""
     yield from _blocks(result, narrow=True)
     if result.packages:
         newest = result.packages[0]
@@ -68,13 +67,11 @@ def screen(result: Production, file: Path) -> Iterator[Block]:
 
 
 def headline(result: Production) -> dict[str, str]:
-    """Return measures and intervals of the first package in `result` as text, by name; empty without a package."""
     measures = result.packages[0].measures if result.packages else {}
     return {name: " ".join(map(plain, _parts(found, True))) for name, found in measures.items()}
 
 
 def slice_table(result: Production) -> TableBlock:
-    """Return a table of the worst slices of the first package in `result`, which must have a package."""
     return _table("slice", [(part.name, part) for part in result.packages[0].slices], only=result.metric)
 
 
@@ -83,7 +80,6 @@ def images(result: Production) -> dict[str, str]:
 
 
 def plots(result: Production) -> Mapping[str, Figure]:
-    """Return a plot of each measure's weekly values and intervals, by name; the first package has its own color."""
     names = dict.fromkeys(name for package in result.packages for week in package.weeks for name in week.measures)
     return {name: _plot(result, name) for name in names}
 
@@ -146,7 +142,6 @@ def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
 
 
 def _table(first: str, named: Sequence[tuple[Text, Quality]], only: str | None = None) -> TableBlock:
-    """Build a table with a row per part; with `only`, other measures have no interval."""
     measures = list(dict.fromkeys(name for _, part in named for name in part.measures))
     rows = [
         [

@@ -68,7 +68,7 @@ class Device(_Figures):
         return self.peak.fp32 if peak is None and precision == "int8" else peak
 
     def part(self, threads: int) -> "Device":
-        """Return a CPU with only `threads` cores and their share of its speed. A GPU or smaller CPU stays unchanged."""
+        """Return this CPU with `threads` cores and their share of its speed. A GPU or smaller CPU stays unchanged."""
         if self.kind != "cpu" or threads >= self.cores:
             return self
         share = threads / self.cores
@@ -82,7 +82,8 @@ _DEVICES = TypeAdapter(dict[_Name, Device])
 def catalog(root: Path, priced: Iterable[str]) -> dict[str, Device]:
     """Return the built-in devices by name, extended and replaced by those in the project's `devices.toml`, if any.
 
-    Raises one ConfigurationError for wrong figures and for names in `priced` (the price list) that are not devices.
+    `priced` has the names in the project's price list. Raise one ConfigurationError that lists all wrong figures and
+    all priced names that are not devices.
     """
     known = _DEVICES.validate_python(tomllib.loads(files(__package__).joinpath(FILE).read_text("utf-8")))
     problems: list[Problem] = []
@@ -120,7 +121,7 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
 
 
 def measure_host(threads: int) -> Device:
-    """Measure this host for about a second: float32 matrix products and copies of 128 MiB, with `threads` threads."""
+    """Measure the speed of this host for about a second: float32 matrix products and copies of 128 MiB."""
     from threadpoolctl import threadpool_limits
 
     generator = np.random.default_rng(0)

@@ -37,7 +37,6 @@ class _Sheet:
     prices: PricesTable
 
     def cost(self, name: str, seconds: float) -> float | None:
-        """Return the price of some seconds on a device, None if it has no price. This host costs as much as "cpu"."""
         price = self.prices.hour.get("cpu" if name == HOST else name)
         return None if price is None else price * seconds / 3600
 
@@ -54,7 +53,7 @@ def plan(
     """Estimate time and cost of training and serving on each device, as plain data described in docs/plan.md.
 
     Plans all distillations if `name` is None. `rate` is the load in requests per second; None means as many as one
-    device can serve. Calls `speed` and, for language models, `decoding` to measure this host. Writes nothing. Raises
+    device can serve. Calls `speed` and, for language models, `decoding` to measure this host. Writes nothing. Raise
     DataError if a package is missing, and GateFailed if its costs were not measured with the current serving profile.
     """
     prices, profiles = project.settings.prices, project.settings.profiles
@@ -207,7 +206,7 @@ def _worthwhile(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> Mapp
 
 
 def _sufficient(devices: Mapping[str, Mapping[str, Any]], sheet: _Sheet) -> str:
-    """Return the recommended device if none has a price: this host if overhead-bound or among the fastest."""
+    """Return the device to recommend if none has a price: this host if it is overhead-bound or among the fastest."""
     fewest = min(figures.get("count", 1) for figures in devices.values())
     few = {name: figures for name, figures in devices.items() if figures.get("count", 1) == fewest}
     if HOST in few and few[HOST]["bound"] == "overhead":
@@ -223,7 +222,6 @@ def _least(devices: Mapping[str, Mapping[str, Any]], figure: str) -> str | None:
 
 
 def _check(least: TimeEstimate | None, seconds: float, work: Work, otherwise: str) -> dict[str, Any]:
-    """Compare a measurement with the roofline of this host, and explain the difference in `why`."""
     if least is None:
         why = f"{otherwise}, which was not measured on this host: the overhead per call is unknown and taken as 0"
         return {"measured_seconds": seconds, "least_seconds": None, "ratio": None, "overhead_us": None, "why": why}

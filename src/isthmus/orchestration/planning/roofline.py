@@ -19,7 +19,6 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """Operations per byte."""
         return self.flops / self.bytes
 
     def as_dict(self) -> dict[str, float]:
@@ -37,17 +36,16 @@ class TimeEstimate:
 
     @property
     def least(self) -> float:
-        """Minimum seconds by the roofline model, without overhead."""
+        """Return the minimum seconds by the roofline model, without overhead."""
         return max(self.compute, self.bandwidth)
 
     @property
     def seconds(self) -> float:
-        """Expected seconds, including overhead."""
         return self.least + self.overhead
 
     @property
     def bound(self) -> Bound:
-        """Bottleneck: "overhead" if it exceeds `least`, else the slower of "compute" and "bandwidth"."""
+        """Return the bottleneck: "overhead" if it exceeds `least`, else the slower of "compute" and "bandwidth"."""
         if self.overhead > self.least:
             return "overhead"
         return "compute" if self.compute >= self.bandwidth else "bandwidth"
@@ -75,7 +73,8 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
 def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
     """Return the number of rows of the smallest compute-bound batch, or None if no batch is compute-bound.
 
-    `flops` and `each` are operations and bytes per row. `fixed` is bytes per batch. `ridge` is as in `TimeEstimate`.
+    `flops` and `each` are operations and bytes per row. `fixed` is bytes per batch, for example of the weights. `ridge`
+    is the operations per byte above which the device is compute-bound.
     """
     gained = flops - ridge * each
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

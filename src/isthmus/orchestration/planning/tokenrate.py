@@ -43,7 +43,10 @@ class TextModel:
 
     @classmethod
     def of(cls, artifacts: Artifacts, manifest: Manifest, serving: Mapping[str, Any]) -> "TextModel | None":
-        """Return the student of a package, None if it is not a causal model. `serving` is the measured serving cost."""
+        """Return the language model of a package, None if its task is not causal.
+
+        `serving` is the measured serving cost.
+        """
         task = artifacts.declared.task
         if not isinstance(task, Causal):
             return None
@@ -63,7 +66,10 @@ class TextModel:
         )
 
     def plan(self, devices: Mapping[str, Device], threads: int, measure: Probe = probe) -> dict[str, Any]:
-        """Estimate tokens per second on `threads` cores of each CPU, by precision (docs/plan.md). Calls `measure`."""
+        """Estimate tokens per second on `threads` cores of each CPU, by precision, as plain data (docs/plan.md).
+
+        Calls `measure` for each precision to measure this host.
+        """
         left_out = {name: "the serving runtime needs a CPU" for name, each in devices.items() if each.kind != "cpu"}
         left_out |= dict.fromkeys(self.others, "its runtime is not measured")
         cpus = {name: device.part(threads) for name, device in devices.items() if name not in left_out}
@@ -93,7 +99,6 @@ class TextModel:
 
 
 def _part(work: Work, tokens: int, products: float, overhead: float, cpus: Mapping[str, Device]) -> dict[str, Any]:
-    """Estimate a prompt or a step on each device. On this host, matrix products take the measured time."""
     devices = {}
     for name, device in cpus.items():
         # Quantized weights are converted to floats before the multiplication.

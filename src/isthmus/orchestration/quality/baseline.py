@@ -44,7 +44,10 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def write(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
-    """Write statistics to a training set's folder: of `columns`, and of `histories` up to its last event time."""
+    """Measure a training set and the tables that it was joined from, and write the statistics to its folder.
+
+    `columns` are the inputs to measure. `histories` are the tables, measured up to the set's last event time.
+    """
     examples = ds.dataset(training_set.path / DATA)
     times = [pc.max(batch["event_timestamp"]).value for batch in read(examples, ["event_timestamp"])]
     last = max((time for time in times if time is not None), default=0)
@@ -65,7 +68,7 @@ def write(
 
 
 def readable(training_set: TrainingSet) -> bool:
-    """Return whether the statistics of a training set exist and can be read."""
+    """Return True if the statistics of a training set exist and can be read. Otherwise `write` must run again."""
     try:
         _read(training_set.path)
     except (OSError, ValueError, msgspec.MsgspecError):
@@ -78,9 +81,9 @@ def _read(folder: Path) -> TrainingStatistics:
 
 
 def references(project: Project, view: ViewContract) -> list[ReferenceStatistics]:
-    """Return the statistics of a view's table that the latest training set of each distillation saved.
+    """Return the statistics of a view's table that the latest training set of each distillation saved, to detect drift.
 
-    Skips distillations without such statistics, and training sets that did not join this version of the view. Raise
+    Skips distillations without statistics, and training sets that did not join this version of the view. Raise
     DataError if statistics cannot be read.
     """
     references = []

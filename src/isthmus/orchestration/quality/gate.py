@@ -18,7 +18,7 @@ from isthmus.orchestration.quality.baseline import references
 def require(findings: Sequence[Finding], part: Days | None = None) -> None:
     """Raise one GateFailed that lists all broken expectations, if there are any.
 
-    `part` are the days that a build checked (None: all); the message says that none of them was written.
+    `part` has the checked days (None: all).
     """
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
@@ -31,7 +31,7 @@ def require_online(
 ) -> None:
     """Check all expectations of the views in `histories` before their rows go to Redis or devices.
 
-    Raise one GateFailed that lists the broken expectations; `where` is the step that its message names.
+    Raise one GateFailed that lists the broken expectations. `where` is the step that its message names.
     """
     # The check when a table is built is not enough: a build of a range checks only its own days, and rows may have
     # become too old since.
@@ -60,7 +60,7 @@ def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *,
 
 
 def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
-    """Return, but do not raise, one GateFailed that lists the sentences in `wrong`."""
+    """Return, but do not raise, one GateFailed that lists the sentences in `wrong`. `where` names the failed step."""
     if len(wrong) == 1:
         return GateFailed(where, wrong[0], remedy=remedy)
     problems = f"{len(wrong)} problems" + "".join(f"\n  - {sentence}" for sentence in wrong)

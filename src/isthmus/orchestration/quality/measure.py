@@ -57,7 +57,6 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
         return [finding for view in self.views.values() for finding in view.findings if not finding.passed]
 
     def drifted(self) -> list[str]:
-        """Return a sentence for each pair of a drifted feature and a training set that it was compared with."""
         return [
             f"view {name}, feature {feature}: {_measures(drift)} of {drift.rows} rows after training set "
             f"{drifts.training_set} of {drifts.name}"
@@ -83,10 +82,10 @@ def quality(
 ) -> QualityReport:
     """Measure the offline tables of views (default: all): statistics, expectations and drift. Writes nothing.
 
-    With `drift`, compare new rows with the rows that the table had at each distillation's latest training set. New rows
-    have event times after `since` (default: the training set's last event time) up to `until`. Times without a zone are
-    UTC. Broken expectations and drift are reported, not raised: see `require_quality`. Raises RequestError for an
-    unknown view, or if `since` is not before `until`. Raises ContractMismatch if the definitions are not applied or a
+    With `drift`, new rows are compared with the rows that the table had at each distillation's latest training set. New
+    rows have event times after `since` (default: the training set's last event time) up to `until`. Times without a
+    zone are UTC. Broken expectations and drift are reported, not raised: see `require_quality`. Raise RequestError for
+    an unknown view, or if `since` is not before `until`. Raise ContractMismatch if the definitions are not applied or a
     table has another contract, and DataError if a table is missing, or a table or statistics are damaged.
     """
     after, end = (None if time is None else clock.micros(time if time.tzinfo else time.replace(tzinfo=UTC))
@@ -111,7 +110,6 @@ def quality(
 
 
 def require_quality(report: QualityReport) -> None:
-    """Raise GateFailed if an expectation is broken or a feature has drifted; the message lists all of them."""
     if wrong := [*map(str, report.broken()), *report.drifted()]:
         raise gate.failure("quality", wrong, "check the rows and their sources; if the world has changed, run "
                            "`isthmus features training-set`")  # fmt: skip

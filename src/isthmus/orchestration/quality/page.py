@@ -42,7 +42,6 @@ def page(report: QualityReport) -> str:
 
 
 def quality_blocks(report: QualityReport) -> Iterator[Block]:
-    """Yield blocks with statistics, expectations and drift of each view, and the meaning of the drift measures."""
     for name, view in report.views.items():
         statistics = view.statistics
         hashes = f"contract {statistics.contract[:12]}, fingerprint {statistics.fingerprint[:12]}"

@@ -34,7 +34,7 @@ BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CollectedAnswers:
-    """Result of one run. `missing` batches were dropped or lost, counted from gaps in the batch numbers."""
+    """Result of one collection. `missing` batches were dropped or lost, counted from gaps in the batch numbers."""
 
     answers: int = 0
     missing: int = 0
@@ -69,12 +69,12 @@ class _Problems:
 
 
 def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) -> CollectedAnswers:
-    """Append every readable answer in the spool to the table, exactly once, and save the contracts of the answers.
+    """Move every readable answer from the spool (the servers' folder of new answers) to the table, exactly once.
 
-    Deletes answers older than `keep_days` (a setting) from the table, and spool files that are collected and closed.
-    Moves damaged files to `damaged_folder`. Files of another version stay in the spool. `problems` of the result lists
-    these files; they raise no error. Each commit has about `lot` answers. Waits while another process collects. After a
-    DataError, the spool still has the answers that are not in the table.
+    Also saves the contracts of the answers. Deletes answers older than `keep_days` (a setting) from the table, and
+    spool files that are collected and closed. Moves damaged files to `damaged_folder`. Files of another version stay in
+    the spool. `problems` of the result lists these files; they raise no error. Each commit has about `lot` answers.
+    Waits while another process collects. After a DataError, the spool still has the answers that are not in the table.
     """
     table = RecordedAnswers.of(project)
     answers, missing, problems = 0, 0, _Problems()
@@ -150,7 +150,7 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[s
 
 
 def absence(project: Project, identity: str) -> RequestError:
-    """Return, but do not raise, a RequestError that explains why the table lacks the answer with this id."""
+    """Return, but do not raise, a RequestError that explains why the table of recorded answers lacks this id."""
     run, _, number = identity.rpartition("-")
     where = f"answer {identity}"
     try:
@@ -176,7 +176,6 @@ def absence(project: Project, identity: str) -> RequestError:
 
 
 def damaged_folder(project: Project) -> Path:
-    """Return the folder to which `collect` moves a damaged spool file after collecting its readable answers."""
     return project.recorded / "damaged"
 
 
@@ -185,7 +184,6 @@ def _run(path: Path) -> str:
 
 
 def _whole(path: Path, problems: _Problems, *, finished: bool) -> Iterator[AnswerBatch]:
-    """Yield the complete batches of a segment; `finished` says that its server has closed it."""
     try:
         for batch in batches(path.read_bytes()):
             if batch.run == _run(path):
@@ -202,7 +200,6 @@ def _whole(path: Path, problems: _Problems, *, finished: bool) -> Iterator[Answe
 
 
 def contracts_folder(project: Project) -> Path:
-    """Return the folder with copies of the contracts of recorded answers; `collect` adds them."""
     return project.recorded / "contracts"
 
 
@@ -227,7 +224,6 @@ def _known(project: Project) -> Iterator[Contract]:
 
 
 def find_contract(project: Project, contract_hash: str) -> Contract | None:
-    """Return the contract with this hash, None if it is gone; raise a DataError if its saved file is damaged."""
     file = contracts_folder(project) / f"{contract_hash}.json"
     try:
         return Contract.loads(file.read_bytes(), str(file))

@@ -30,19 +30,22 @@ Served = Callable[[], Sequence[int | None] | IsthmusError]
 
 
 class Causes:
-    """Explains why recorded rows differ from the history, using the log of materializations and other answers."""
+    """Explains why rows that Redis returned for recorded answers differ from the offline history today."""
 
     def __init__(self, project: Project) -> None:
         self._offline, self._table = project.offline_store(), RecordedAnswers.of(project)
         self._runtime = runtime()
 
     def runtime(self, group: Group, place: int) -> str:
-        """Describe the libraries and processor that gave the answer at index `place`, and the current ones."""
+        """Describe for a message the libraries and processor that gave answer number `place`, and today's."""
         then = group.answers["runtime"][place].as_py()
         return f"by {then} then, by {self._runtime} now" if then != self._runtime else f"by {then}, as now"
 
     def explain(self, group: Group, name: str) -> Iterator[tuple[int, Cause, str]]:
-        """Yield (row index, cause, explanation) for each row of view `name` that is not the same in the history."""
+        """Yield row index, cause and explanation for each row that Redis returned and that is different in the history.
+
+        `name` is the view of the rows. `group` holds recorded answers with their rows, then and now.
+        """
         rows = np.flatnonzero(~group.now[name].same(group.then[name]))
         if not len(rows):
             return
@@ -59,7 +62,10 @@ class Causes:
             yield row, cause, f"view {name}, key {_shown(key)}: {why}"
 
     def _later_ends(self, group: Group) -> dict[int, int]:
-        """Map answers (by index) after which the server's clock went back to the earliest end of a later answer."""
+        """Find the answers after which the server's clock went back.
+
+        Maps the index of each of these answers to the earliest time, in microseconds, at which a later answer ended.
+        """
         part = group.answers
         # Reads only the answers between these, not a month of them: enough if the clock was steady.
         between = (ds.field("sequence") >= pc.min(part["sequence"])) & (ds.field("at") <= pc.max(part["at"]))
@@ -96,7 +102,6 @@ def _cause(  # noqa: PLR0913 - both sides of a row, and its context
     at: int, later: int | None, was: _Row, now: _Row, contents: Mapping[tuple[int, int], set[int]], served: Served,
     place: int,
 ) -> tuple[Cause, str]:  # fmt: skip
-    """Return cause and explanation of a row that Redis had as `was`, and that the history has as `now`."""
     if was.status == Status.DAMAGED:
         return Cause.STORE, "the row in Redis was damaged"
     if was.status == Status.NOT_FOUND and max(was.event, was.known) > at:
@@ -145,7 +150,6 @@ def _cause(  # noqa: PLR0913 - both sides of a row, and its context
 def _contents(
     view: ViewContract, history: ViewHistory, keys: Mapping[str, Sequence[Any]]
 ) -> dict[tuple[Any, ...], dict[tuple[int, int], set[int]]]:
-    """Return the content hashes of the rows of some keys, by key, then by event and known time."""
     names = [column.name for column in view.keys]
     condition = ds.scalar(True)
     for column in view.keys:
@@ -163,7 +167,6 @@ def _contents(
 def _served(
     offline: OfflineStore, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints
 ) -> list[int | None] | IsthmusError:
-    """Return the event times of the rows that were readable online for keys at their times, or the error."""
     try:
         rows = from_history(served_history(offline, view), view, keys, at, times=(EVENT, EVENT))
     except IsthmusError as error:

@@ -10,11 +10,11 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints, tolerance: int) -> Ints:
-    """Return for each row of `left` the index of its match in `right`, or -1; shape (n,).
+    """Match rows of two tables that have equal values and nearly the same time.
 
-    A match has equal values in all columns (a null equals nothing) and is nearest in time, at most `tolerance` away. In
-    a tie, the earlier time wins. If several rows of `left` have the same match, only the nearest one keeps it. In a
-    tie, the first row of `left` keeps it.
+    Returns for each row of `left` the index of its match in `right`, or -1: int64, shape (n,). Both times differ by at
+    most `tolerance`, in the unit of the times. A null equals nothing. Among equally near candidates, the earlier one
+    wins. A row of `right` matches only the nearest row of `left`, or the first of equally near ones.
     """
     number, count = number_rows(left, right), len(left)
     for name in left.column_names:
@@ -29,10 +29,11 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
 
 
 def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Ints]:
-    """Return for each query the index of the nearest candidate in time with the same number, and the distance in time.
+    """Find, for each query, the candidate with the same number that is nearest in time.
 
-    Candidates have the numbers `number` and times `event`. They must be sorted by number, then time. Queries have the
-    numbers `query` and times `at`. In a tie, the earlier candidate wins. Without a candidate, the index is -1.
+    Returns two int64 arrays, one value per query: the index of the candidate (-1 without a candidate), and the distance
+    in time. Candidates are given by their numbers (`number`) and times (`event`), sorted by number, then time. Queries
+    are given by their numbers (`query`) and times (`at`). In a tie, the earlier candidate wins.
     """
     times = np.unique(event)
     width = len(times) + 1
@@ -50,7 +51,10 @@ def closest(number: Ints, event: Ints, query: Ints, at: Ints) -> tuple[Ints, Int
 
 
 def nearest_per_match(match: Ints, distance: Ints, at: Ints) -> Mask:
-    """Mark, for each index in `match` except -1, the row with the least `distance`; in a tie, the earliest by `at`."""
+    """Return a mask that keeps one row per index in `match`: the row with the least `distance`.
+
+    A row with index -1 is never kept. In a tie, the row with the earliest time `at` wins. All arrays have shape (n,).
+    """
     rows = np.flatnonzero(match >= 0)
     order = rows[np.lexsort((rows, at[rows], distance[rows], match[rows]))]
     chosen = np.zeros(len(match), bool)
@@ -59,7 +63,10 @@ def nearest_per_match(match: Ints, distance: Ints, at: Ints) -> Mask:
 
 
 def number_rows(*tables: pa.Table) -> Ints:
-    """Number the rows, table after table. Rows with equal values in all columns share a number; nulls are equal."""
+    """Number rows so that rows with equal values in all columns share a number, even across tables.
+
+    Returns an int64 array with a value per row, table after table. Nulls are equal. All tables have the same columns.
+    """
     count = sum(map(len, tables))
     numbers = np.zeros(count, np.int64)
     for name in tables[0].column_names:

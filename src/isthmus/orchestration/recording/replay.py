@@ -48,7 +48,10 @@ Difference = tuple[int, Cause, str]
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """An answer, given `at` (ISO 8601 in UTC), that differs from its record or cannot be recomputed; see `Cause`."""
+    """A recorded answer that differs when it is recomputed, or that cannot be recomputed.
+
+    `at` is the time of the answer (ISO 8601, UTC), `cause` a value of `Cause`, and `found` the explanation.
+    """
 
     id: str
     at: str
@@ -58,7 +61,10 @@ class ReplayDifference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of a replay: `same` answers are equal bit by bit; `differences` has at most 10 answers of each cause."""
+    """Result of a replay. Recomputed answers count as `same` if they are equal bit by bit.
+
+    `causes` counts the differing answers by cause. `differences` has at most 10 examples of each cause.
+    """
 
     answers: int = 0
     rows: int = 0
@@ -74,12 +80,13 @@ def replay(
     project: Project, identity: str | None = None, *, first: datetime | None = None, end: datetime | None = None,
     package: Path | None = None, progress: Progress = silent,
 ) -> Replay:  # fmt: skip
-    """Recompute the answer with the id `identity`, or all answers from `first` on and before `end`. Writes nothing.
+    """Recompute recorded answers from the history and the models, and compare them bit by bit. Writes nothing.
 
-    Pass either an id or at least one end of the range. Times without a time zone are in UTC. If `package` is set, the
-    model in that folder replaces the models that answered. Differences, and answers that cannot be recomputed, are
-    reported, not raised: see `require_same`. Raises RequestError if the arguments are invalid or no such answer is
-    recorded. Raises PackageError if `package` is damaged, and DataError if table, contract or secret cannot be read.
+    Pass `identity`, the id of an answer, or at least one of `first` and `end` (excluded). Times without a time zone are
+    in UTC. If `package` is set, the model in that folder replaces the models that answered. Reports differences, and
+    answers that cannot be recomputed, without raising an error: see `require_same`. Raises RequestError if the
+    arguments are invalid or no such answer is recorded. Raises PackageError if `package` is damaged, and DataError if
+    table, contract or secret cannot be read.
     """
     if (identity is None) == (first is None and end is None):
         raise RequestError("replay", "needs an answer id or a time range", expected="ID, or --from and --to")
@@ -120,7 +127,7 @@ def replay(
 
 
 def require_same(report: Replay) -> None:
-    """Raise GateFailed if an answer differs or could not be recomputed; the message has the counts by cause."""
+    """Raise GateFailed if a replay found an answer that differs or cannot be recomputed, with counts by cause."""
     if report.causes:
         named = ", ".join(f"{count:,} by {cause}" for cause, count in report.causes.items())
         raise GateFailed("replay", f"{report.answers - report.same:,} of {report.answers:,} answers differ: {named}",
@@ -138,7 +145,10 @@ def _regenerating(progress: Progress, number: int, groups: int, done: float) -> 
 def _differences(
     group: Group, causes: Causes, another: bool, progress: Callable[[float], None]
 ) -> Iterator[Difference]:
-    """Yield the differences of a group's answers; `another` says that a package other than theirs recomputes them."""
+    """Recompute a group of answers and yield the differences.
+
+    `another` is True if another package than the recorded one recomputes them.
+    """
     reader, model = group.reader, group.model
     if isinstance(reader, TensorPredictor):
         yield from _tensors(group, reader, causes, another)
@@ -222,7 +232,6 @@ def _tensors(group: Group, predictor: TensorPredictor, causes: Causes, another: 
 def _text(
     group: Group, prompt: Prompt, model: DeployedModel, place: int, causes: Causes, another: bool
 ) -> Difference | None:
-    """Generate a text again. Return its difference or why generation failed, or None if the texts are equal."""
     package, cause = model.deployment.digest[:12], Cause.PACKAGE if another else Cause.ENGINE
     row = group.starts[place : place + 1]
     fields = {name: values.take(row) for name, values in group.requests.fields.items()}

@@ -40,7 +40,11 @@ _TENSORS = msgspec.json.Decoder(_Tensors)
 
 @dataclass(frozen=True)
 class Requests:
-    """Rows of several requests, concatenated. A request that cannot be read has 0 `rows`, and a reason in `unread`."""
+    """Parsed rows of several recorded requests, one request after another.
+
+    `rows` has the number of rows of each request. An unreadable request has 0 rows, and `unread` maps its index to the
+    reason.
+    """
 
     keys: Mapping[str, list[Any]]
     fields: Mapping[str, Values]
@@ -49,14 +53,20 @@ class Requests:
 
 
 class Keys:
-    """Restores private join keys from their hashes, by hashing all values that `values` returns for a join key."""
+    """Restores private join keys, which recorded requests contain only as hashes.
+
+    Hashes all values that `values` returns for a join key with `secret`, and looks the recorded hashes up.
+    """
 
     def __init__(self, secret: bytes, values: Callable[[str], Iterable[Any]]) -> None:
         self._secret, self._values = secret, values
         self._known: dict[str, dict[str, Any]] = {}
 
     def restore(self, body: str, columns: Iterable[Column]) -> bytes:
-        """Return a request body with keys in place of their hashes; raise LookupError if a hash has no known key."""
+        """Replace the hashes in a recorded request by the join keys that they stand for.
+
+        `columns` are the hashed join keys. Raise LookupError for the hash of an unknown join key.
+        """
         request = orjson.loads(body)
         for column in columns:
             for part in ("entities", "request"):
@@ -74,9 +84,10 @@ class Keys:
 
 
 def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]) -> Lookup:
-    """Compile the lookup that a request body asks for; `graphs` returns the graph of a request transform by name.
+    """Compile the feature lookup that a recorded request body asks for.
 
-    Raise MsgspecError if the body is invalid, and IsthmusError if the contract lacks a requested feature.
+    `graphs` returns the graph of a request transform (features computed from the request) by name. Raise MsgspecError
+    if the body is invalid, and IsthmusError if the contract lacks a requested feature.
     """
     message = _LOOKUP.decode(body)
     if message.feature_service is not None:
@@ -87,7 +98,7 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
 
 
 def features_of(body: str) -> str:
-    """Return a lookup's service or its features as one text, to group requests; "?" if the body is unreadable."""
+    """Return a text that is equal for lookup requests of the same features, to group them; "?" if unreadable."""
     try:
         message = _LOOKUP.decode(body)
     except msgspec.MsgspecError:
@@ -98,10 +109,11 @@ def features_of(body: str) -> str:
 def read_requests(
     reader: Lookup | Predictor | Prompt | TensorPredictor, bodies: Sequence[bytes | LookupError], counts: Sequence[int]
 ) -> Requests:
-    """Parse requests with `reader` and concatenate their rows. Lookups must all request the same features.
+    """Parse recorded request bodies with `reader` and concatenate their rows.
 
-    `counts` has the number of rows in each recorded answer. A request that cannot be parsed, or has another number of
-    rows, raises no error: it gets no rows, and `unread` has the reason. Requests of tensors get no rows either.
+    `counts` has the number of rows in each recorded answer. A body that cannot be parsed, or has another number of
+    rows, raises no error: it gets no rows, and `unread` has the reason. Lookups must all request the same features.
+    Requests of tensors get no rows.
     """
     if isinstance(reader, TensorPredictor):
         return Requests({}, {}, np.zeros(len(bodies), np.int64), {})
@@ -152,7 +164,6 @@ def prompt_of(body: bytes | LookupError) -> str:
 
 
 def read_tensors(body: bytes) -> TensorRequest:
-    """Parse a recorded request of tensors, which may have a binary part; raise a MsgspecError if it is invalid."""
     whole = _TENSORS.decode(body)
     if whole.binary is None:
         return TensorRequest(_INFER.decode(body), memoryview(b""))
@@ -160,9 +171,10 @@ def read_tensors(body: bytes) -> TensorRequest:
 
 
 def sent_keys(bodies: Sequence[bytes | LookupError], rows: Ints, column: Column) -> list[Any]:
-    """Return the values that clients sent for a join key that the model ignores. They are None if a request lacks it.
+    """Return the values of a join key that clients sent although the model does not read it.
 
-    `rows` has the number of rows of each request; the result has a value per row.
+    The result has a value per row, None if the request lacks the join key. `rows` has the number of rows of each
+    request.
     """
     values: list[Any] = []
     for body, count in zip(bodies, rows.tolist(), strict=True):

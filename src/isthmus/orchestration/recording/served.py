@@ -65,7 +65,7 @@ class Cause(StrEnum):
 
 
 class UnreadableAnswersError(IsthmusError):
-    """A group's answers cannot be recomputed; `cause` says whether a key, contract, package or history is gone."""
+    """Recorded answers cannot be recomputed; `cause` says if a key, contract, package or history is gone."""
 
     def __init__(self, cause: Cause, why: str) -> None:
         self.cause = cause
@@ -77,7 +77,7 @@ class UnreadableAnswersError(IsthmusError):
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Answers that can be computed together: they share contract, package, precision, route, views and features.
+    """Recorded answers that are recomputed together: they share contract, package, precision, views and features.
 
     Arrays have the rows of all readable requests, one after another. Requests of tensors have no rows.
 
@@ -110,7 +110,7 @@ class Group:
     now: Mapping[str, StoredRows]
 
     def served(self) -> tuple[dict[str, StoredRows], Mask]:
-        """Return the rows that Redis returned, by view, and a mask of rows whose values all histories still have."""
+        """Return the rows that Redis returned, by view, with values; and a mask of the rows with known values."""
         found = {
             name: served_rows(history, self.requests.keys, self.now[name], self.then[name])
             for name, history in self.histories.items()
@@ -120,19 +120,18 @@ class Group:
 
     @property
     def predictor(self) -> Predictor:
-        """Parser of the requests. Only a group of predictions has one."""
         assert isinstance(self.reader, Predictor)  # noqa: S101 - the route is `predict`
         return self.reader
 
     def inputs(self, rows: Mapping[str, StoredRows]) -> dict[str, Values]:
-        """Compute the model inputs of predictions from stored rows by view: `now`, or the rows that `served()` has."""
         return self.predictor.inputs(self.requests.fields, view_answers(rows))
 
 
 class ServedAnswers:
-    """Reads recorded answers, and opens the contracts, histories and models behind them. Caches these and their errors.
+    """Reads recorded answers, and opens the contracts, histories and models that recompute them.
 
-    If `package` is set, the package in that folder replaces every package that answered.
+    Caches what it opens, and errors too. If `package` is set, the package in that folder replaces every package that
+    answered.
     """
 
     def __init__(self, project: Project, package: Path | None = None) -> None:
@@ -141,7 +140,6 @@ class ServedAnswers:
         self._opened: dict[Any, Any] = {}
 
     def answer(self, identity: str) -> pa.Table:
-        """Return the answer with this id as a table with one row; raise a RequestError that explains its absence."""
         answers = self.table.read(ds.field("id") == identity)
         if not len(answers):
             raise absence(self.project, identity)
@@ -151,9 +149,10 @@ class ServedAnswers:
         self, *, route: str | None = None, first: datetime | None = None, end: datetime | None = None,
         callers: Iterable[str] | None = None, columns: Sequence[str] | None = None,
     ) -> pa.Table:  # fmt: skip
-        """Return the answers that meet all given conditions, sorted by process and sequence; `end` is excluded.
+        """Return the recorded answers that meet all given conditions, sorted by server process, then by sequence.
 
-        `columns` must include `run` and `sequence`.
+        `first` is included, and `end` is not. `callers` are names of API keys. `columns` must include `run` and
+        `sequence`.
         """
         condition = ds.scalar(True)
         if route is not None:
@@ -167,12 +166,12 @@ class ServedAnswers:
         return self.table.read(condition, columns)
 
     def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
-        """Load the contract, model, histories and rows behind a table of answers that `groups` yielded.
+        """Load the contract, model, histories and stored rows that recompute one of the tables from `groups`.
 
-        `other` replaces the model that answered. It must have the same service, and may read fewer views, but no
-        further ones. Raises UnreadableAnswersError if the contract, the package or a history is gone or has changed, or
-        if `other` does not fit. Raises a DataError if a saved contract is damaged or the secret cannot be read. A
-        request that cannot be read raises no error: see `Requests.unread`.
+        `other` replaces the model that answered. It must have the same service, and may read only views that the
+        recorded model read. Raises UnreadableAnswersError if the contract, the package or a history is gone or has
+        changed, or if `other` does not fit. Raises DataError if a saved contract is damaged or the secret cannot be
+        read. An unreadable request raises no error: see `Requests.unread`.
         """
         first = answers.slice(0, 1).to_pylist()[0]
         contract = self.contract(first["contract"])
@@ -233,9 +232,10 @@ class ServedAnswers:
     def predictions(
         self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
-        """Split predictions by `groups`; yield each table with its opened group, or with the error that `open` raised.
+        """Split a table of recorded predictions with `groups`, and open each part.
 
-        `other` replaces the model that answered. If no request in a table can be read, an error is yielded, too.
+        Yields each part with its group, or with the error that `open` raised. If no request of a part can be read, that
+        is an error, too. `other` replaces the model that answered.
         """
         for part in groups(answers):
             found: Group | IsthmusError
@@ -248,7 +248,6 @@ class ServedAnswers:
             yield part, found
 
     def contract(self, known: str) -> Contract:
-        """Return the contract with hash `known`; raise UnreadableAnswersError if it is gone, DataError if damaged."""
         contract = self._once(("contract", known), lambda: find_contract(self.project, known))
         if contract is None:
             why = f"contract {known[:12]} is gone: neither the project nor a package has it"
@@ -256,7 +255,6 @@ class ServedAnswers:
         return contract
 
     def history(self, view: ViewContract) -> ViewHistory:
-        """Return the history of a view, opened once. If this fails, raise the same IsthmusError on each call."""
         return self._once(("history", view.hash), lambda: self.offline.history(view))
 
     def model(self, digest: str, variant: str) -> DeployedModel:
@@ -273,10 +271,6 @@ class ServedAnswers:
         return self._once(("model", digest, variant), opened)
 
     def package(self, digest: str) -> Package:
-        """Return the deployed package with this digest; raise DataError if it is gone or has changed.
-
-        If `package_folder` is set, return the package in that folder instead, whatever its digest.
-        """
         folder = self.package_folder or folder_of(self.project.deployment_file) / digest
         if self.package_folder is None and not folder.is_dir():
             raise DataError(
@@ -300,7 +294,6 @@ class ServedAnswers:
         return cast("_T", known)
 
     def _bodies(self, answers: pa.Table, contract: Contract, hashed: Sequence[str]) -> list[bytes | LookupError]:
-        """Return the request bodies with private keys restored, or an error if the history lacks a key."""
         texts = answers["request"].to_pylist()
         if not hashed:
             return [text.encode() for text in texts]
@@ -328,7 +321,6 @@ class ServedAnswers:
 def _reader(
     route: str, contract: Contract, model: DeployedModel, graphs: Callable[[str], RowGraph]
 ) -> Predictor | Prompt | TensorPredictor:
-    """Return the parser of a route's requests. Raise PackageError if the model gives no such answers."""
     if route == "infer":
         return TensorPredictor(contract, model)
     if route == "predict":
@@ -341,7 +333,7 @@ def _reader(
 
 
 def groups(answers: pa.Table) -> Iterator[pa.Table]:
-    """Split answers into tables for `open`, each with one route, contract, package, variant, views and features."""
+    """Split recorded answers into tables for `open`: each has one route, contract, package, views and features."""
     pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
     features = [features_of(text) if route == "lookup" else "" for route, text in pairs]
     parts = [answers[name] for name in ("route", "contract", "package", "variant")]

@@ -27,10 +27,11 @@ _TIME = ARROW[UnixTimestamp.name]
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows of one view for n questions, each with a key and a time. Arrays have shape (n,).
+    """Rows of one view as stored at given times, one row for each of n keys. Arrays have shape (n,).
 
-    Times are in microseconds since 1970 UTC, 0 without a row. Content hashes are 0 if the row is missing or expired.
-    `status` has codes of `Status`. Features are null unless the status is PRESENT.
+    `event` and `known` are in microseconds since 1970 UTC, 0 without a row. `content` is a hash of the values, 0 if the
+    row is missing or expired. `status` has codes of `Status`. `columns` has feature values, null unless the status is
+    PRESENT.
     """
 
     event: Ints
@@ -40,7 +41,10 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Mark rows with equal status, times (if both rows exist), and content hash (unless missing or expired)."""
+        """Return a mask (n,) of the rows that have the same status, times and content hash in `other`.
+
+        Times count only if both rows exist. Content hashes count only if the row is neither missing nor expired.
+        """
         there = (self.status <= Status.EXPIRED) & (other.status <= Status.EXPIRED)
         times = (self.event == other.event) & (self.known == other.known)
         # A missing row may have times: those of a row that is not readable yet.
@@ -58,10 +62,11 @@ def from_history(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], at: Ints, *,
     times: tuple[Column, Column] = (_EVENT, _KNOWN),
 ) -> StoredRows:  # fmt: skip
-    """Look up in the history the row of each key as of its time in `at`, like a point-in-time join.
+    """Look up the row of each key in the offline history as of a time, like a point-in-time join.
 
-    `keys` has values by join key, and `at` one time per key, in microseconds since 1970 UTC. Features of a missing or
-    expired row are null. `times` are the columns to return as event and known times; they do not affect the look-up.
+    `keys` has values by join key, and `at` a time for each key, in microseconds since 1970 UTC. Features of a missing
+    or expired row are null. `times` names the columns to return as event and known times. It does not affect the
+    look-up.
     """
     extra = tuple(dict.fromkeys((*times, _CONTENT)))
     whole = replace(history.view, fields=(*view.fields, *extra), ttl=None)
@@ -92,7 +97,6 @@ def from_history(
 
 
 def columns_of(history: ViewHistory, names: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
-    """Read columns of the rows that meet a condition, or of all rows if it is None."""
     data = ds.dataset(history.data) if isinstance(history.data, pa.Table) else history.data
     return data.to_table([*names], filter=condition)
 
@@ -100,10 +104,10 @@ def columns_of(history: ViewHistory, names: Sequence[str], condition: ds.Express
 def find_recorded(
     history: ViewHistory, view: ViewContract, keys: Mapping[str, Sequence[Any]], then: StoredRows
 ) -> tuple[dict[str, Values], Mask]:
-    """Look up the recorded rows `then` in the history by key, times and content hash.
+    """Find rows that Redis returned (`then`) in the history, by key, times and content hash.
 
-    Returns values by feature, and a mask of the rows whose values are known, shape (n,). The mask is False for rows
-    that only Redis had or that were removed from the history. Rows without values are known; their values are null.
+    Returns values by feature, and a mask (n,) of the rows whose values are known. The mask is False for rows that only
+    Redis had or that were removed from the history. Rows without values are known, and their values are null.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}
@@ -126,10 +130,10 @@ def find_recorded(
 def served_rows(
     history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
 ) -> tuple[StoredRows, Mask]:
-    """Add values to `then`, the recorded rows that Redis returned; also return a mask of the rows with known values.
+    """Return the rows that Redis returned (`then`) with feature values, and a mask (n,) of the rows with known values.
 
-    `now` are the history's rows for the same keys and times. Their values are used where both rows are the same. Other
-    values are looked up with `find_recorded`.
+    `then` has only times and hashes. `now` are the history's rows for the same keys and times. Their values are used
+    where both rows are the same. Other values are looked up with `find_recorded`.
     """
     known = np.ones(len(now.status), bool)
     differing = np.flatnonzero(~now.same(then))
@@ -147,7 +151,6 @@ def served_rows(
 
 
 def view_answers(stored: Mapping[str, StoredRows]) -> dict[str, ViewAnswer]:
-    """Convert stored rows, by view, to `ViewAnswer` objects, the form in which an online lookup returns rows."""
     answers: dict[str, ViewAnswer] = {}
     for name, rows in stored.items():
         columns: Any = rows.columns

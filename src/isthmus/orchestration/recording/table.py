@@ -73,7 +73,7 @@ _ERRORS = TableErrors(
 
 
 class RecordedAnswers:
-    """The table of recorded answers in the offline store. A run is one server process, with batches from number 1."""
+    """Delta table of recorded answers. A run is one server process; its batches are numbered from 1."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         # Requests and answers are private to the server's owner, as in the spool.
@@ -85,14 +85,14 @@ class RecordedAnswers:
         return cls(project.offline, project.storage_options)
 
     def last_batches(self, runs: Sequence[str]) -> dict[str, int]:
-        """Return the number of the last batch in the table by run, 0 for a run without a batch there."""
+        """Return the number of the last batch that the table has of each run (server process), or 0."""
         with self._stored.reading():
             table = self._stored.open(check=False)
             found = {run: None if table is None else table.transaction_version(_APPLICATION + run) for run in runs}
         return {run: version or 0 for run, version in found.items()}
 
     def batches(self, run: str) -> set[int]:
-        """Return the numbers of the run's batches that the table has."""
+        """Return the numbers of the batches of a run (server process) that are in the table."""
         return set(self.read(ds.field("run") == run, ["run", "sequence", "batch"])["batch"].to_pylist())
 
     def append(
@@ -101,11 +101,12 @@ class RecordedAnswers:
         parts: Sequence[pa.Table] | None = None,
         known: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
-        """Append the answers of batches in one commit, note each run's last batch, and return the number of answers.
+        """Append the answers of batches in one commit, and return the number of answers.
 
-        `parts` are the results of `answers_of` for the batches; None computes them. `known` has the last batch in the
-        table by run. The noted batch is never lower than in `known`. The caller must skip batches
-        that the table has. Raises DataError if writing fails, or another process wrote to the table at the same time.
+        The commit notes the last batch of each run (server process), never lower than in `known`, the last batches in
+        the table. `parts` are the results of `answers_of` for the batches. None computes them. The caller must skip
+        batches that the table has. Raises DataError if writing fails, or another process wrote to the table at the same
+        time.
         """
         rows = pa.concat_tables([SCHEMA.empty_table(), *(map(answers_of, batches) if parts is None else parts)])
         last = {batch.run: known.get(batch.run, 0) for batch in batches}
@@ -116,7 +117,7 @@ class RecordedAnswers:
         return len(rows)
 
     def delete_older(self, days: float, now: int) -> None:
-        """Delete answers written over `days` days before `now` (microseconds), by whole days, and compact the table."""
+        """Delete whole days of answers written over `days` days before `now` (microseconds), and compact the table."""
         with self._stored.writing():
             table = self._stored.open(check=False)
             if table is None:
@@ -132,9 +133,9 @@ class RecordedAnswers:
             table.vacuum(retention_hours=HOURS, enforce_retention_duration=False, dry_run=False)
 
     def read(self, condition: ds.Expression, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the answers that meet a condition, sorted by process and sequence; none before the first commit.
+        """Return the answers that meet a condition, sorted by server process and sequence.
 
-        `columns` (None: all) must include `run` and `sequence`.
+        `columns` (None: all) must include `run` and `sequence`. The result is empty before the first commit.
         """
         with self._stored.reading():
             table = self._stored.open(check=False)
@@ -146,7 +147,7 @@ class RecordedAnswers:
         return rows.sort_by([("run", "ascending"), ("sequence", "ascending")])
 
     def size(self) -> tuple[int, int]:
-        """Return the number of answers and the version of the table: (0, -1) before the first commit."""
+        """Return the number of answers and the version of the table; (0, -1) before the first commit."""
         with self._stored.reading():
             table = self._stored.open(check=False)
             if table is None:
@@ -154,7 +155,7 @@ class RecordedAnswers:
             return sum(pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()), table.version()
 
     def by_id(self, ids: pa.ChunkedArray) -> pa.Table:
-        """Return the answers with these ids, in this order; ids that the table lacks are skipped."""
+        """Return the answers with these ids, in the order of the ids. Skips ids that the table lacks."""
         rows = self.read(ds.field("id").isin(ids))
         return rows.take(pc.index_in(ids, value_set=rows["id"]).drop_null())
 
@@ -164,12 +165,12 @@ def _days(table: DeltaTable) -> Counter[date]:
 
 
 def answers_of(batch: AnswerBatch) -> pa.Table:
-    """Return a row for each answer of a batch. Raise a ValueError or ArrowException if a value does not fit."""
+    """Convert a batch to table rows, one per answer. Raise ValueError or ArrowException if a value does not fit."""
     return pa.concat_tables([SCHEMA.empty_table(), *(answers(batch, group) for group in batch.groups)])
 
 
 def answers(batch: AnswerBatch, group: AnswerGroup) -> pa.Table:
-    """Return a row for each answer of a group. Raise a ValueError if its columns have different lengths."""
+    """Convert a group of a batch to rows of the table, one per answer. Raise ValueError if columns differ in length."""
     found = np.frombuffer(group.answers, ANSWER)
     count, rows, length = len(found), found["rows"].astype(np.int64), found["length"].astype(np.int64)
     if length.sum() != len(group.requests):
@@ -232,7 +233,6 @@ def _lists(values: Any, sizes: Ints) -> pa.ListArray:
 
 
 def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
-    """Interleave the columns of views: for each answer the rows of the first view, then of the next."""
     if not columns:
         return np.empty(0, np.int64)
     joined = np.empty(len(columns) * int(rows.sum()), columns[0].dtype)
@@ -242,7 +242,10 @@ def _by_answer(columns: Sequence[Any], rows: Ints) -> Any:
 
 
 def by_view(joined: Any, rows: Ints, views: int) -> list[Any]:
-    """Split a column into an array per view. Answer i has `rows[i]` values of the first view, then of the next one."""
+    """Split a recorded column into an array per view.
+
+    For each answer i, `joined` has `rows[i]` values of the first view, then as many of the next view.
+    """
     return [joined[places] for places in _places(rows, views)]
 
 

@@ -26,10 +26,11 @@ _ALL = "all"
 
 @dataclass(frozen=True, eq=False)
 class DeviceQuestions:
-    """Join keys and request fields for a device with a snapshot, or for the devices of several owners.
+    """Join keys and request fields of rows that a device, or the devices of several owners, shall answer.
 
-    `snapshots` are files by owner, or under None if all devices share one; the PEM public `key` verifies them. `owner`
-    is the join key of the owners. `at` is the time on the device, in microseconds since 1970 UTC.
+    `snapshots` are files with stored features by owner, or under None if all devices share one. The PEM public `key`
+    verifies them. `owner` is the join key of the owners. `at` is the time on the device, in microseconds since 1970
+    UTC. `columns` has type and values by name.
     """
 
     snapshots: Mapping[object, bytes]
@@ -40,14 +41,17 @@ class DeviceQuestions:
 
 
 class DeviceAnswers(NamedTuple):
-    """Tensors that the device fed to a model file, and the file's outputs; one row per question in each tensor."""
+    """Tensors that a device fed to a model file, and the outputs of the file; one row per question in each tensor."""
 
     fed: Feeds
     outputs: Answers
 
 
 class DeviceReport(NamedTuple):
-    """Answers of the JavaScript client by ORT file. `core` has the outputs of a package's head (featurizer), if any."""
+    """Answers of the JavaScript client by ORT model file.
+
+    `core` has the outputs of the package's head (the part that prepares inputs), None without a head.
+    """
 
     files: dict[str, DeviceAnswers]
     core: CoreFeeds | None
@@ -69,11 +73,11 @@ class _Device(msgspec.Struct):
 
 
 def ask_device(node: NodeRunner, package: Package, questions: DeviceQuestions) -> DeviceReport:
-    """Run a package's ORT model files on the rows of `questions` with its JavaScript client, in a new Node process.
+    """Run the ORT model files of a package on `questions` with its JavaScript client, in a new Node process.
 
-    The client gets copies of the package's files and of the snapshots in `questions`. As on a web page, it first checks
-    checksums, contract and golden cases. Raises NodeFailed if the client rejects the package, a snapshot or a row, if a
-    model fails, or after two minutes.
+    The client gets copies of the package's files and of the snapshots. As on a web page, it first checks checksums,
+    contract and golden cases. Raises NodeFailed if the client rejects the package, a snapshot or a row, if a model
+    fails, or after two minutes.
     """
     manifest = package.manifest
     variants = [variant for variant in manifest.variants if variant.format == "ort"]

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Product:
-    """A runtime: its command line name and file formats. Call it to open the runtime.
+    """A runtime that runs model files. Call it to open the runtime.
 
-    Installs onnxruntime-web with npm if it is missing. Raises a DependencyError if a runtime is not or cannot be
-    installed.
+    `option` is its name on the command line. `formats` are the file formats that it runs. Opening onnxruntime-web
+    installs it with npm if it is missing. Raises DependencyError if a runtime is not or cannot be installed.
     """
 
     option: str

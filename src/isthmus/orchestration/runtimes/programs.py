@@ -18,7 +18,10 @@ _PROGRAMS: Mapping[Format, type[Program]] = {
 
 
 class ProgramRuntime:
-    """The phone runtime of a file format; DependencyError if it is missing. `ask` runs a file in a new process."""
+    """Runs model files in the phone runtime of a file format: ExecuTorch, LiteRT or Core ML.
+
+    `kind` is the file format. Raises DependencyError if the runtime is missing. `ask` runs a file in a new process.
+    """
 
     tolerance = GOLDEN_TOLERANCE
 

@@ -38,9 +38,10 @@ class _Output(msgspec.Struct):
 
 
 class WebRuntime:
-    """onnxruntime-web in the folder `cache` (default: the user's cache). `ask` runs Node for up to two minutes.
+    """Runs ORT model files with onnxruntime-web in Node, to check the answers that a browser gives.
 
-    If it is missing, installs it with npm, which may take minutes, or raises a DependencyError if `install` is False.
+    Creating it installs onnxruntime-web in the folder `cache` (default: the user's cache) with npm, if it is missing.
+    This may take minutes. With `install` False, raises DependencyError instead. `ask` runs Node for up to two minutes.
     """
 
     def __init__(self, cache: Path | None = None, *, install: bool = True) -> None:
@@ -83,7 +84,7 @@ class NodeFailed(Exception):
 
 
 class NodeRunner:
-    """Runs scripts in Node, with onnxruntime-web from `folder` (see `installed`). DependencyError without Node."""
+    """Runs scripts in Node with onnxruntime-web, which `installed` puts into `folder`. DependencyError without Node."""
 
     def __init__(self, folder: Path) -> None:
         self._program, self.folder = _program("node"), folder
@@ -91,8 +92,9 @@ class NodeRunner:
     def run(self, script: str, files: Mapping[str, bytes], *arguments: str, kind: type[T]) -> T:
         """Run a script of `orchestration/web/` in a new Node process; return the JSON that it prints as a `kind`.
 
-        `files` (content by name) are written to a temporary folder, deleted afterwards. `arguments` are names of files
-        whose paths the script gets. Raises NodeFailed if the script fails or takes more than two minutes.
+        `kind` is the type to decode. `files` (content by name) are written to a temporary folder, which is deleted
+        afterwards. `arguments` are names of files whose paths the script gets. Raises NodeFailed if the script fails or
+        takes more than two minutes.
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
@@ -112,10 +114,10 @@ class NodeRunner:
 
 
 def installed(cache: Path | None = None) -> Path:
-    """Return the folder with onnxruntime-web in `cache` (default: the user's cache); install it there if it is missing.
+    """Return the folder with onnxruntime-web. Install it with npm if it is missing.
 
-    The installation uses npm and the lockfile in `orchestration/web/`. Raises a DependencyError if npm is missing,
-    fails, or takes more than ten minutes.
+    The folder is in `cache` (default: the user's cache). The lockfile in `orchestration/web/` sets the versions. Raises
+    DependencyError if npm is missing, fails, or takes more than ten minutes.
     """
     target = _folder(cache)
     if target.is_dir():

@@ -23,9 +23,9 @@ def collect(
     """Move pushed rows of views (default: all) from Redis to the offline tables. Return counts of rows by table.
 
     Includes rows pushed under earlier contracts. Ignores unknown view names. Sets unreadable rows aside in Redis and
-    reports them to `progress`; with `again`, first puts back the rows that earlier runs set aside. If a table is being
+    reports them to `progress`. With `again`, first puts back the rows that earlier runs set aside. If a table is being
     built, waits for the build or, if `wait` is False, skips the table. If a table fails, its rows stay in Redis, and
-    the first error is raised after the other tables are done. Starts Redis if it is embedded.
+    the first error is raised after all tables. Starts Redis if it is embedded.
     """
     tables = _tables(project, views)
     offline, collected = project.offline_store(), dict[str, CollectedPushes]()
@@ -93,7 +93,6 @@ def run_every(
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message of an IsthmusError; for another error, its class, code location and first line."""
     if isinstance(error, IsthmusError):
         return str(error)
     return f"{type(error).__name__} at {place(error)}: {first_line(error)}"
@@ -112,7 +111,7 @@ def _problems(project: Project, table: str, counts: CollectedPushes) -> Iterator
 
 
 def _tables(project: Project, views: Collection[str] | None) -> dict[str, list[ViewContract]]:
-    """Return the view definitions that rows may have been pushed under, newest first, by offline table."""
+    """Return, by offline table, all view definitions that rows may have been pushed under, newest first."""
     generations = project.generations()
     newest = generations.newest()
     tables: dict[str, list[ViewContract]] = {}

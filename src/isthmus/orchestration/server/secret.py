@@ -10,7 +10,7 @@ _BYTES = 32
 
 
 def known_secret(project: Project) -> bytes:
-    """Read the project's secret from `recorded/key`; raise a DataError if it is missing or damaged."""
+    """Read the secret that hashes private join keys in recorded answers; raise DataError if missing or damaged."""
     file = project.recorded / "key"
     try:
         content = file.read_bytes()
@@ -24,7 +24,10 @@ def known_secret(project: Project) -> bytes:
 
 
 def secret(project: Project) -> bytes:
-    """Read the project's secret, creating it on first use. Only this user can read it. Raise DataError if damaged."""
+    """Read the secret that hashes private join keys in recorded answers. Create it on first use.
+
+    Only this user can read the file. Raise DataError if it is damaged.
+    """
     file = project.recorded / "key"
     if not file.exists():
         with project.locked("keys"):

@@ -35,10 +35,11 @@ def serve(project: Project, *, port: int | None = None) -> int:
 def serving(
     project: Project, *, port: int | None = None, log: IO[bytes] | None = None, private: bool = False
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """Run the API as a child process during a `with` block; yield the process. It logs to `log`, by default to stderr.
+    """Run the API as a child process during a `with` block, and yield the process.
 
-    The block may begin before the API is ready. Starts Redis if it is embedded. A `private` API listens on loopback,
-    needs no keys and records nothing. Unless `private`, writes the API's address to the project's Feast files.
+    The block may begin before the API is ready. The API logs to `log`, by default to stderr. Starts Redis if it is
+    embedded. A `private` API listens on loopback, needs no keys and records nothing. Unless `private`, writes the API's
+    address to the project's Feast files.
     """
     if not private:
         _name_to_feast(project, port)
@@ -47,7 +48,6 @@ def serving(
 
 
 def address(project: Project, port: int | None = None) -> str:
-    """Return the URL of the project's server for this machine; `port` defaults to the port in the settings."""
     server = project.settings.server
     return f"http://{reachable(server.host)}:{server.port if port is None else port}"
 

@@ -41,7 +41,9 @@ SHORT = 16  # digits of a digest in the file name of a delta on a file host
 
 @dataclass(frozen=True)
 class SnapshotReport:
-    """Report of a new snapshot, with SHA-256 and path of the file for all devices, or of all owners' files together.
+    """Report of a new snapshot: a signed file with stored features for devices, or one such file per owner.
+
+    `snapshot` and `path` are SHA-256 and path of the file for all devices, or of all owners' files together.
 
     Attributes:
         made: time of the data, microseconds since 1970 UTC.
@@ -69,14 +71,14 @@ _OF_OWNERS = ("owners", "median_bytes")
 
 
 def snapshot(project: Project, name: str | None = None, *, progress: Progress = silent) -> SnapshotReport:
-    """Write a signed snapshot of the latest rows in a service's tables, with deltas from earlier snapshots.
+    """Write the latest rows of a service's tables as a signed file for devices, with deltas from earlier files.
 
-    `name` is a feature service; optional if only one has a `device`. If its `device` has an `owner`, the file has a
-    signed snapshot for each owner, and no deltas. Keeps the number of earlier snapshots that `device` sets, and deletes
-    older ones. Creates a signing key if none is configured and none was created before. First reports to `progress` the
-    features that devices did not get before. Waits while another process writes or copies snapshots of the service.
-    Raises ContractMismatch if the definitions are not applied, and GateFailed if a table breaks an expectation. Raises
-    DataError if no row has a key that devices keep, or a file is too large for devices.
+    `name` is a feature service. It is optional if only one service declares a `device`. If the `device` has an `owner`,
+    each owner gets a signed file, and there are no deltas. Keeps as many earlier snapshots as the `device` sets, and
+    deletes older ones. Creates a signing key if none exists. First reports to `progress` the features that devices did
+    not get before. Waits while another process writes or copies snapshots of the service. Raises ContractMismatch if
+    the definitions are not applied, and GateFailed if a table breaks an expectation. Raises DataError if no row has a
+    key that devices keep, or a file is too large for devices.
     """
     service, device = device_service(project, name)
     place, sealer = snapshot_folder(project, service.name), signer(project)
@@ -180,7 +182,11 @@ def _require_small(service: str, size: int, remedy: str) -> None:
 
 
 def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
-    """List the features, by view and keys, that the next snapshot of service `name` adds to those on devices."""
+    """List the features that the next snapshot of service `name` has and the newest one on devices does not have.
+
+    Each text names a view, its new features and its keys. The command line shows the list before it writes the
+    snapshot.
+    """
     service, device = device_service(project, name)
     before = snapshot_folder(project, service.name).latest_or_none()
     known = () if before is None else before.discloses
@@ -193,7 +199,10 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
 
 
 def device_service(project: Project, name: str | None) -> tuple[FeatureService, Declared]:
-    """Return service `name` and its `device`; None means the only service with one. Raise RequestError if none fits."""
+    """Return service `name` and its declared `device`. None selects the only service that has a `device`.
+
+    Raise RequestError if the service is unknown or has no `device`, or if None could mean several services.
+    """
     services = project.definitions.services
     devices = {service.name: service.device for service in services.values() if service.device is not None}
     if name is None and len(devices) == 1:
@@ -212,9 +221,10 @@ def snapshot_folder(project: Project, service: str) -> SnapshotFolder:
 
 
 def signer(project: Project) -> SnapshotSigner:
-    """Return a signer with the configured private key. Without one, use `snapshots/key.pem`, and create it if missing.
+    """Return the signer of snapshots, with the configured private key or else the key in `snapshots/key.pem`.
 
-    Raises a ConfigurationError if the key is unusable, and a DependencyError without the extra `devices`.
+    Creates that file if it is missing. Raises ConfigurationError if the key is unusable, and DependencyError without
+    the extra `devices`.
     """
     configured = project.settings.packages.signing_key
     if configured is not None:
@@ -255,7 +265,10 @@ def copy(project: Project, name: str | None, out: Path) -> Latest:
 
 
 def require_hostable(project: Project, name: str | None) -> FeatureService:
-    """Return the service that `device_service` finds; raise RequestError also if each owner has a snapshot."""
+    """Return the service of a snapshot that a static file host may serve; `name` is as in `device_service`.
+
+    Raise RequestError if each owner has a file, because anyone who guesses a name could download it.
+    """
     service, device = device_service(project, name)
     if device.owner is not None:
         raise RequestError(

@@ -34,11 +34,12 @@ _RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thr
 def site(project: Project, name: str | None, out: Path) -> Path:
     """Write to the folder `out` a static web page that runs the last exported package; return `out`.
 
-    `name` is a distillation, optional if there is only one. Replaces the whole folder if an earlier call wrote it, and
-    raises DataError if `out` has other files. Copies the project's own page from `pages/<distillation>`. Without it,
-    tabular and language models get a form, and other models raise ConfigurationError. Installs onnxruntime-web with npm
-    if it is missing. For a model with a `device`, creates a signing key if it is missing, and raises DataError if the
-    newest snapshot does not fit the package. Adds that snapshot to the page, unless each owner has one.
+    `name` is a distillation. It is optional if there is only one. Replaces the whole folder if an earlier call wrote
+    it, and raises DataError if `out` has other files. Copies the project's own page from `pages/<distillation>`.
+    Without that page, tabular and language models get a form, and other models raise ConfigurationError. Installs
+    onnxruntime-web with npm if it is missing. For a model with a `device`, creates a signing key if it is missing, and
+    adds the newest snapshot (stored features for devices) to the page. Raises DataError if that snapshot does not fit
+    the package. If each owner has a snapshot, the page gets it from the API.
     """
     artifacts = Artifacts.of(project, name)
     package, distillation = artifacts.last_package(), artifacts.declared.name
@@ -60,7 +61,7 @@ def site(project: Project, name: str | None, out: Path) -> Path:
 
 
 def write_files(folder: Path, package: Path, manifest: Manifest, own: Path | None) -> None:
-    """Copy a page's scripts, onnxruntime-web and a package to the folder `folder`, which must be empty.
+    """Copy what a page needs into the empty folder `folder`: its scripts, onnxruntime-web and a package.
 
     Also copies the project's own page from the folder `own` or, if `own` is None or missing, a page with a form.
     Installs onnxruntime-web with npm if it is missing.
@@ -86,7 +87,10 @@ def write_note(folder: Path, note: Mapping[str, Any]) -> None:
 
 
 def api_path(page: Path) -> str:
-    """Return the URL path that the host of the folder `page` must forward to the API; "" if static files are enough."""
+    """Return the URL path that the web host of a page must forward to the API; "" if static files are enough.
+
+    `page` is a folder that `site` wrote. A page needs the API if each owner has a snapshot.
+    """
     snapshot = json.loads((page / NOTE).read_text(encoding="utf-8")).get("snapshot")
     return "" if snapshot is None or snapshot["files"] else f"/{snapshot['url']}/…"
 

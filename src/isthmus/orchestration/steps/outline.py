@@ -16,7 +16,7 @@ class CodeLocation(msgspec.Struct, frozen=True):
 
 
 class SourceOutline(msgspec.Struct, frozen=True):
-    """A source of raw data: its name and declared location, without secrets. Fields that do not apply are empty."""
+    """Name and declared location of a source of raw data, without secrets. Fields that do not apply are empty."""
 
     name: str
     path: str = ""
@@ -34,10 +34,11 @@ class SourceOutline(msgspec.Struct, frozen=True):
 
 
 class ViewOutline(msgspec.Struct, frozen=True):
-    """A feature view; `code` is the hash of its contract, and `columns` are (name, type, description).
+    """Name, columns and table of a feature view.
 
-    `table` is the folder or URL of the offline table. `ttl` is in seconds, None if values never expire. `place` is None
-    if the view has no function in Python.
+    `code` is the hash of its contract, and `columns` are (name, type, description). `table` is the folder or URL of the
+    offline table. `ttl` is in seconds, None if values never expire. `place` is the location of its Python function,
+    None without one.
     """
 
     name: str
@@ -52,11 +53,11 @@ class ViewOutline(msgspec.Struct, frozen=True):
 
 
 class ModelOutline(msgspec.Struct, frozen=True):
-    """A distillation, with the code versions `examples`, `teaching`, `training` and `export`.
+    """A distillation, with the code versions of its assets.
 
     Attributes:
         views: views that the teacher or the student reads; the student reads only `served`.
-        sources: sources that the spine reads.
+        sources: sources that the spine (the table of training examples) reads.
         examples: code version of the training set.
         teaching: code version of the teacher; leaves out code that only evaluates a student.
         training: code version of the trained models and their evaluation.
@@ -87,7 +88,7 @@ class SnapshotOutline(msgspec.Struct, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """A project, with the contract hash of its current definitions.
+    """Everything about a project that Dagster's graph shows. `contract` is the hash of its current definitions.
 
     Attributes:
         automation: Dagster's sensors run by default.

@@ -37,7 +37,7 @@ _PLOT_CHARACTERS = 50_000  # limit for the images of one event: Dagster loads al
 
 
 class StepRequest(msgspec.Struct, frozen=True):
-    """The selected part of a step: ids of nodes to materialize, and (node id, check name) pairs to run.
+    """Request to run a step: ids of nodes to materialize, and (node id, check name) pairs to check.
 
     `days` has the first day and the day after the last; None without partitions. `everything` means all possible days.
     """
@@ -73,10 +73,8 @@ class AssetNode:
     """A node of the asset graph.
 
     Attributes:
-        kind: kind of asset, such as "offline" or "student".
         name: name of the source, view, model or service; empty for the contract and for recorded answers.
-        outline: the project.
-        deps: nodes this node depends on.
+        deps: nodes that this node depends on.
         view: view of a build, offline or online node.
         model: model of a node from training set to deployment.
         snapshot: snapshot of a snapshot node.
@@ -98,7 +96,7 @@ class AssetNode:
 
 @dataclass(frozen=True)
 class Asset(Generic[Part]):
-    """A kind of asset. The project has one for each part of type `of`, such as each view.
+    """Declares a kind of asset. The project has one such asset for each part of type `of`, for example for each view.
 
     Attributes:
         library: library that writes the asset; Dagster shows it as a badge. Several are separated by spaces.
@@ -118,7 +116,7 @@ class Asset(Generic[Part]):
 
 @dataclass(frozen=True)
 class Work:
-    """The nodes that a step handles together or, with `checks`, the one node to check and the checks to run."""
+    """The nodes that a step handles in one go or, with `checks`, the one node to check and the checks to run."""
 
     project: "Project"
     request: StepRequest
@@ -194,7 +192,7 @@ class Step:
     def events(
         self, project: "Project", request: StepRequest, progress: Progress
     ) -> Iterator[NodeMaterialization | NodeCheck]:
-        """Run the step while the caller iterates; yield an event as soon as a requested node or check is done."""
+        """Run the step while the caller iterates; yield an event for each requested node or check when it is done."""
         nodes = list(dict.fromkeys([*request.nodes, *(node for node, _ in request.checks)]))
         parts = [nodes] if self.together else [[node] for node in nodes]
         for n, part in enumerate(parts):
@@ -220,7 +218,7 @@ class StepFailure(msgspec.Struct, frozen=True):
 
 
 def _text(name: str, value: float | str) -> Any:
-    """Return a scalar in a form that Dagster does not plot: a timestamp, a path, a short hash, or text."""
+    """Convert a scalar to a form that Dagster does not plot: a timestamp, a path, a short hash, or text."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and (name == "at" or name.endswith("_at")):
@@ -231,7 +229,6 @@ def _text(name: str, value: float | str) -> Any:
 
 
 def display_metadata(event: NodeMaterialization | NodeCheck) -> Metadata:
-    """Return an event's metadata for Dagster, with floats rounded; for a check, its message and numbers as text."""
     if isinstance(event, NodeMaterialization):
         rounded = {name: float(f"{v:.4g}") for name, v in event.metadata.items() if isinstance(v, float)}
         return event.metadata | rounded
@@ -248,7 +245,7 @@ def markdown(*blocks: Block) -> Metadata:
 
 
 def plots(images: Mapping[str, str]) -> Metadata:
-    """Format images (URLs by title) as Markdown. After 50,000 characters of URLs, a note replaces each image."""
+    """Format images (URLs by title) as Markdown, for Dagster. After 50,000 characters, a note replaces each image."""
     shown, left = [], _PLOT_CHARACTERS
     for name, address in images.items():
         left -= len(address)

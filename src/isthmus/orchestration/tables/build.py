@@ -84,7 +84,10 @@ def build(
 def _same_rows(
     project: Project, views: Sequence[FeatureView], contents: Mapping[str, str | None]
 ) -> dict[str, ViewContract]:
-    """Return the earlier definition of each view whose stored rows stay valid, because only their reading changed."""
+    """Find views whose definition changed although their stored rows stay valid. Return the earlier definition by view.
+
+    For example, a new `ttl` changes only how rows are read.
+    """
     contract, store, known = project.definitions.contract, project.offline_store(), project.generations().views()
     same = {}
     for view in views:
@@ -115,7 +118,7 @@ def outdated_views(project: Project, views: Sequence[str] | None = None) -> list
 
 
 class _BuildRecord(msgspec.Struct, frozen=True):
-    """Last complete build of a view: contract hash, fingerprint of the rows, and hash of the sources."""
+    """Record of the last complete build of a view: contract hash, fingerprint of the rows, hash of the sources."""
 
     # In the project and not in the table: changed sources with the same rows write no new table version.
     contract: str
@@ -228,7 +231,6 @@ class _Run:
         return TableWrite(written.rows, written.rows - rows_before, written.version, changed, pushed, replaced)
 
     def compute(self, days: Days | None = None) -> Iterator[pa.Table]:
-        """Compute and yield the rows of `days` (default: all). If a column is missing, a DataError names its source."""
         frames, reach, within = self.frames, self.compiled.lookback, None
         if days is not None:
             within = (days.first * DAY, days.end * DAY)
@@ -251,7 +253,6 @@ class _Run:
 
 
 def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None:
-    """Return the days from the end of a table, minus the view's lateness, through today; None for an empty table."""
     begun = [day for day in (commit.days if commit else None) or () if day * DAY <= now]
     if commit is None or not begun:
         return None
@@ -261,7 +262,6 @@ def _new_days(view: FeatureView, commit: Commit | None, now: int) -> Days | None
 
 
 def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[str, Mapping[str, str]]) -> None:
-    """Raise if CSV columns whose types an earlier version inferred would now be read as text, which changes values."""
     for source in view.sources:
         was, now = before.origin.schemas.get(source.name, {}) if before else {}, schemas[source.name]
         guessed = {
@@ -280,7 +280,6 @@ def _require_types(view: FeatureView, before: Commit | None, schemas: Mapping[st
 
 
 def _refuse_retyped(view: FeatureView, before: Commit | None, origin: RowSources) -> None:
-    """Raise if a source column has another type than when the table was built: its rows could mean something else."""
     for source, types in origin.schemas.items():
         types_before = before.origin.schemas.get(source, {}) if before else {}
         for column, dtype in types.items():
@@ -292,7 +291,6 @@ def _refuse_retyped(view: FeatureView, before: Commit | None, origin: RowSources
 
 
 def _within(views: Iterable[FeatureView], contract: Contract, ranges: Mapping[str, Days]) -> dict[str, tuple[int, int]]:
-    """Return the first and last time to read of each source. Sources that are read completely are left out."""
     read: dict[str, list[tuple[int, int]]] = {}
     for view in views:
         days, part = ranges[view.name], (FIRST, LAST)
@@ -318,7 +316,6 @@ def _contents(
 
 
 def _content(view: FeatureView, contents: Mapping[str, str | None]) -> str:
-    """Return a hash of a view's sources and the engine; empty if the content of a source is unknown."""
     names = sorted(source.name for source in view.sources)
     parts = [contents[name] for name in ["", *names]]
     return "" if None in parts else hashlib.sha256(json.dumps([names, parts]).encode()).hexdigest()
@@ -345,9 +342,10 @@ def _share(progress: Progress, n: int, count: int) -> Progress:
 
 
 def day_range(project: Project, first: str | None, end: str | None, step: int | None, *, catch_up: bool) -> Days | None:
-    """Parse the days from `first` to the day before `end` (default: through today); return None without `first`.
+    """Convert the command line options of a build to a range of days; return None without `first`.
 
-    Raises RequestError if a day is invalid, or if the command line options exclude each other.
+    The range goes from the day `first` to the day before `end` (default: through today). Raises RequestError if a day
+    is invalid, or if the options exclude each other.
     """
     if catch_up and (first or end):
         raise RequestError("--catch-up", "cannot be used with --from or --to")

@@ -25,7 +25,10 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
 def read_reach(reach: int) -> int:
-    """Return how far a build reads sources before and after its days for the lookback `reach`; both in microseconds."""
+    """Return how far a build reads sources before and after its days, for a declared lookback of `reach`.
+
+    Both are in microseconds. The result is longer than the lookback, so that `require_enough` can check the lookback.
+    """
     # `require_enough` reads twice as far, or a day farther if the lookback is shorter than a day.
     return reach + max(reach, DAY)
 

@@ -74,7 +74,6 @@ def materialize(
 
 @contextmanager
 def _executors(project: Project, contract: Contract, offline: OfflineStore, url: str) -> Iterator[Send | None]:
-    """Yield a function that writes rows with the engine's executors, or None for Sail, which has none."""
     settings = project.settings
     if settings.engine == "sail":
         yield None

@@ -50,7 +50,10 @@ JOINS = ("embedded", "engine")
 
 @dataclass(frozen=True)
 class TrainingOrigin:
-    """Everything that determines a training set except its spine's rows. `contract` is a hash, `spine` a name."""
+    """Everything that determines a training set except the rows of its spine, the table of training examples.
+
+    `contract` is a hash, and `spine` a name. `status` adds a status column per view.
+    """
 
     contract: str
     spine: str
@@ -60,7 +63,7 @@ class TrainingOrigin:
     computed: RequestColumns | None
 
     def as_dict(self, spine_sha256: str, served: dict[str, int] | None) -> dict[str, Any]:
-        """Return everything that determines the training set, for its record and its id.
+        """Return everything that determines a training set as plain data, for its record and its id.
 
         `served` has the time up to which each view's log was replayed; None if values are not joined as served.
         """
@@ -81,9 +84,9 @@ class TrainingOrigin:
 
 
 class TrainingData:
-    """A spine and the table versions to join to it. Rows are joined when they are read, again on each read.
+    """Training data that is joined when it is read: a spine (table of training examples) and tables with features.
 
-    A spine that is SQL or a stream can be read only once. `schema` has the columns.
+    Each read joins the rows again. A spine that is SQL or a stream can be read only once. `schema` has the columns.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class TrainingData:
         return written
 
     def identity(self, spine_sha256: str) -> str:
-        """Return the id that the training set has if its spine has this hash."""
+        """Return the id of the training set that `write` would make if the spine has this hash."""
         return hashlib.sha256(json.dumps(self._as_dict(spine_sha256), sort_keys=True).encode()).hexdigest()[:16]
 
     def _write_rows(self, folder: Path, target: Path) -> TrainingSet:
@@ -195,12 +198,13 @@ def training_data(
     as_served: bool = False,
     join: str = "embedded",
 ) -> TrainingData:
-    """Prepare to join features to the rows of a spine, each as of the row's time. Rows are joined when they are read.
+    """Prepare to join features to the rows of a spine (training examples), each as of the time of the row.
 
-    `features` is a service, or features as `view:feature`. `spine` is a table, frame or file, or a SELECT over the
-    views. `status` adds a status column per view. `as_served` joins values that were readable online at each time, not
-    the values known then. `join` is "embedded" or "engine". Raises ContractMismatch if the definitions are not applied,
-    RequestError for an unknown feature or a wrong combination of options, and DataError for an unusable table or spine.
+    Rows are joined when they are read. `features` is a service, or features as `view:feature`. `spine` is a table,
+    frame or file, or a SELECT over the views. `status` adds a status column per view. `as_served` joins values that
+    were readable online at each time, not the values known then. `join` is "embedded" or "engine". Raises
+    ContractMismatch if the definitions are not applied, RequestError for an unknown feature or a wrong combination of
+    options, and DataError for an unusable table or spine.
     """
     contract = project.applied()
     offline = project.offline_store()
@@ -220,7 +224,7 @@ def training_data(
 def data_of(
     project: Project, spine: SpineRows, origin: TrainingOrigin, *, join: str, served: bool | Mapping[str, int]
 ) -> TrainingData:
-    """Prepare the join of the views in `origin` to a spine. Nothing is joined until the rows are read.
+    """Prepare the join of the views in `origin` to a spine (training examples). Rows are joined when they are read.
 
     If `served` is False, joins the values that were known at each row's time. If True, joins the values that were
     readable online at that time, by the log of materializations. A mapping (`TrainingSet.served`) replays the log of
@@ -252,7 +256,6 @@ def data_of(
 
 
 def require_join(join: str, *, as_served: bool) -> None:
-    """Raise RequestError if `join` is neither "embedded" nor "engine", or if it is "engine" and `as_served` is True."""
     if join not in JOINS:
         raise RequestError("join", f"{join!r} is not known", expected=one_of(JOINS))
     if join == "engine" and as_served:
@@ -261,17 +264,17 @@ def require_join(join: str, *, as_served: bool) -> None:
 
 
 class FeatureSelection(NamedTuple):
-    """Stored features by view, including the inputs of request transforms, and computed fields by transform."""
+    """Stored features by view, with the inputs of request transforms, and computed features by request transform."""
 
     stored: dict[str, list[str]]
     computed: dict[str, list[str]]
 
 
 def select_features(contract: Contract, features: str | Sequence[str]) -> FeatureSelection:
-    """Return the features of a service, or the features that a list or comma-separated text names, in the order given.
+    """Return the features of a service, or the features that a list or comma-separated text names, in that order.
 
     The name of a view or request transform alone selects all its features. Adds stored features that a selected request
-    transform reads. Raises a RequestError if a name is unknown or repeated, or the list is empty.
+    transform reads. Raises RequestError if a name is unknown or repeated, or the list is empty.
     """
     if isinstance(features, str) and features in contract.services:
         service = contract.service(features)
@@ -308,7 +311,7 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
 
 
 class HashedSpine:
-    """Counts and hashes the rows of a spine as they are read, and writes them to `file` if it is set."""
+    """Counts and hashes the rows of a spine (training examples) as they are read, and writes them to `file` if set."""
 
     def __init__(self, spine: SpineRows, file: Path | None = None) -> None:
         self._spine, self._file = spine, file
@@ -340,7 +343,6 @@ class HashedSpine:
 def _tables(
     project: Project, contract: Contract, offline: OfflineStore, joined: Sequence[ViewHistory]
 ) -> dict[str, ds.Dataset | pa.Table]:
-    """Return the tables for a spine's SQL: histories of built views, and Parquet sources."""
     tables: dict[str, ds.Dataset | pa.Table] = {}
     definitions = project.definitions
     declarations: Iterable[FeatureView | Spine] = (*definitions.views.values(), *definitions.spines.values())
@@ -358,7 +360,11 @@ def _tables(
 
 
 def column_types(contract: Contract, histories: Sequence[ViewHistory]) -> dict[str, DataType]:
-    """Return the types of a spine's keys, times, request fields and labels by name; omit names with several types."""
+    """Return the types of a spine's keys, times, request fields and labels by name.
+
+    Used to read spines (training examples) without types, such as CSV files. Leaves out request fields and labels that
+    are declared with several types.
+    """
     declared: dict[str, set[str]] = {}
     inputs = [(column.name, column.dtype.name) for name in contract.services for column in contract.raw_inputs(name)]
     for spine in contract.spines.values():

@@ -22,10 +22,11 @@ _PART = PASS
 
 
 class EngineJoin:
-    """Point-in-time join by the engine `name` (see `engine.session`), with the interface and the result of `Join`.
+    """Point-in-time join in the engine `name`, for tables that are too large for this process.
 
-    Executors write answers as Parquet, and this process combines them with the spine in bounded memory. Raises a
-    RequestError if the offline store is not a folder. `threads` is the number of cores for a local Apache Spark.
+    Has the interface and the result of `Join`. Executors write answers as Parquet, and this process combines them with
+    the spine (training examples) in bounded memory. `threads` is the number of cores for a local Apache Spark. Raises
+    RequestError if the offline store is not a folder.
     """
 
     def __init__(  # noqa: PLR0913 - options of a join, by name
@@ -49,10 +50,10 @@ class EngineJoin:
         self._status, self._threads, self._name = status, threads, name
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Join features to the spine in the engine, then yield the spine's rows in order with the features, in batches.
+        """Join features to a spine (training examples) in the engine, and yield its rows in order, in batches.
 
         Reads the whole spine first, then opens a session of the engine. Both use a temporary folder in the offline
-        store. Raises a DataError if the join fails in the engine, and the errors of `engine.session`.
+        store. Raises DataError if the join fails in the engine, and the errors of `engine.session`.
         """
         # In the offline store, which executors can access even as another user.
         with scratch_folder(Path(self._offline.root), "_join") as folder:

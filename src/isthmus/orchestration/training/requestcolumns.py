@@ -17,7 +17,10 @@ from isthmus.transforms.request.compute import Graphs
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """Request transforms with their contracts, limited to the requested fields."""
+    """Request transforms (functions of a request) whose fields are added to a training set while it is read.
+
+    `transforms` has declaration and contract of each one. The contract is limited to the requested fields.
+    """
 
     transforms: Sequence[tuple[AtRequest, TransformContract]]
     contract: Contract
@@ -31,11 +34,9 @@ class RequestColumns:
                 for _, part in self.transforms}  # fmt: skip
 
     def schema(self, joined: pa.Schema) -> pa.Schema:
-        """Add the computed columns to a schema; raise a DataError if an input is missing or a name is taken."""
         return compute.schema_with(joined, [contract for _, contract in self.transforms])
 
     def batches(self, joined: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with the computed columns. After the first batch is read, opens a session of the engine."""
         rows = iter(joined)
         # Read one batch first: then a join by the engine is done, and Spark allows only one session at a time.
         first = list(islice(rows, 1))

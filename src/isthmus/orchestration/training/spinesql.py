@@ -23,10 +23,11 @@ def is_sql(text: str) -> bool:
 
 
 def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], threads: int) -> SpineRows:
-    """Run a single SELECT over the tables on `threads` threads; return its rows, which can be read only once.
+    """Run a single SELECT over `tables` on `threads` threads; return its rows as a spine (training examples).
 
-    Times are in UTC. The query cannot access files, the network or variables of this process. Raises a RequestError if
-    it is not a single SELECT. Raises a DataError if it fails; reading the rows may raise it, too.
+    The rows can be read only once. Times are in UTC. The query cannot access files, the network or variables of this
+    process. Raises RequestError if it is not a single SELECT. Raises DataError if it fails. Reading the rows may raise
+    DataError, too.
     """
     database = duckdb.connect(config={
         "threads": threads, "python_enable_replacements": False,

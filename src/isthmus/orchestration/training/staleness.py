@@ -21,11 +21,12 @@ _FOLDER, _FILE = "device", "rows.parquet"
 
 
 def device_rows_file(project: Project, declared: Distillation, examples: TrainingSet) -> str:
-    """Return the path of a Parquet file with a training set's rows as devices see them. Writes it if missing.
+    """Return the path of a Parquet file with the rows of a training set as devices see them. Write it if missing.
 
-    The student must have a `device`. Each row gets the student's inputs from a snapshot of random age, up to the limit
-    of that `device`. Inputs are null for keys that devices do not keep. The ages are the same in each call. Inputs that
-    only the teacher reads are left out. Raises a DataError if a table version is gone.
+    The student must have a `device`. In each row, the student's inputs come from a snapshot (stored features on the
+    device) of random age, up to the limit of the `device`. Inputs are null for keys that devices do not keep. The ages
+    are the same in each call. Inputs that only the teacher reads are left out. Raises DataError if a table version is
+    gone.
     """
     device, service = _device(declared), project.applied().service(declared.student.name)
 
@@ -36,9 +37,9 @@ def device_rows_file(project: Project, declared: Distillation, examples: Trainin
 
 
 def rows_file(examples: TrainingSet, device: Snapshot, rows: Callable[[], pa.Table], **identity: str) -> str:
-    """Return the path of a Parquet file in a training set's folder. If it is missing, write the result of `rows` there.
+    """Return the path of a Parquet file in the folder of a training set. If it is missing, write the result of `rows`.
 
-    Only `device` and `identity` determine the path, so they must cover everything that determines the rows.
+    The path depends only on `device` and `identity`, so they must cover everything that determines the rows.
     """
     folder = examples.path / f"{_FOLDER}-{sha256({_FOLDER: device.identity(), **identity})[:12]}"
     if not (folder / _FILE).exists():
@@ -55,12 +56,13 @@ def with_stale_inputs(
     *,
     computed: bool = True,
 ) -> pa.Table:
-    """Return `rows` of the training set `examples` with the student's inputs replaced by values from older snapshots.
+    """Replace the student's inputs in `rows` of a training set by values from older snapshots.
 
-    The student must have a `device`; inputs are null for keys that it does not keep. `ages` is called with the times of
-    consecutive rows and the number of the first of them. It returns the age of each row's snapshot. Times and ages are
-    in microseconds. Inputs that only the teacher reads are left out. With `computed`, the project's engine adds inputs
-    from request transforms, which takes seconds even for a few rows. Raises a DataError if a table version is gone.
+    A snapshot has stored features for devices. The student must have a `device`, and inputs are null for keys that it
+    does not keep. `ages` gets the times of consecutive rows and the index of the first row, and returns the age of the
+    snapshot for each row. Times and ages are in microseconds. Inputs that only the teacher reads are left out. With
+    `computed`, the project's engine adds inputs from request transforms, which takes seconds even for a few rows.
+    Raises DataError if a table version is gone.
     """
     contract, service, offline = (
         project.applied(),

@@ -42,7 +42,7 @@ TypedValues = tuple[DataType, Values]
 
 
 class Client:
-    """Client of a private server. The first request waits up to 20 seconds until the server is ready."""
+    """Client of the private API server of `verify`. The first request waits up to 20 seconds for the server."""
 
     def __init__(self, contract: Contract, server: "subprocess.Popen[bytes]", log: Path) -> None:
         self._contract, self._server, self._log = contract, server, log
@@ -50,7 +50,7 @@ class Client:
         self._lot = LOT
 
     def one_row_per_request(self) -> "Client":
-        """Return a client that sends one row per request over the same connection. Opens the connection if needed."""
+        """Return a client that sends one row per request, over the same connection. Opens the connection if needed."""
         self._connection = self._connection or self._connect()
         single = copy.copy(self)
         single._lot = 1
@@ -94,7 +94,7 @@ class Client:
         return answer
 
     def rejection_reason(self) -> str | None:
-        """Ask why the server does not serve the deployed package; return None if it serves it or none is deployed."""
+        """Ask the server why it does not serve the deployed package; return None if it does, or if none is deployed."""
         report = json.loads(self._send("GET", "/models"))
         outdated = next((model["outdated"] for model in report["models"]), None)
         reason: str | None = report["refused"] or outdated
@@ -135,7 +135,6 @@ class Client:
     def _bodies(
         self, fixed: Mapping[str, Any], columns: Mapping[str, Mapping[str, Sequence[Any]]], rows: int
     ) -> Iterator[bytes]:
-        """Yield request bodies of at most `LOT` rows (1 for `one_row_per_request`) and the server's body limit."""
         for start in range(0, rows, self._lot):
             yield from self._split(fixed, columns, start, min(start + self._lot, rows))
 
@@ -177,7 +176,7 @@ class Client:
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send one request and read its answer; after an error the next request opens a new connection."""
+        """Send one request and read the response. After an error, the next request opens a new connection."""
         connection = self._connection = self._connection or self._connect()
         try:
             connection.request(method, path, body, headers)
@@ -210,7 +209,6 @@ class Client:
         )
 
     def _unanswered(self, problem: str) -> DependencyError:
-        """Build the error for a server that does not answer; if it ended, include the last line of its log."""
         code = self._server.poll()
         if code is not None:
             warnings = [line for line in self._log_lines() if line.get("level") != "info"]
@@ -239,7 +237,7 @@ class Client:
 def private_api(
     project: Project, contract: Contract, url: str, at: int, deployment: Path | None = None
 ) -> Iterator[Client]:
-    """Run a server of the project on a free local port until the block ends, and yield a client for it.
+    """Run a private server of the project on a free local port during a `with` block, and yield a client for it.
 
     The client's first request waits until the server is ready. `url` is the Redis of the server. The server's clock is
     frozen at `at`, microseconds since 1970 UTC. The server uses `contract`, and the package in the file `deployment`,
@@ -266,7 +264,6 @@ def private_api(
 
 
 def _refusal(path: str, status: int, body: bytes) -> IsthmusError:
-    """Convert the server's error response to the exception it stands for."""
     try:
         message = json.loads(body)
         kind, where = getattr(errors, message["error"], None), message["where"]

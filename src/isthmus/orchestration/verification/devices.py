@@ -54,11 +54,11 @@ _ALTERED = "was altered since it was written"
 
 @dataclass(frozen=True)
 class ComparedSnapshot:
-    """Comparison of a snapshot with the tables, by view and feature.
+    """Comparison of a snapshot (stored features on devices) with the tables, by view and feature.
 
-    `skipped` is the reason if no snapshot was compared, else empty. If no rows were compared, `file` is None and the
-    PEM public key empty. `file` has the rows of all owners. `owners` is the path of their files; None if devices share
-    one.
+    `skipped` is the reason if no snapshot was compared, else empty. `file` has the rows of the snapshot, of all owners;
+    None if no rows were compared. `owners` is the path of the owners' files; None if all devices share one. `key` is
+    the PEM public key; empty if no rows were compared.
     """
 
     views: Mapping[str, Mapping[str, FeatureVerdict]] = field(default_factory=dict)
@@ -72,8 +72,8 @@ class ComparedSnapshot:
 class DeviceRows:
     """Questions to a device, their names in a verdict, and the package's inputs for them.
 
-    `of` is the number of questions without sampling. `offline` has the package inputs from the tables as of the time of
-    the snapshot, and `stored` the same inputs but with the stored features in the snapshot.
+    `of` is the number of questions before sampling. `offline` has the inputs from the tables as of the time of the
+    snapshot. `stored` has the same inputs, but with the stored features in the snapshot.
     """
 
     questions: DeviceQuestions
@@ -88,11 +88,11 @@ def compare_snapshot(
 ) -> ComparedSnapshot:
     """Compare each row of the newest snapshot of the student's service with the tables as of the snapshot's time.
 
-    The result is empty if the student has no `device`. It has only a reason if there is no snapshot, if the snapshot is
-    older than the tables or definitions, if it is too old for devices at `at` (microseconds since 1970 UTC), or if its
-    signature cannot be checked here. A snapshot that was altered, is gone, or has an invalid signature counts as a
-    difference. If each owner has a file, checks every file. Creates a signing key if there is none. Raises DataError if
-    the description of the newest snapshot is damaged.
+    A snapshot is a signed file with stored features for devices. The result is empty if the student has no `device`. It
+    has only a reason if there is no snapshot, if the snapshot is older than the tables or definitions, if it is too old
+    for devices at `at` (microseconds since 1970 UTC), or if its signature cannot be checked here. A snapshot that was
+    altered, is gone, or has an invalid signature counts as a difference. If each owner has a file, checks every file.
+    Creates a signing key if there is none. Raises DataError if the description of the newest snapshot is damaged.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -179,8 +179,9 @@ def device_rows(
 ) -> DeviceRows | None:  # fmt: skip
     """Turn up to 500 rows of the package's training set, or up to `count` if fewer, into questions to a device.
 
-    Skips rows whose keys the device does not keep. If each owner has a file, uses only rows of up to ten owners.
-    Returns None if no row is left, `snapshot` was not compared, or the student or package is not for devices.
+    `snapshot` has the stored features of the device. Skips rows whose keys the device does not keep. If each owner has
+    a file, uses only rows of up to ten owners. Returns None if no row is left, `snapshot` was not compared, or the
+    student or package is not for devices.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file
     if device is None or file is None or manifest.device is None:
@@ -234,7 +235,7 @@ def _of_owners(path: Path, owner: Column, rows: pa.Table, places: Index) -> tupl
 def _rows_of_owners(
     owners: Owners, views: Sequence[ViewContract], public_key: str
 ) -> tuple[SnapshotFile, FeatureVerdict]:
-    """Merge all owners' files into one snapshot, with a verdict on unacceptable ones. DataError if unreadable."""
+    """Merge the files of all owners into one snapshot, and count files that devices reject; DataError if unreadable."""
     generation, signed = owners.generation, signed_by(public_key)
     rows: dict[str, dict[bytes, bytes]] = {view.name: {} for view in views}
     of, per_owner = [name for name, _ in generation.header.views], [shared is None for shared in generation.shared]
@@ -268,7 +269,6 @@ def _rows_of_owners(
 
 
 def _files_of(file: Path, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Return files by key for an even sample of the owners in `keys`; FileNotFoundError if they were just replaced."""
     with open_owners(file) as owners:
         found = {key: own.data for key in sorted({*keys}) if (own := owners.file(key)) is not None}
     present = [*found]
@@ -284,7 +284,6 @@ def _rows(view: ViewContract, lines: Lines) -> dict[bytes, bytes]:
 
 
 def _refused(service: str, problem: str) -> ComparedSnapshot:
-    """Return the comparison of a snapshot that devices reject."""
     example = ValueDifference("the newest", "a snapshot that devices accept", problem)
     return ComparedSnapshot({f"{SNAPSHOT} {service}": {"file": FeatureVerdict(1, 1, np.inf, [example])}})
 

@@ -44,7 +44,7 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int, verdict: Verdict,
 ) -> None:  # fmt: skip
-    """Compare a package's inputs from offline values with served ones, and the API's predictions with the model's.
+    """Compare inputs of a package from offline and from served values, and the server's predictions with the model's.
 
     Adds the results to `verdict`. Keys and request fields come from up to `count` rows of the package's training set.
     Skips a row if the row of its key in Redis became known after every row of the offline table. If the server of
@@ -119,7 +119,10 @@ def _compare_predictions(
 
 
 def largest_differences(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return each row's expected number and answer of the class that differs most. Answers of other shape are NaN."""
+    """Return for each row the expected number and the answer of the class where both differ most. Shapes are (n,).
+
+    `expected` has shape (n,) or (n, classes). If `answers` has another shape, every answer counts as NaN.
+    """
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]

@@ -67,7 +67,7 @@ def page(verdict: Verdict, project: str) -> str:
 
 
 def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
-    """Yield the blocks for the terminal: comparisons, first differing values, outcome, and `file`, the page's path."""
+    """Yield blocks for the terminal: comparisons, differing values, outcome, and `file`, the path of the page."""
     yield _overview(verdict)
     if verdict.runtimes:
         yield runtimes(verdict)
@@ -115,7 +115,7 @@ def _overview(verdict: Verdict) -> TableBlock:
 
 
 def runtimes(verdict: Verdict) -> TableBlock:
-    """Return a table with a row per runtime: files, rows, differences from the student's answers, and duration."""
+    """Return a table with a row per runtime: files, rows, differences from the student's answers, and milliseconds."""
     rows: list[list[Text]] = []
     for name, runtime in verdict.runtimes.items():
         total = merged([verdict.files[file] for file in runtime.files])

@@ -33,10 +33,11 @@ def recompute(
 ) -> None:  # fmt: skip
     """Compare the engine's results of request transforms in the latest training set with the results of the graphs.
 
-    Adds the comparisons to `verdict`. The graphs run here and in the server of `api`, whose comparisons are named
-    `API NAME`. Uses a sample of the rows; with `all_keys`, all rows here and up to 2,000 in the server. Some rows are
-    also computed one at a time, and must have the same bits as in a batch. Other comparisons allow the declared
-    tolerance. Skips a transform, with a reason, if the training set has no values of its current definition.
+    A request transform is a function of a request, and its graph is what servers run. Adds the comparisons to
+    `verdict`. The graphs run here and in the server of `api`, whose comparisons are named `API NAME`. Uses a sample of
+    the rows; with `all_keys`, all rows here and up to 2,000 in the server. Some rows are also computed one at a time,
+    and must have the same bits as in a batch. Other comparisons allow the declared tolerance. Skips a transform, with a
+    reason, if the training set has no values of its current definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
     transforms = {transform.name: transform for service in services for transform in contract.used(service)}
@@ -73,7 +74,7 @@ def recompute(
 
 
 class _Engine:
-    """An engine's results of a request transform for rows of a training set; `keys` are the key columns."""
+    """Results of an engine for one request transform and the rows of a training set; `keys` are the key columns."""
 
     def __init__(
         self, transform: TransformContract, declared: AtRequest, contract: Contract, table: pa.Table, keys: list[str]
@@ -87,7 +88,7 @@ class _Engine:
         self._results = self._fields(table)
 
     def compare_graph(self) -> tuple[Comparison, Comparison]:
-        """Compare graph with engine, and the graph's single rows with its batches; return both comparisons by field."""
+        """Compare graph with engine, and single rows of the graph with batches; return both comparisons by field."""
         values = self._graph.run(self._inputs).values
         # Rows that the graph refuses are null here, and so differ from the engine's values.
         compared = self._compare(self._rows, self._results, values, self._tolerances)
@@ -96,10 +97,10 @@ class _Engine:
         return compared, self._compare(self._rows.take(rows), batched, self._in_batches(self._inputs, rows, 1))
 
     def compare_answers(self, api: Client) -> tuple[Comparison, Comparison]:
-        """Compare a server's answers with expected values, and its answers to single rows with the graph's.
+        """Compare a server's answers with expected values, and its answers to single rows with the graph's results.
 
         The expected values are the engine's, or the graph's if the stored features of a row have changed since. Skips
-        rows that the graph refuses.
+        rows that the graph refuses. Returns both comparisons by field.
         """
         transform, table = self._transform, self._table
         key_columns = {
@@ -119,7 +120,6 @@ class _Engine:
     def _answers(
         self, api: Client, keys: Mapping[str, list[Any]], current: Mapping[str, Values], rows: Index
     ) -> tuple[Index, dict[str, Values]]:
-        """Return a server's answers, skipping rows whose stored features changed in the meantime."""
         transform = self._transform
         current = {name: values.take(rows) for name, values in current.items()}
         answer = api.lookup(
@@ -150,7 +150,10 @@ class _Engine:
         }  # fmt: skip
 
     def _expected(self, current: dict[str, Values]) -> tuple[dict[str, Values], Mask]:
-        """Return the engine's values where the inputs are unchanged and the graph's elsewhere; and the refused rows."""
+        """Return expected values by field, and a mask of the rows that the graph refuses.
+
+        The expected values are the engine's, or the graph's if an input of the row has changed since.
+        """
         unchanged = np.ones(len(self._table), bool)
         for name, values in self._inputs.items():
             unchanged &= equal_values(values, current[name], self._types[name])
@@ -184,7 +187,7 @@ class _Engine:
 
 
 def _values(table: pa.Table, column: Column) -> Values:
-    """Return a column; all null if the spine lacks it, which is allowed for columns with a default."""
+    """Return a column of a training set. It is all null if the column is missing, which a default allows."""
     if column.name in table.column_names:
         return from_arrow(table[column.name], column.dtype)
     return from_arrow(pa.nulls(len(table), ARROW[column.dtype.name]), column.dtype)

@@ -37,14 +37,12 @@ from isthmus.package.verdict import (
 
 
 class ClientRun(NamedTuple):
-    """Answers of the reference client, or the error with which it failed, and its duration."""
-
     answers: DeviceReport | NodeFailed | DependencyError
     milliseconds: float
 
 
 def ask_client(package: Package, device: DeviceRows) -> ClientRun:
-    """Run the reference client in Node on the questions in `device`; return its answers or its error, and the duration.
+    """Run the package's JavaScript client in Node on the questions in `device`; return answers or error, and duration.
 
     Takes up to two minutes. Returns NodeFailed and DependencyError instead of raising them. Installs nothing.
     """
@@ -69,9 +67,9 @@ def compare_runtimes(
     """Run each file of the package in every runtime available here, and compare the answers with the student's.
 
     Adds the results to `verdict`, and the reason for each missing runtime to `verdict.skipped`. `parity` has the
-    student's answers. ONNX Runtime gets all rows of a full verdict, and other runtimes a sample unless `all_keys` is
+    student's answers. ONNX Runtime gets all rows of a full verdict. Other runtimes get a sample unless `all_keys` is
     set. Every runtime also gets the rows of `device`, whose stored features come from a snapshot. `client` returns the
-    reference client's answers to the rows of `device`. If both are given, onnxruntime-web answers nothing else.
+    JavaScript client's answers to the rows of `device`. If both are given, onnxruntime-web answers nothing else.
     """
     all_rows = parity.sample(parity.rows)
     few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
@@ -114,7 +112,6 @@ def compare_runtimes(
 def _ask(
     parity: Parity, package: Package, runtime: Runtime, questions: Sequence[ParityRows]
 ) -> dict[str, FeatureVerdict]:
-    """Compare each file in a runtime, including golden cases; all rows of a file that the runtime refuses differ."""
     answered = {}
     for variant in runtime.files(package.manifest):
         try:
@@ -127,7 +124,6 @@ def _ask(
 def _by_client(
     parity: Parity, package: Package, device: DeviceRows, client: ClientRun, questions: ParityRows, places: Index
 ) -> tuple[dict[str, FeatureVerdict], dict[str, FeatureVerdict]]:
-    """Compare each file in onnxruntime-web and each model input, as the reference client runs and feeds them."""
     inputs, answers = package.manifest.model_inputs, client.answers
     variants = [variant for variant in package.manifest.variants if variant.format in RUNTIMES[WEB].formats]
     if isinstance(answers, DependencyError):
@@ -152,9 +148,9 @@ def _by_client(
 
 
 def compare_feeds(keys: np.ndarray[Any, Any], expected: CoreFeeds, found: CoreFeeds) -> dict[str, FeatureVerdict]:
-    """Compare the tensors that Python and the client make for a model without preparation; return verdicts by tensor.
+    """Compare the inputs that Python and the JavaScript client compute for a model's numeric core, bit by bit.
 
-    They must be equal to the bit. `keys` has the names of the rows.
+    Returns a verdict per tensor. `keys` has the names of the rows in the verdict.
     """
     sides = {**expected.tensors, "refused": expected.refused}, {**found.tensors, "refused": found.refused}
     compared = {}

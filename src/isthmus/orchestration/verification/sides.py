@@ -33,7 +33,7 @@ CHECKED_ROWS = 2000
 
 @dataclass(frozen=True)
 class ComparedRows:
-    """Names of n rows in the examples of a verdict, and their event times in microseconds since 1970 UTC or None."""
+    """Names of n rows in a verdict's examples, and their event times (microseconds since 1970 UTC, or None)."""
 
     keys: np.ndarray[Any, Any]
     times: np.ndarray[Any, Any]
@@ -55,7 +55,7 @@ class ComparedRows:
 
 @dataclass(frozen=True)
 class OnlineSide:
-    """Online side of a verdict: Redis and a private server, both asked as of `at` (microseconds since 1970 UTC)."""
+    """Redis and a private API server that a verdict compares with tables, as of `at` (microseconds since 1970 UTC)."""
 
     store: OnlineStore
     url: str
@@ -63,16 +63,18 @@ class OnlineSide:
     at: int
 
     def keys(self, view: ViewContract) -> Mapping[str, Sequence[KeyValue]]:
-        """Return all keys that have a row of the view in Redis, as a column of values for each join key."""
         with answering(self.url):
             return self.store.keys(view)
 
     def pushed_only(self, history: ViewHistory, keys: pa.Table) -> Mask:
-        """Return a mask (n,) of the keys whose row in Redis became known after every row of the offline table."""
+        """Return a mask (n,) of the keys whose row in Redis became known after every row of the offline table.
+
+        `verify` skips these keys, because training cannot have their rows yet.
+        """
         return self.stored(history, keys)[0]
 
     def stored(self, history: ViewHistory, keys: pa.Table) -> tuple[Mask, Values, Values]:
-        """Return the mask of keys whose row in Redis is newer than the table, and all known times and content hashes.
+        """Return, for n keys, a mask of rows newer than the offline table, and known times and content hashes in Redis.
 
         Times and hashes are null for keys without a valid row.
         """
@@ -89,7 +91,7 @@ class OnlineSide:
 
 
 def questions_at(keys: pa.Table, at: int) -> pa.Table:
-    """Return a spine with a row for each key, all with the event time `at`, microseconds since 1970 UTC."""
+    """Add the event time `at` (microseconds since 1970 UTC) to each key, to join features as of that time."""
     moments = pa.array(np.full(len(keys), at), pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     return keys.append_column("event_timestamp", moments)
 
@@ -101,7 +103,10 @@ def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Tab
 
 
 def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:
-    """Count the rows of `compared`, and the rows of `table` in a full verdict: up to 2,000 rows without a null key."""
+    """Count the rows of `compared`, and the rows of `table` that a full verdict compares.
+
+    A full verdict compares up to 2,000 rows without a null key.
+    """
     return Sample(len(compared), min(len(_with_keys(table, keys)), CHECKED_ROWS))
 
 

@@ -135,7 +135,6 @@ class _Verification:
     def _device(
         self, pool: ThreadPoolExecutor
     ) -> "tuple[ComparedSnapshot, DeviceRows | None, Callable[[], ClientRun] | None]":
-        """Return the snapshot, the rows to run against it, and a call that waits for the client's answers."""
         if self.declared is None:
             return ComparedSnapshot(), None, None
         self.progress("comparing the snapshot", 0.0)

@@ -36,7 +36,8 @@ def compare_view(
 
     Compares features, status, event time, known time and content hash for a sample of keys, and looks some keys up one
     at a time. Keys whose row in Redis is newer than the table are skipped and counted in `verdict.ahead`. With
-    `all_keys`, compares every key of either side, and first raises a DataError if a content hash in the table is wrong.
+    `all_keys`, compares every key of table and Redis, and first raises DataError if a content hash in the table is
+    wrong.
     """
     view = history.view
     served_keys = online.keys(view) if all_keys else None
@@ -72,7 +73,6 @@ def compare_view(
 
 
 def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]] | None) -> tuple[pa.Table, int]:
-    """Return questions about a fixed sample of keys, or about all keys and `served`; and the number of keys."""
     names = [column.name for column in history.view.keys]
     data = history.data if isinstance(history.data, pa.Table) else history.data.to_table(columns=names)
     keys = data.select(names)

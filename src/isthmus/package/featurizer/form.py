@@ -54,10 +54,11 @@ Role = Literal["number", "text", "value", "valid"]
 
 
 class RawInput(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A slot that is filled with a raw value. `dtype` is Feast's name of the value's type.
+    """A raw input of a model in `head.json`, and the form in which it fills a slot (a numbered value).
 
-    `role` is "number" for a float, with NaN for null; "text" with "" for null; "value" for the value in its own type,
-    with zero, false or "" for null; "valid" for true if the value is not null.
+    `dtype` is Feast's name of the value's type. `role` is "number" for a float, with NaN for null; "text" with "" for
+    null; "value" for the value in its own type, with zero, false or "" for null; "valid" for true if the value is not
+    null.
     """
 
     name: str
@@ -70,19 +71,19 @@ class RawInput(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Constants(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Slots with the same value for every row, as text of an element type."""
+    """Constants in `head.json`: slots (numbered values) that are the same for every row, as text of an element type."""
 
     element: str
     values: tuple[str, ...]
 
 
 class StepGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Steps of one operator on operands of one element type. `slots` has the operands of each step, step after step.
+    """Steps in `head.json` of one operator, on operands of one element type.
 
-    Each step fills the next slot. `attribute` depends on the operator. "Cast": element type of the result.
-    "LabelEncoder": keys, values, and the value for unknown keys. "Gather": values. "StringNormalizer": "LOWER" or
-    "UPPER". "RegexFullMatch": "ascii", or parts of a text with any text between them, each a list of pieces with any
-    one character between them.
+    `slots` has the operands of each step, step after step, as numbers of earlier values. Each step fills the next slot.
+    `attribute` depends on the operator. "Cast": element type of the result. "LabelEncoder": keys, values, and the value
+    for unknown keys. "Gather": values. "StringNormalizer": "LOWER" or "UPPER". "RegexFullMatch": "ascii", or parts of a
+    text with any text between them, each a list of pieces with any one character between them.
     """
 
     operator: str
@@ -109,7 +110,7 @@ class StepGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An output tensor (N, slots) of an element type."""
+    """An output tensor of `head.json`, of shape (N, slots)."""
 
     name: str
     element: str
@@ -117,9 +118,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class HeadForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of `head.json`. Slots are numbered through inputs, constants and steps, in this order.
+    """Content of `head.json`. Slots (values of a row) are numbered through inputs, constants and steps, in this order.
 
-    A row is refused if the slot `refused` is true; None if no row ever is.
+    A row is refused if the slot `refused` is true; None if every row is accepted.
     """
 
     version: int

@@ -20,14 +20,14 @@ Parts = Sequence[Sequence[str]]
 
 
 class CoreFeeds(NamedTuple):
-    """The inputs of a numeric core for n rows: tensors (n, …) by name, and the mask of refused rows."""
+    """The inputs of a model's numeric core for n rows: tensors (n, …) by name, and the mask of refused rows (n,)."""
 
     tensors: dict[str, np.ndarray[Any, Any]]
     refused: Mask
 
 
 class Head:
-    """An executable `head.json`. Thread-safe."""
+    """Runs `head.json`, which computes the inputs of a model's numeric core from raw inputs. Thread-safe."""
 
     def __init__(self, form: HeadForm, where: str = HEAD) -> None:
         self.form, self._where = form, where
@@ -50,7 +50,7 @@ class Head:
 
     @classmethod
     def loads(cls, data: bytes, where: str = HEAD) -> "Head":
-        """Create a head from the content of `head.json`; raise a PackageError if it is invalid."""
+        """Create a head from the content of `head.json`. Raise PackageError if the content is invalid."""
         return cls(read_form(data, where), where)
 
     def feeds(self, columns: Mapping[str, Values]) -> CoreFeeds:
@@ -98,7 +98,6 @@ def _function(group: StepGroup) -> Applied | None:
 
 
 def _attributes(group: StepGroup) -> dict[str, Any]:
-    """Return the attributes of the operator's ONNX node."""
     match group.operator:
         case "Cast":
             return {"to": group.attribute}
@@ -118,7 +117,7 @@ def _attributes(group: StepGroup) -> dict[str, Any]:
 
 
 def matcher(parts: Parts) -> Callable[[str, Any], bool]:
-    """Return a function that tells if its first argument is the text of `parts`, with any text between two parts.
+    """Return a function that tells if its first argument consists of the given parts, with any text in between.
 
     A part is a list of strings (pieces), with any one character between two pieces. The second argument is ignored.
     """

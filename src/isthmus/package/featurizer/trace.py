@@ -15,7 +15,7 @@ _PIECES = re.compile(r"(?s)\\([^\w\s])|(\.\*)|(\.)|([^\\.+*?()|\[\]{}^$])")
 
 
 class GraphInput(NamedTuple):
-    """An input tensor of a graph, with shape (N, slots) if `rows` is true, else (slots, N)."""
+    """An input tensor of an ONNX graph. Its shape is (N, slots) if `rows` is true, else (slots, N)."""
 
     tensor: str
     element: str
@@ -26,12 +26,12 @@ class GraphInput(NamedTuple):
 def build_head(
     graph: bytes, sources: Sequence[GraphInput], outputs: Mapping[str, str], refused: str | None, session: Session
 ) -> bytes:
-    """Trace an ONNX graph from its input tensors to its outputs, and return the content of `head.json`.
+    """Convert an ONNX graph that prepares model inputs to the content of `head.json`, which other languages can run.
 
     `outputs` has the element type of each output tensor. `refused` names the tensor with the mask of refused rows; None
-    if the graph refuses no rows. `session` opens a model in a runtime; it computes the graph's constants. Raises
-    UnreadableGraph if an operator is unknown or may give other bits in another language, or if the result is larger
-    than 16 MiB.
+    if the graph refuses no rows. `session` opens a model in a runtime, which computes the constants of the graph.
+    Raises UnreadableGraph if an operator is unknown or may give other bits in another language, or if the result is
+    larger than 16 MiB.
     """
     steps = ProgramBuilder(session)
     form = _Form(steps)
@@ -53,8 +53,6 @@ _Place = tuple[str, Any]
 
 
 class _Form:
-    """A `HeadForm` under construction."""
-
     def __init__(self, steps: ProgramBuilder) -> None:
         self.inputs: dict[int, RawInput] = {}
         self._steps = steps
@@ -66,7 +64,6 @@ class _Form:
         self._count = 0
 
     def add(self, goals: Sequence[int]) -> None:
-        """Add all steps that compute the slots (numbered values) in `goals`."""
         for operation, operands, out in self._steps.listed(goals):
             elements = _operands(operation)
             places = [self._read(slot, element) for slot, element in zip(operands, elements, strict=True)]
@@ -82,7 +79,7 @@ class _Form:
         return "step", self._count - 1
 
     def _read(self, slot: int, element: str) -> _Place:
-        """Return the place of a slot, cast if it holds another type: Python cannot distinguish some of them."""
+        """Return the place of a slot. Add a cast if the slot holds another type, which Python may not distinguish."""
         if (place := self._places.get((slot, element))) is None:
             if (item := self.inputs.get(slot)) is not None:
                 self._used[slot] = item
@@ -127,7 +124,6 @@ class _Form:
 
 
 def _operands(operation: Operation) -> tuple[str, ...]:
-    """Return the element types of the operands; raise an UnreadableGraph if languages differ on the operator."""
     name, element = operation.name, operation.element
     if name in INEXACT:
         raise UnreadableGraph(f"{name}, whose last bit no standard defines")
@@ -140,7 +136,6 @@ def _operands(operation: Operation) -> tuple[str, ...]:
 
 
 def _attribute(operation: Operation) -> Any:
-    """Convert the attributes of an ONNX node to `StepGroup.attribute`."""
     attributes, element = operation.attributes, operation.element
     match operation.name:
         case "Cast":

@@ -19,7 +19,11 @@ Run = Callable[[dict[str, Array]], Mapping[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The output after some tokens: logits (vocabulary,), the most likely token, and its lead over the next one."""
+    """Output of a model after some tokens.
+
+    `logits` has shape (vocabulary,). `token` is the most likely token, and `lead` its logit minus the second highest
+    one.
+    """
 
     logits: Array
     token: int
@@ -27,9 +31,10 @@ class Read:
 
 
 class Cache:
-    """The attention keys and values of a text so far, for the model file with SHA-256 `owner`. `shape` is per token.
+    """Attention keys and values of a text so far, for one model file.
 
-    Memory for `most` tokens is allocated when the cache is created, so that a step appends without copying.
+    `owner` is the SHA-256 of the file, and `shape` the shape per token. Memory for `most` tokens is allocated when the
+    cache is created, so that a step appends without copying.
     """
 
     def __init__(self, owner: str, shape: Sequence[int], most: int) -> None:
@@ -42,7 +47,6 @@ class Cache:
 
     @property
     def values(self) -> Array:
-        """Attention keys and values of the tokens so far, shape (length, *shape)."""
         return self._values[: self.length]
 
     def append(self, new: Array) -> None:
@@ -52,10 +56,10 @@ class Cache:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model that continues texts. `where` names it in messages, and `owner` is the SHA-256 of its file.
+    """A language model that continues texts, without the runtime that computes its graph.
 
-    `shape` is the shape of the cache per token: (2 * layers, heads, width). `part` is the number of tokens read at
-    once.
+    `where` names the model in messages, and `owner` is the SHA-256 of its file. `shape` is the shape of the cache per
+    token: (2 * layers, heads, width). `part` is the number of tokens read at once.
     """
 
     where: str
@@ -69,7 +73,7 @@ class Decoder:
         return Cache(self.owner, self.shape, min(most or self.generation.context, self.generation.context))
 
     def require_prompt(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens may follow a prompt; raise RequestError if it is empty or fills the context."""
+        """Return how many tokens may follow a prompt. Raise RequestError if it is empty or fills the context."""
         context = self.generation.context
         if not tokens:
             raise RequestError("prompt", "has no tokens", expected="a text")
@@ -78,7 +82,7 @@ class Decoder:
         return min(context - len(tokens), self.generation.most)
 
     def feeds(self, tokens: Sequence[int], cache: Cache) -> dict[str, Array]:
-        """Return the graph's inputs for reading `tokens` after the tokens in a cache.
+        """Return the inputs of the graph for reading `tokens` after the tokens in `cache`.
 
         Raises RequestError if the tokens do not fit into the cache, and PackageError for the cache of another model.
         """
@@ -92,7 +96,7 @@ class Decoder:
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
     def take(self, outputs: Mapping[str, Array], cache: Cache) -> Read:
-        """Append the new keys and values to `cache`; return the output. PackageError if a logit is NaN or infinite."""
+        """Append new keys and values to `cache`, and return the output; raise PackageError if a logit is not finite."""
         (logits,) = outputs[LOGITS]
         # Infinite logits have no lead: infinity minus itself is NaN.
         if not np.isfinite(logits).all():
@@ -107,7 +111,7 @@ class Decoder:
         return Read(logits, token, lead)
 
     def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> Read:
-        """Run the model on one or more tokens, in parts of limited size; extend `cache`; return the last output.
+        """Run the model on one or more tokens, in parts of limited size, and return the last output. Extends `cache`.
 
         Raises RequestError if the cache is too small, and PackageError for another model's cache, a NaN or infinity.
         Earlier parts then stay in the cache.
@@ -121,7 +125,7 @@ class Decoder:
             yield tokens[begin : begin + self.part]
 
     def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[Read]:
-        """Yield the output for each new token after a prompt, always taking the most likely token.
+        """Generate a text after a prompt: yield the output for each new token, always taking the most likely token.
 
         Ends after a token that ends the text, or after `most` tokens. The package's own limit always applies. Raises
         RequestError if the prompt is empty or fills the context, and PackageError for a NaN or infinity.

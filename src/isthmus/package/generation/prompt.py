@@ -55,15 +55,16 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return template_features(self.template)
 
     def too_long(self, tokens: str) -> RequestError:
-        """Create the error for a prompt that is too long. `tokens` is its length as text, such as "5,000 tokens"."""
+        """Return the error for a prompt that is too long. `tokens` is its length as text, such as "5,000 tokens"."""
         return RequestError("prompt", f"has {tokens}, and the context of the model {self.context:,}",
                             expected=f"{self.context - 1:,} tokens at most", remedy="shorten it")  # fmt: skip
 
     def parts(self, prompt: str, features: Mapping[str, str] | None = None) -> list[str | int]:
-        """Fill the template; return its texts and ids of control tokens. Raise RequestError if a feature is missing.
+        """Fill the template with a prompt and features; return texts and ids of control tokens, in order.
 
-        `features` has the text of each feature in the template. Control tokens come only from the template, never from
-        the prompt or a feature. Prompt, features and the template's text around them are joined to one text.
+        `features` has the text of each feature in the template. Raises RequestError if one is missing. Control tokens
+        come only from the template, never from the prompt or a feature. Prompt, features and the template's text around
+        them are joined to one text.
         """
         values = {**(features or {}), PROMPT: prompt}
         if absent := [name for name in _FIELD.findall(self.template) if name not in values]:
@@ -76,12 +77,10 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 def template_features(template: str) -> list[str]:
-    """Return the names in braces in a template, except `{prompt}`, in order and without duplicates."""
     return [name for name in dict.fromkeys(_FIELD.findall(template)) if name != PROMPT]
 
 
 def unknown_features(template: str, contract: Contract, service: str) -> list[Problem]:
-    """Return a problem for each name in a template that is not a feature of the service."""
     known = prompt_features(contract, service)
     return [
         Problem("template", f"names {name}", f"{{prompt}} or a feature of {service}: {one_of(known)}")
@@ -91,7 +90,10 @@ def unknown_features(template: str, contract: Contract, service: str) -> list[Pr
 
 
 def prompt_features(contract: Contract, service: str) -> dict[str, tuple[str, str]]:
-    """Map a service's feature names in templates, such as `view__feature`, to pairs (view or transform, feature)."""
+    """Map names for prompt templates, such as `view__feature`, to pairs (view or request transform, feature).
+
+    Includes all features of `service`.
+    """
     declared = contract.service(service)
     return {SEPARATOR.join(pair): pair for pair in (*declared.features, *declared.computed)}
 
@@ -109,9 +111,10 @@ def format_feature(value: Any, dtype: DataType) -> str:
 
 
 class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt with its tokens, and the greedy tokens after it (`answers`) by name of the model file.
+    """A recorded prompt with its tokens and the answer of each model file, to check that a package still works.
 
-    Answers end before the first token whose lead is so small that another processor might choose differently.
+    `answers` has the most likely tokens after the prompt by name of the model file. They end before the first token
+    whose lead is so small that another processor might choose differently.
     """
 
     text: str
@@ -121,7 +124,6 @@ class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _split(text: str, words: Sequence[str]) -> list[str]:
-    """Split a text before and after each of some words, preferring longer words."""
     if not words:
         return [text]
     pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))

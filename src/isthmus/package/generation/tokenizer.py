@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _alphabet() -> dict[str, int]:
-    """Return the characters that represent bytes in byte-level BPE, as in GPT-2."""
+    """Map each character of a byte-level BPE vocabulary to the byte it stands for, as in GPT-2."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
@@ -28,7 +28,6 @@ LONG = 1 << 12
 
 
 def load_tokenizer(data: bytes) -> "Own":
-    """Open a tokenizer from JSON. It does not truncate or pad, and takes control tokens in a text as plain text."""
     with extra("generate"):
         from tokenizers import Tokenizer as Own
     tokenizer = Own.from_buffer(data)
@@ -39,7 +38,7 @@ def load_tokenizer(data: bytes) -> "Own":
 
 
 class Tokenizer:
-    """The tokenizer of a package, from the content of `tokenizer.json`. `where` names the file in messages.
+    """The tokenizer of a package, from the content of its `tokenizer.json`. `where` names the file in messages.
 
     Raises PackageError if the file is not a tokenizer or its control tokens differ from the package's, and
     DependencyError without the extra `generate`.
@@ -62,14 +61,15 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """The largest token id plus one."""
+        """Return the largest token id plus one, to compare with the vocabulary of the model."""
         return max(self._own.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, parts: Sequence[str | int], most: int | None = None) -> list[int]:
-        """Tokenize texts and control tokens, in order, after the tokens that begin every prompt.
+        """Return the token ids of a prompt: the tokens that begin every prompt, then the tokens of each part, in order.
 
-        Raises RequestError if a long text certainly has more than `most` tokens. A result may still have more: check
-        its length. Also raises RequestError if a text has characters without tokens, or becomes a control token.
+        A part is a text or the id of a control token. Raises RequestError if a text has characters without tokens,
+        turns into a control token, or is long and certainly has more than `most` tokens. The result may still have more
+        than `most` tokens: check its length.
         """
         texts = [part for part in parts if isinstance(part, str)]
         if most is not None and sum(map(len, texts)) > LONG and (least := sum(map(self.least, texts))) > most:
@@ -105,13 +105,13 @@ class Tokenizer:
         return tokens
 
     def least(self, text: str) -> int:
-        """Return a lower bound for the number of tokens of a text, without tokenizing it."""
+        """Return a lower bound on the number of tokens of a text, much faster than tokenizing it."""
         data = np.frombuffer(self._normal(text).encode(errors="replace"), np.uint8)
         return int(np.bincount(data, minlength=256) @ self._shares)
 
     @cached_property
     def _shares(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """For each byte value, 1 / the longest token with it, or 0: the shares of a token's bytes sum to at most 1."""
+        """Return for each byte 1 / the length of the longest token with it, or 0. A token's bytes sum to at most 1."""
         pieces = {self.bytes_of(token) for token in self._own.get_vocab(with_added_tokens=True).values()}
         # Text may contain an added token's characters in composed form.
         pieces |= {self._normal(piece.decode(errors="replace")).encode() for piece in pieces if not piece.isascii()}
@@ -125,7 +125,7 @@ class Tokenizer:
         return text if normalizer is None else normalizer.normalize_str(text)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that a token adds to a text; empty for a control token or an unknown one."""
+        """Return the UTF-8 bytes that token id `token` stands for; empty for a control token or an unknown id."""
         letters = None if token in self._control else self._own.id_to_token(token)
         if letters is None:
             return b""
@@ -134,7 +134,7 @@ class Tokenizer:
 
 
 class GrowingText:
-    """A decoder of text, token by token. `add` returns whole characters, `end` a replacement for an incomplete one."""
+    """A decoder of generated tokens. `add` returns whole characters, `end` a replacement for an incomplete one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -41,14 +41,14 @@ class Pieces(Protocol):
 
 @dataclass
 class _Step:
-    """Bytes of the target, and their place in the base; None if the base does not have them."""
+    """A run of bytes of the new file. `place` is their offset in the old file, or None if they are not in it."""
 
     place: int | None
     data: bytearray
 
 
 def difference(base: Pieces, target: Pieces) -> bytes:
-    """Return the delta from `base` to `target`. It contains only the pieces of `target` that `base` does not have."""
+    """Return the delta from snapshot `base` to `target`: only the pieces of `target` that `base` does not have."""
     places: dict[bytes, int] = {}
     place = 0
     for part in base.parts:
@@ -72,7 +72,7 @@ def _encoded(step: _Step) -> bytes:
 
 
 def apply_delta(base: bytes, delta: bytes, where: str = "difference") -> bytes:
-    """Apply a delta to the file `base`; return the new file. DataError if the delta is damaged or for another base."""
+    """Rebuild the newer snapshot from `base` and a delta; raise DataError if it is damaged or for another base."""
     if len(delta) < _START.size:
         raise DataError(where, f"has {len(delta)} bytes", expected="a difference of snapshots")
     magic, version, begin, end, size = _START.unpack_from(delta)
@@ -104,7 +104,6 @@ def _part(data: bytes, begin: int, count: int) -> bytes:
 
 
 def _read_number(data: bytes, place: int) -> tuple[int, int]:
-    """Return the number at a place, and the place after it; raise a ValueError if it is incomplete."""
     value = 0
     for shift, byte in zip(range(0, 35, 7), data[place : place + 5], strict=False):
         value |= (byte & 127) << shift

@@ -67,7 +67,6 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 def encode_header(header: Header) -> bytes:
-    """Encode the part of a file before its rows: magic, version, size and header."""
     text = msgspec.json.encode(header)
     return _START.pack(MAGIC, VERSION, len(text)) + text
 
@@ -97,7 +96,6 @@ class SnapshotFile:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the file, in hex. It names the file."""
         return hashlib.sha256(self.data).hexdigest()
 
     def signed(self, signature: bytes) -> "SnapshotFile":
@@ -105,18 +103,18 @@ class SnapshotFile:
 
 
 def to_online_row(row: bytes, view: ViewContract) -> bytes:
-    """Convert a snapshot's row to a packed row of the online store, with the content hash 0."""
+    """Convert a row of a snapshot file to a packed row of the online store, with the content hash 0."""
     event, known = _TIMES.unpack_from(row)
     return ROW_HEADER.pack(1, view.prefix, event, known, 0) + row[_TIMES.size :]
 
 
 def to_snapshot_row(row: bytes, event: int, known: int) -> bytes:
-    """Convert a packed row of the online store to a snapshot's row, with these event and known times (microseconds)."""
+    """Convert a packed row of the online store to a row of a snapshot file. Both times are in microseconds."""
     return _TIMES.pack(event, known) + row[ROW_HEADER.size :]
 
 
 def read_header(data: bytes, where: str) -> tuple[Header, int]:
-    """Return the header of a file and the offset of the rows; raise DataError if the data is not a snapshot."""
+    """Return the header of a snapshot file and the offset of its rows; raise DataError if it is not a snapshot."""
     if len(data) < _START.size + SIGNATURE_SIZE:
         raise DataError(where, f"has {len(data)} bytes", expected="a snapshot")
     magic, version, size = _START.unpack_from(data)
@@ -132,7 +130,7 @@ def read_header(data: bytes, where: str) -> tuple[Header, int]:
 
 
 def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snapshot") -> SnapshotFile:
-    """Read a snapshot without checking its signature; raise DataError if it is damaged or `views` are not its views."""
+    """Parse a snapshot file without checking its signature; raise DataError if it is damaged or has other views."""
     header, place = read_header(data, where)
     if [name for name, _ in header.views] != [view.name for view in views]:
         named = ", ".join(name for name, _ in header.views)
@@ -149,7 +147,7 @@ def read_snapshot(data: bytes, views: Sequence[ViewContract], where: str = "snap
 def read_rows(
     view: ViewContract, count: int, data: bytes, place: int = 0, where: str = "snapshot"
 ) -> tuple[dict[bytes, bytes], int]:
-    """Read `count` rows of a view at offset `place`; return them by key, and the next offset. DataError if damaged."""
+    """Parse `count` rows at offset `place`; return them by key, and the offset after them. DataError if damaged."""
     result: dict[bytes, bytes] = {}
     fixed = _TIMES.size + RowCodec(view).width - ROW_HEADER.size
     variable = any(column.dtype.numpy is None for column in view.fields)
@@ -170,5 +168,5 @@ def read_rows(
 
 
 def _row_size(fixed: int, variable: bool, data: bytes, place: int) -> int:
-    """Return the bytes of a row without its key; its last end gives the length of the variable part."""
+    """Return the size of a row without its key. The last number of its fixed part is the size of the variable part."""
     return fixed + (_END.unpack_from(data, place + fixed - _END.size)[0] if variable else 0)

@@ -59,7 +59,7 @@ def text_of(value: KeyValue) -> str:
 
 
 def value_of(text: str, dtype: DataType) -> KeyValue:
-    """Decode a text from `text_of`; raise ValueError if it does not fit the type, or is empty, "." or ".."."""
+    """Decode a text of `text_of` to a value; raise ValueError if it does not fit the type, or is empty, "." or ".."."""
     if text in _UNNAMED:
         raise ValueError(text)
     value: KeyValue
@@ -108,7 +108,7 @@ class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return owner_column(self.owner)
 
     def file(self, key: bytes, own: Sequence[Lines]) -> "OwnFile":
-        """Return the unsigned snapshot of an owner: the shared rows and the `own` rows. `key` is the encoded owner."""
+        """Return the unsigned snapshot of the owner with encoded key `key`: shared rows, and `own` rows per view."""
         (value,) = decode_values(key)
         rest = iter(own)
         lines = [next(rest) if shared is None else shared for shared in self.shared]
@@ -138,9 +138,9 @@ class OwnFile:
 def split_by_owner(
     header: Header, owner: Column, views: Sequence[ViewContract], rows: Mapping[str, Rows]
 ) -> tuple[SharedSnapshot, dict[bytes, list[Lines]]]:
-    """Split a snapshot's rows into a part that all owners share, and a dict of each owner's rows by encoded key.
+    """Split the rows of a snapshot into a part that all owners share, and each owner's rows by encoded key.
 
-    `owner` is the owners' join key. Views without it are shared. The keys of the dict ascend.
+    `owner` is the join key that identifies an owner. Views without it are shared. The keys of the dict ascend.
     """
     own = [view for view in views if owner in view.keys]
     grouped: dict[bytes, list[list[bytes]]] = {}
@@ -158,11 +158,11 @@ def split_by_owner(
 def write_owners(
     file: Path, generation: SharedSnapshot, own: Iterable[tuple[bytes, Sequence[Lines]]], sign: Callable[[bytes], bytes]
 ) -> Iterator[tuple[bytes, OwnFile]]:
-    """Write a new file of owners; sign each owner's snapshot with `sign`, and yield it with the owner's key.
+    """Write a new SQLite file with the snapshots of all owners; yield each owner's key and signed snapshot.
 
-    `own` has pairs of an owner's key and rows, with ascending keys. Writes nothing until the result is iterated, and
-    the file is complete only after the last item. A killed process leaves a partial file. Raises an OSError if the file
-    has content or cannot be written.
+    `own` has pairs of an owner's key and rows, with ascending keys. `sign` returns the signature of a snapshot's bytes.
+    Writes nothing until the result is iterated, and the file is complete only after the last item. A killed process
+    leaves a partial file. Raises an OSError if the file has content or cannot be written.
     """
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as db:
@@ -198,7 +198,7 @@ class Owners:
             return int(count)
 
     def file(self, key: bytes) -> OwnFile | None:
-        """Return the signed snapshot of the owner `key`, or None if it has no rows; raise DataError if damaged."""
+        """Return the signed snapshot of the owner with encoded key `key`; None if the owner has no rows."""
         with self._reading():
             record = self._db.execute("SELECT rows, signature FROM owners WHERE key = ?", [key]).fetchone()
             if record is None:
@@ -210,7 +210,6 @@ class Owners:
             return self.generation.file(key, rows).signed(_blob(record[1]))
 
     def __iter__(self) -> Iterator[tuple[bytes, Sequence[Lines], OwnFile]]:
-        """Yield the key, the own rows and the snapshot of each owner, by ascending key."""
         with self._reading():
             for key, content, signature in self._db.execute("SELECT key, rows, signature FROM owners ORDER BY key"):
                 rows = _LINES.decode(content)
@@ -226,7 +225,7 @@ class Owners:
 
 
 def _blob(value: object) -> bytes:
-    """Require bytes: a damaged file may have a number, which `bytes` would take as a size."""
+    """Return `value` if it is bytes. A damaged file may have a number, which `bytes` would take as a size."""
     if not isinstance(value, bytes):
         raise TypeError(f"{type(value).__name__} instead of bytes")
     return value
@@ -234,7 +233,7 @@ def _blob(value: object) -> bytes:
 
 @contextmanager
 def open_owners(file: Path) -> Iterator[Owners]:
-    """Open a file of owners in a `with` block; FileNotFoundError if missing. Reads of a damaged one raise DataError."""
+    """Open the file of all owners' snapshots in a `with` block, to read; raise FileNotFoundError if it is missing."""
     try:
         db = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     except sqlite3.Error as error:

@@ -19,7 +19,7 @@ _LONGEST = (1 << 63) - 1
 
 
 def kept_views(contract: Contract, service: str) -> list[ViewContract]:
-    """Return the views in a service's snapshot, each with only the features that the service reads."""
+    """Return the views that a snapshot of `service` contains, each with only the features that the service reads."""
     names_of: dict[str, set[str]] = {}
     for view, feature in contract.read(service):
         names_of.setdefault(view, set()).add(feature)
@@ -28,7 +28,7 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
 
 
 def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
-    """Return a mask (n,) of the rows whose keys `device` selects.
+    """Return a mask (n,) of the rows that belong in a snapshot: their keys are among those that `device` selects.
 
     A join key that is not in `device.keys`, such as the owner's, may have any value.
     """
@@ -41,7 +41,7 @@ def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
 
 
 def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
-    """Describe each feature in a snapshot and the keys whose values devices get, as "view:feature of every id"."""
+    """Describe what a snapshot reveals to devices: a text per feature, such as "view:feature of every id"."""
     exposed = []
     for view in views:
         keys = " and ".join(_values_of(key.name, device) for key in view.keys)
@@ -58,7 +58,7 @@ def _values_of(key: str, device: Snapshot) -> str:
 def device_manifest(
     contract: Contract, service: FeatureService, stale: float | str | None = None
 ) -> DeviceManifest | None:
-    """Describe what a device keeps, for the manifest; None if the service has no `device`.
+    """Describe the rows that a device keeps, for the manifest of a package; None if the service has no `device`.
 
     `stale` is for devices without a recent snapshot: a number is the answer, a text names the package that answers
     instead, and None refuses to answer.

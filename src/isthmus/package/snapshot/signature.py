@@ -24,7 +24,7 @@ class SnapshotSigner:
 
     @classmethod
     def of(cls, file: Path, password: str | None = None) -> "SnapshotSigner":
-        """Load a P-256 key; raise ConfigurationError if it is unusable, DependencyError without the extra `devices`."""
+        """Load a P-256 private key (PEM); raise ConfigurationError if the key or its password is unusable."""
         with extra("devices"):
             import cryptography  # noqa: F401 - so that a missing `cryptography` names this extra, not `signing`
         key = read_private_key(file, password)
@@ -37,7 +37,7 @@ class SnapshotSigner:
         return snapshot.signed(self.sign(snapshot.body))
 
     def sign(self, body: bytes) -> bytes:
-        """Return the 64-byte signature of `body`, the bytes of a snapshot without signature."""
+        """Return the 64-byte ECDSA signature of `body`, the bytes of a snapshot without its signature."""
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -51,9 +51,9 @@ class SnapshotSigner:
 
 
 def create_key(file: Path) -> None:
-    """Write a new private key without a password, readable only by the user. Keeps a file that exists.
+    """Create a P-256 private key for signing snapshots, readable only by the user and without a password.
 
-    Creates a missing parent folder. Raises DependencyError without the extra `devices`.
+    Does nothing if `file` exists. Creates a missing parent folder. Raises DependencyError without the extra `devices`.
     """
     with extra("devices"):
         from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -69,16 +69,13 @@ def create_key(file: Path) -> None:
 
 
 def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapshot") -> None:
-    """Raise DataError unless the private key of `public_key` (PEM) has signed exactly this snapshot."""
+    """Raise DataError unless the private key that belongs to `public_key` (PEM) signed exactly this snapshot."""
     if not signed_by(public_key, where)(snapshot.data):
         raise DataError(where, "is not signed by the key of the project, or was changed after it was signed")
 
 
 def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
-    """Return a function that takes the bytes of a snapshot, and tells if the private key of `public_key` signed it.
-
-    Raises DataError if the key is not elliptic, and ValueError if it is not PEM.
-    """
+    """Return a function that checks the signature of a snapshot's bytes with `public_key` (PEM)."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature

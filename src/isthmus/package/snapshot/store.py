@@ -49,20 +49,18 @@ class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 @dataclass(frozen=True)
 class SnapshotFolder:
-    """The folder of a service's snapshots."""
-
     folder: Path
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder if needed, and hold its lock in a block. Wait for other processes. Writers need it."""
+        """Hold the folder's lock in a `with` block, as every writer must. Creates the folder if needed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def latest(self) -> Latest | None:
-        """Return the description of the newest snapshot; None without snapshots. Raise DataError if it is damaged."""
+        """Read the description of the newest snapshot; None without snapshots. Raises DataError if it is damaged."""
         file = self.folder / LATEST
         try:
             return msgspec.json.decode(file.read_bytes(), type=Latest)
@@ -72,7 +70,6 @@ class SnapshotFolder:
             raise DataError(str(file), f"cannot be read ({error})", remedy="run `isthmus features snapshot`") from error
 
     def latest_or_none(self) -> Latest | None:
-        """Return the description of the newest snapshot; None without snapshots, and also if it is damaged."""
         try:
             return self.latest()
         except DataError:
@@ -91,19 +88,17 @@ class SnapshotFolder:
             return file.read()
 
     def delta(self, digest: str, latest: Latest) -> bytes:
-        """Read the delta from the earlier snapshot `digest` to the newest; raise FileNotFoundError without one."""
         return (self.folder / _delta(digest, latest.snapshot)).read_bytes()
 
     def owners(self, digest: str) -> Path:
-        """Return the path of the file of all owners with this SHA-256, whether or not it exists."""
         return self.folder / f"{digest}.owners"
 
     def owner_snapshot(self, key: bytes, latest: Latest, since: str | None = None) -> tuple[str, bytes] | None:
-        """Return the SHA-256 and bytes of an owner's newest snapshot; None if the owner has no rows.
+        """Return the SHA-256 of an owner's newest snapshot and the bytes to send; None if the owner has no rows.
 
-        `since` is the SHA-256 of the snapshot on the device. If that is the newest, the bytes are empty. If an earlier
-        file has it, they are a delta, and else the whole snapshot. Raises FileNotFoundError if the newest file is
-        missing, and DataError if it is damaged.
+        `key` is the owner's encoded join key value. `since` is the SHA-256 of the snapshot on the device. The bytes are
+        empty if `since` is the newest, a delta if an earlier file has it, and else the whole snapshot. Raises
+        FileNotFoundError if the newest file is missing, and DataError if it is damaged.
         """
         with open_owners(self.owners(latest.snapshot)) as owners:
             newest = owners.file(key)
@@ -131,7 +126,8 @@ class SnapshotFolder:
         """Write a signed snapshot as the newest, with deltas from up to `keep` earlier ones; delete all other files.
 
         `views` are the views in the snapshot. Returns the new description, which includes `discloses` and `tables`.
-        With an older description, a file may now be missing: call `latest` again. The caller must hold the lock.
+        Call it within `locked`. A reader that holds an older description may miss a file now, and must call `latest`
+        again.
         """
         before = self.latest_or_none()
         earlier = [] if before is None else [before.snapshot, *before.earlier]
@@ -159,11 +155,11 @@ class SnapshotFolder:
         tables: Mapping[str, str] | None = None,
         signed: Callable[[bytes, OwnFile], None] = lambda _key, _file: None,
     ) -> Latest:
-        """Write a file with a snapshot of each owner as the newest. Keep up to `keep` earlier files, and delete others.
+        """Write a new file with the snapshots of all owners. Keep up to `keep` earlier files, and delete the others.
 
         `own` maps each owner's encoded key to the owner's rows; its keys ascend. `sign` returns the signature of a
         snapshot's bytes. `signed` is called with each owner's key and signed snapshot before the file is in place.
-        Returns the new description, which includes `discloses` and `tables`. The caller must hold the lock.
+        Returns the new description, which includes `discloses` and `tables`. Call it within `locked`.
         """
         before = self.latest_or_none()
         earlier = [] if before is None or before.owner != generation.owner else [before.snapshot, *before.earlier]
@@ -187,14 +183,13 @@ class SnapshotFolder:
         return self._lead(latest, {self.owners(each) for each in (digest, *kept)})
 
     def _lead(self, latest: Latest, files: set[Path]) -> Latest:
-        """Write `latest`, then remove files it does not refer to."""
         write_atomically(self.folder / LATEST, msgspec.json.encode(latest))
         for file in self._files() - files:
             file.unlink(missing_ok=True)
         return latest
 
     def clear(self) -> None:
-        """Remove all snapshots, but not the lock file: other processes may wait for it. The caller holds the lock."""
+        """Delete all snapshots. Keep the lock file, since other processes may wait for it. Call it within `locked`."""
         (self.folder / LATEST).unlink(missing_ok=True)
         for file in self._files():
             file.unlink(missing_ok=True)

@@ -20,11 +20,12 @@ def folder_of(file: Path) -> Path:
 def fetch(
     package: Path, digest: str, folder: Path, public_key: str | None, done: Callable[[str], None]
 ) -> tuple[Path, int]:
-    """Copy a package into the cache `folder` unless it is there; return its path there and the bytes copied, or 0.
+    """Copy a package into the cache `folder` of deployed packages, unless it is there already.
 
-    Checks the digest of the copy and, with a `public_key` (PEM), its signature. If a check fails, raises a PackageError
-    and leaves the cache unchanged. Replaces a damaged copy, or a copy with a different signature. Calls `done("fetch")`
-    or `done("verify")` after each step, so that the caller can time the steps.
+    Returns its path in the cache and the bytes copied, or 0. Checks that the copy has the SHA-256 `digest` and, with a
+    `public_key` (PEM), its signature. If a check fails, raises a PackageError and leaves the cache unchanged. Replaces
+    a damaged copy, or a copy with a different signature. Calls `done("fetch")` or `done("verify")` after each step, so
+    that the caller can time the steps.
     """
     target = folder / digest
     with suppress(PackageError):
@@ -66,7 +67,7 @@ def _signature(package: Path) -> bytes | None:
 
 
 def prune(folder: Path, keep: Collection[str]) -> None:
-    """Delete all packages from the cache `folder` except the digests in `keep`. Errors are ignored."""
+    """Delete all packages from the cache `folder` except those whose digest is in `keep`. Ignores errors."""
     for entry in folder.glob("[0-9a-f]" * 64):
         if entry.name not in keep:
             shutil.rmtree(entry, ignore_errors=True)

@@ -38,7 +38,7 @@ class DeploymentHistory(Journal[Event]):
         )  # fmt: skip
 
     def add(self, record: Event) -> None:
-        """Append an event, with paths in the cache made relative, and sync it to disk. Call this within `locked`."""
+        """Append an event and sync it to disk, with paths in the cache made relative. Call it within `locked`."""
         super().add(msgspec.structs.replace(record, deployment=record.deployment.relative(self._file)))
 
     def _records(self, lines: bytes) -> list[Event]:
@@ -49,7 +49,7 @@ class DeploymentHistory(Journal[Event]):
 
 
 def succession(events: Sequence[Event]) -> list[Deployment]:
-    """Return the past and current deployments, oldest first. Leaves out repeated and rolled-back deployments."""
+    """Return the past and current deployments, oldest first, without repeated and rolled-back ones, for a rollback."""
     deployments: list[Deployment] = []
     for event in events:
         if event.action not in ("deploy", "promote", "rollback"):

@@ -58,7 +58,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def without_trials(self) -> "Deployment":
-        """The deployment without candidate, probation and undone, as stored in the history."""
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
     def loaded(self, now: int) -> "list[Deployment]":
@@ -69,7 +68,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def runtime_key(self) -> tuple[str, str, int]:
-        """Digest, precision and threads. Deployments with the same key run in the same way."""
+        """Return digest, precision and threads. Deployments with the same key run in the same way."""
         return self.digest, self.precision, self.threads
 
     def dumps(self, file: Path) -> bytes:
@@ -91,7 +90,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self._with_packages(lambda package, own: own if package == folder / own else str(package))
 
     def absolute(self, file: Path) -> "Deployment":
-        """Return a copy with absolute package paths, for a record read from `file`. The inverse of `relative`."""
+        """Return a copy with absolute package paths, for a deployment read from `file`. The inverse of `relative`."""
         folder = file.parent.resolve()
 
         def absolute(package: Path, own: str) -> str:
@@ -102,7 +101,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self._with_packages(absolute)
 
     def _with_packages(self, path: Callable[[Path, str], str]) -> "Deployment":
-        """Replace each package path by `path(package, path in the cache)`."""
         package = path(Path(self.package), f"{CACHE}/{self.digest}")
         candidate, probation = self.candidate, self.probation
         if candidate is not None:
@@ -149,12 +147,14 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     at: int,
     public_key: str | None = None,
 ) -> Deployment:
-    """Check package, contract and verdict as `isthmus deploy` does; return the deployment. Writes and loads nothing.
+    """Check that a package may be deployed, as `isthmus deploy` does, and return its deployment.
+
+    Writes and loads nothing. `tables` has the current fingerprint of each view's table.
 
     Raises PackageError if the package is damaged, lacks the precision of `profile`, or is not signed with a given
     `public_key`. Raises ContractMismatch if its service has changed, and RequestError if the service is unknown. Raises
     GateFailed if the verdict is missing, failed, is for another package or contract, or did not compare a feature. Also
-    raises GateFailed if a table has changed since: `tables` has the current fingerprint of each view's table.
+    raises GateFailed if a table has changed since the verdict.
     """
     package = open_package(folder)
     if public_key is not None:
@@ -171,7 +171,7 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
 
 
 def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
-    """Return a deployment with an empty verdict; raise PackageError if the package lacks the precision of `profile`."""
+    """Return a deployment with an empty verdict, to run a package that is not verified. `at` is in microseconds."""
     manifest = package.manifest
     manifest.variant(profile.precision)
     return Deployment(

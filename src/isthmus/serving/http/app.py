@@ -177,7 +177,6 @@ class Handlers:
         return reply(answer, state.contract.hash, answer_format.value)
 
     async def _encoded(self, call: "_LookupCall", *, check: bool = False) -> bytes:
-        """Encode the answer to a lookup; `check` verifies the content of every row."""
         lookup, keys, rows = call.lookup, call.inputs.keys, call.inputs.rows
         call.at = self._at()
         answers: Mapping[str, ViewAnswer] = {}
@@ -245,7 +244,7 @@ class Handlers:
         return reply(msgspec.json.encode(messages.Models(deployed_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
-        """Handle `/status`: return the status of server and project, as a page if HTML is accepted, else as JSON."""
+        """Handle `/status`: return the status of server and project, as an HTML page for browsers, else as JSON."""
         granted(request).require_status()
         state = self._watch.state
         answer = await status(self._settings, state, self._store, self.metrics, self._at())
@@ -266,7 +265,7 @@ class Handlers:
         return reply(msgspec.json.encode(answer), contract.hash)
 
     async def exposition(self, request: Request) -> Response:
-        """Query Redis, return the metrics. If Redis fails, its metrics keep their values and `isthmus_ready` is 0."""
+        """Handle `/metrics`. If Redis fails, its metrics keep their values and `isthmus_ready` is 0."""
         granted(request).require_status()
         gauges = self.metrics.gauges
         try:
@@ -325,8 +324,6 @@ def create(settings: ServerSettings) -> ASGIApp:
 
 @dataclass(slots=True)
 class _LookupCall:
-    """A lookup request: its decoded inputs, then its time and the values it used."""
-
     lookup: Lookup
     inputs: LookupInputs
     join_keys: Mapping[str, Column]
@@ -390,7 +387,7 @@ def _stream(*arguments: Any) -> bytes:
 
 
 async def _restarted(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run background work until canceled. Restart it after an unexpected exception."""
+    """Run background work until it is canceled. If it raises an exception, log it and start the work again."""
     while True:
         try:
             return await work()

@@ -45,9 +45,10 @@ class TextGeneration:
         self._tokenizing = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
-        """Generate the first token, and return a response that streams the text as events.
+        """Handle `/generate`: generate the first token, and return a response that streams the text as events.
 
-        Raises errors before the first token, such as a BusyError for too many texts at a time. Streams later errors.
+        Raises errors that occur before the first token, such as a BusyError for too many texts at a time. Later errors
+        are sent as events.
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
@@ -89,10 +90,11 @@ class TextGeneration:
 async def tokens_of(
     generation: Generation, tokenizer: Tokenizer, parts: Sequence[str | int], turn: asyncio.Lock
 ) -> list[int]:
-    """Return the tokens of a prompt; raise a RequestError if it cannot be tokenized or is certainly too long.
+    """Tokenize a prompt for a model that generates text; return its token ids.
 
-    A result may still be too long: check its length. A long prompt is tokenized in a thread. The lock `turn` lets only
-    one thread do this at a time. The thread continues even if the caller is canceled.
+    A long prompt is tokenized in a thread, which continues even if the caller is canceled. The lock `turn` lets only
+    one such thread run at a time. Raises a RequestError if the prompt cannot be tokenized or is certainly too long. The
+    result may still be too long: check its length.
     """
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)

@@ -70,7 +70,6 @@ class Guarded:
         await self._app(scope, receive, send)
 
     def _grants(self, scope: Scope) -> Grants:
-        """Return what a request may do. While the key file is broken, no request can be authenticated."""
         ring = self._ring()
         if ring is not None and ring.keys:
             self._had_keys = True
@@ -88,7 +87,7 @@ class Guarded:
         return Grants(key.name, frozenset(key.scopes))
 
     def _never_had_keys(self) -> bool:
-        """Return False once keys have existed: losing the key file must not open the server."""
+        """Return True if no key has ever existed. Losing the key file must not open the server."""
         if self._had_keys or self._required is None:
             return not self._had_keys
         try:
@@ -177,8 +176,6 @@ class Limited:
 
 @dataclass(eq=False)
 class _Exchange:
-    """The body read so far, and whether the answer has begun."""
-
     _receive: Receive
     _send: Send
     _most: int
@@ -188,7 +185,6 @@ class _Exchange:
     started: bool = False
 
     async def receive(self) -> Message:
-        """Return the next part of the body; raise a TooLargeError if the body is longer than the limit."""
         # After the whole body, the only message is a disconnect.
         self.reading = self._more
         message = await self._receive()
@@ -206,11 +202,11 @@ class _Exchange:
 def require_own_page(
     scope: Scope, hosts: Collection[str], *, name_it: str, instead: str = _CREATE, visits: bool = False
 ) -> None:
-    """Raise a ForbiddenError if a web page of another site sent the request or WebSocket through a local browser.
+    """Raise a ForbiddenError if a web page of another site sent this request or WebSocket through a local browser.
 
-    A page can also point its own host name at this machine. So a request over loopback must name a loopback host or one
-    of `hosts`; else the error has the remedy `name_it`. For a page of another site, it has the remedy `instead`. With
-    `visits`, a browser may follow a link from another site.
+    Call it for requests that need no key. A page can point its own host name at this machine, so a request over
+    loopback must name a loopback host or one of `hosts`. `name_it` is the remedy in the error for a wrong host, and
+    `instead` the remedy for a page of another site. With `visits`, a browser may follow a link from another site.
     """
     named = [value for header, value in scope["headers"] if header == b"host"]
     foreign = [host for host in named if not _is_loopback(host) and _name(host) not in hosts]
@@ -264,14 +260,13 @@ def _too_long(length: str, most: int) -> errors.TooLargeError:
 
 
 def _name(host: bytes) -> str:
-    """Return the name in a `Host` field, without its port; empty if the field is invalid."""
     match = _HOST.fullmatch(host.decode("latin-1").lower())
     return (match["address"] or match["name"]).removesuffix(".") if match else ""
 
 
 @lru_cache
 def _is_loopback(host: bytes) -> bool:
-    """Return True if a `Host` field can only mean this machine; no DNS server resolves `localhost`."""
+    """Return True if a `Host` field can only mean this machine. `localhost` does, as DNS servers do not resolve it."""
     name = _name(host)
     try:
         return ipaddress.ip_address(name).is_loopback

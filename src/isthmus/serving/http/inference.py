@@ -113,7 +113,6 @@ class Inference:
 
 
 def _predictor_of(state: State, request: Request) -> AnyPredictor:
-    """Return the predictor of the model and version in a path; without a version, the deployed one."""
     state.deployed(request.path_params["model"])
     name = request.path_params.get("version")
     if name is None:

@@ -87,7 +87,6 @@ class Observed:
 
 
 def _request_id(scope: Scope) -> bytes | None:
-    """Return the caller's id if it is safe to log."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.match(value):
             return bytes(value)

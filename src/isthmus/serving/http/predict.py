@@ -38,7 +38,7 @@ _Inputs = tuple[dict[str, list[Any]], Any, int]
 
 @dataclass(frozen=True, slots=True)
 class PredictCall:
-    """A request for predictions, with the server's state and the version it named when it arrived, if any."""
+    """A request for predictions, the state of the server on its arrival, and the version it names, if any."""
 
     state: State
     message: PredictRequest | TensorRequest
@@ -48,8 +48,6 @@ class PredictCall:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Inputs of a prediction from the request and the store, read at time `at` in microseconds."""
-
     keys: Mapping[str, Sequence[Any]]
     fields: Any
     answers: Mapping[str, ViewAnswer]
@@ -72,7 +70,7 @@ class Predicted:
 
     @property
     def numbers(self) -> Outputs:
-        """The outputs as one array, shape (rows,) or (rows, classes). Output tensors are flattened to one dimension."""
+        """Return the outputs as one array, shape (rows,) or (rows, classes). Output tensors become flat."""
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 
@@ -88,9 +86,10 @@ def recorded_by(
 
 
 class PredictionService:
-    """Predictions of a server process. A canary or a deployment on probation may answer requests itself.
+    """The predictions of a server process, by the deployed model or a model on trial.
 
-    Shadows, and runs that only compare latency, wait in a queue for `run_waiting`, which must run as a task.
+    A canary or a deployment on probation may answer requests itself. Shadows, and runs that only compare latency, wait
+    in a queue for `run_waiting`, which must run as a task.
     """
 
     def __init__(self, store: Store, limits: Limits, metrics: Metrics, now: Callable[[], int]) -> None:
@@ -98,7 +97,7 @@ class PredictionService:
         self._waiting: asyncio.Queue[tuple[str, Callable[[], Awaitable[None]]]] = asyncio.Queue(WAITING)
 
     async def run_waiting(self) -> None:
-        """Run the queued comparisons of models on trial one by one, until canceled. Logs failures."""
+        """Run the queued comparisons of models on trial one by one, until canceled. Failures are logged."""
         while True:
             role, work = await self._waiting.get()
             try:
@@ -114,12 +113,15 @@ class PredictionService:
             self._metrics.count_trial(trial, role, "dropped")
 
     async def predict(self, request: PredictCall) -> tuple[AnyPredictor, Predicted]:
-        """Predict with the requested version, else the deployed model or one on trial; return predictor and outputs.
+        """Answer a request for predictions; return the predictor that answered, and its outputs.
 
-        If a canary fails or has no answer, the deployed model answers instead. If a deployment on probation fails or
-        has no answer, the former model does. Counts requests and failures; a trial ends after too many failures. May
-        queue a comparison for `run_waiting`. Raises a RequestError if the request does not fit the model, a
-        NotReadyError without a model, a ContractMismatch if the model is outdated, and the errors of `stored`.
+        The requested version answers if there is one, else the deployed model or a model on trial. If a canary fails or
+        has no answer, the deployed model answers instead. If a deployment on probation fails, the former model does.
+        Counts requests and failures, and a trial ends after too many failures. May queue a comparison for
+        `run_waiting`.
+
+        Raises a RequestError if the request does not fit the model, a NotReadyError without a model, a ContractMismatch
+        if the model is outdated, and the errors of `stored`.
         """
         state = request.state
         if request.version is not None:
@@ -162,7 +164,7 @@ class PredictionService:
     async def _tried(
         self, run: Trial, tried: AnyPredictor, standby: AnyPredictor, request: PredictCall
     ) -> tuple[AnyPredictor, Predicted]:
-        """Predict with a model on trial. If it fails, return the answer of the standby and count a failure.
+        """Predict with the model on trial, `tried`. If it fails, return the answer of `standby` and count a failure.
 
         Nothing is counted if the standby fails too, or if the store caused the failure.
         """
@@ -209,7 +211,7 @@ class PredictionService:
     async def _instead(
         self, run: Trial, attempt: asyncio.Future[Predicted], standby: AnyPredictor, request: PredictCall
     ) -> Predicted | None:
-        """Return the standby's answer, or None if the attempt finishes with an answer that is as good."""
+        """Run the standby and return its answer, or None if `attempt` ends with an answer that is as good."""
         second = started(self._predicted(standby, request))
         try:
             await asyncio.wait({attempt, second}, return_when=asyncio.FIRST_COMPLETED)
@@ -232,7 +234,6 @@ class PredictionService:
         return await offload(len(request.body) > BYTES, predictor.read, request.message, self._limits)
 
     async def _stored(self, predictor: AnyPredictor, inputs: _Inputs, *, counted: bool = True) -> _Stored:
-        """Read the stored rows for the inputs of a request; `counted` includes them in the metrics of views."""
         keys, fields, rows = inputs
         at = self._now()
         answers = await self.stored(predictor.plan, keys, rows, at, predictor.bits if counted else None)
@@ -241,10 +242,11 @@ class PredictionService:
     async def stored(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, bits: Mapping[str, bytes] | None
     ) -> Mapping[str, ViewAnswer]:
-        """Read the views of a plan from Redis, as of `at` (microseconds since 1970 UTC); {} if it reads no views.
+        """Read the stored rows for a prediction from Redis, as of `at` (microseconds since 1970 UTC), by view.
 
-        `bits` selects, by view, the features whose values the metrics count: a bit mask per view. None counts nothing.
-        Raises a DataError if a row is damaged, and the errors of `Store.read`, for example if Redis is too slow.
+        `plan` says which views to read, and `keys` has the join keys of `rows` rows. Returns {} if the plan reads no
+        views. `bits` is a bit mask per view of the features whose values the metrics count; None counts nothing. Raises
+        a DataError if a row is damaged, and the errors of `Store.read`, for example if Redis is too slow.
         """
         if not plan.views:
             return {}
@@ -277,7 +279,6 @@ class PredictionService:
     async def _shadowed(
         self, run: CandidateRun, candidate: AnyPredictor, request: PredictCall, answer: Predicted
     ) -> None:
-        """Run a shadow in a thread and compare its outputs with the answer."""
         rows = answer.rows
         try:
             stored = await self._load(candidate, request, counted=False)
@@ -297,7 +298,7 @@ class PredictionService:
     async def _timed(
         self, run: ProbationRun, deployed: AnyPredictor, former: AnyPredictor, request: PredictCall
     ) -> None:
-        """Time the deployed and the former model on one request in alternating order, outside their queues."""
+        """Time the deployed and the former model on one request, in alternating order, outside their queues."""
         began, taken = time.monotonic(), {}
         try:
             pair = [
@@ -336,7 +337,7 @@ class PredictionService:
         self._metrics.time_trial(run, role, seconds)
 
     def _fail(self, run: Trial, rows: int, error: BaseException | None) -> None:
-        """Count a failure of a model on trial. Without an error it was late, or its answer was not a number."""
+        """Count a failure of a model on trial; `error` is None if it was late or its answer was not a number."""
         run.counts.count(rows, None)
         self._metrics.count_trial(run, run.role, "failed")
         fields = {} if error is None else {"exception": type(error).__name__, "at": log.place(error)}
@@ -349,7 +350,6 @@ def _outcome(attempt: asyncio.Future[Predicted]) -> Predicted | None:
 
 
 def _lost(outputs: Outputs, standby: Outputs) -> bool:
-    """Return True if some row has no answer but the standby has one for it."""
     missing = unanswered(outputs)
     # Tensors of the two models may differ in size.
     return bool((missing & ~unanswered(standby)).any() if len(outputs) == len(standby) else missing.any())

@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header field or trailer, and pass on only a field. Raise a ValueError above a limit (status 431)."""
+        """Count a header field or trailer, but pass only a field on. Raise a ValueError above a limit (status 431)."""
         self._count(len(name) + len(value), 1)
         if self._in_head:
             super().on_header(name, value)
@@ -96,9 +96,9 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer an invalid request with 400, or with 431 if its head or trailers exceed limits; end the connection.
+        """Answer an invalid request with 400, or with 431 if its head or trailers are too large; end the connection.
 
-        Instead of sending 431, aborts the connection if an earlier answer is still due, or this answer has begun.
+        The connection is aborted without 431 if this answer has begun, or an earlier request has no answer yet.
         """
         if not self._over:
             super().send_400_response(msg)
@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
         self._end()
 
     def _end(self) -> None:
-        """Stop sending but keep reading for a while, so that a client that still sends can read the answer."""
+        """Stop sending but keep reading for a while. A client that is still sending can then read the answer."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -133,7 +133,6 @@ class Connection(HttpToolsProtocol):
         self._expect()
 
     def _count(self, size: int, fields: int) -> None:
-        """Count parsed bytes and fields. An exception ends parsing and leads to `send_400_response`."""
         self._unparsed = 0
         self._size += size
         self._fields += fields
@@ -155,7 +154,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        """If the answer ended before the request's body, abort unless the body arrives within `WAIT_SECONDS`."""
+        """Finish an answer. If the request's body is not complete, abort unless it arrives within `WAIT_SECONDS`."""
         super().on_response_complete()
         if self.cycle.more_body:
             self._expect()
@@ -165,7 +164,7 @@ class Connection(HttpToolsProtocol):
         self._arrived()
 
     def shutdown(self) -> None:
-        """Close the connection as the server ends: after the current answer, or if idle, `LEAVING_SECONDS` later."""
+        """Close the connection when the server ends: after the current answer or, if idle, after `LEAVING_SECONDS`."""
         if self.cycle is None or self.cycle.response_complete:
             self._leaving = True
             self.loop.call_later(LEAVING_SECONDS, self._leave)
@@ -191,7 +190,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """Uvicorn's flow control, but do not read while requests wait: it would store all of them."""
+    """Uvicorn's flow control, but without reading while requests wait, because uvicorn would store all of them."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
         super().__init__(transport)
@@ -203,7 +202,7 @@ class _Flow(FlowControl):
 
 
 class _Corked:
-    """A transport that joins the writes of an event loop turn, and aborts if the client does not read."""
+    """A transport that sends all writes of one event loop turn together, and aborts if the client does not read."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -238,7 +237,6 @@ class _Corked:
                 self._watch()
 
     def _watch(self) -> None:
-        """Check again later if the system's buffer is full."""
         left = self._transport.get_write_buffer_size()
         self._watched = left > 0
         if left:
@@ -252,6 +250,6 @@ class _Corked:
             self._watch()
 
     def _acknowledged(self, left: int) -> int:
-        """Return the bytes the client has acknowledged; the system buffers megabytes."""
+        """Return how many sent bytes the client has acknowledged. The buffer of the system may hold megabytes more."""
         under_way = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         return self._written - left - int.from_bytes(under_way, sys.byteorder)

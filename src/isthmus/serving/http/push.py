@@ -12,7 +12,7 @@ from isthmus.serving.wire.messages import PushRequest, WriteRequest
 
 
 async def push(request: PushRequest | WriteRequest, state: State, store: Store, limits: Limits, now: int) -> bytes:
-    """Write the rows of a push to the online store, the history, or both; return JSON that counts rows and writes.
+    """Write pushed rows to the online store, the history (offline tables), or both; return JSON that counts the rows.
 
     All rows are checked first: after a RequestError, no row was written. Rows enter the queue for the history before
     the online store, so that everything served is also in the history. After a DependencyError (Redis is slow, or too

@@ -82,7 +82,7 @@ def run(settings: ServerSettings) -> None:
 
 
 def _application(settings: ServerSettings, server: int) -> ASGIApp:
-    """Create the application in the process `server` itself, or in a worker, which ends with it."""
+    """Create the application, in the process `server` itself or in a worker process, which ends with `server`."""
     if os.getpid() != server:
         end_with(server)
     # Import here because the parent of workers does not need it.

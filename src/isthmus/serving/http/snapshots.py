@@ -33,11 +33,13 @@ register_url_convertor(OWNER, _Owner())
 
 
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
-    """Answer with the newest snapshot of a service, or a delta from the version in the query's `since`.
+    """Handle `/snapshots/...`: send a device the newest snapshot of a service, or a delta to it.
 
-    The answer is 304 if the client has the newest version. A whole file is compressed with Zstandard if the client
-    accepts it. `folder` has a folder for each of the `services`. Raises ForbiddenError without permission, RequestError
-    for an invalid owner, NotFoundError for an unknown service or without a snapshot, NotReadyError for damaged files.
+    A delta starts from the version in the query's `since`. The answer is 304 if the client has the newest version. A
+    whole file is compressed with Zstandard if the client accepts it. `folder` has a folder for each of the `services`.
+
+    Raises ForbiddenError without permission, RequestError for an invalid owner, NotFoundError for an unknown service or
+    without a snapshot, and NotReadyError for damaged files.
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:
@@ -101,7 +103,6 @@ def _files(shelf: SnapshotFolder | None, service: str, value: str | None, since:
 def _own(
     shelf: SnapshotFolder, latest: Latest, service: str, value: str | None, since: str | None
 ) -> tuple[str, bytes]:
-    """Do the same as `_files` for an owner's snapshot."""
     where = f"snapshot of {service}"
     if latest.owner is None:
         raise NotFoundError(where, "is the same for all devices", remedy=f"request /snapshots/{service}")

@@ -35,10 +35,11 @@ _HASHES = ("package", "contract")
 
 
 async def status(settings: ServerSettings, state: State, store: Store, metrics: Metrics, now: int) -> StatusAnswer:
-    """Return the status of the server. The status lists as `problems` what could not be read, such as a slow Redis.
+    """Collect the status of the server and the project, for `/status`.
 
-    Asks Redis whether it has lost rows, and updates `store.losses`. `now` is in microseconds since 1970 UTC. Raises a
-    NotReadyError without a contract.
+    Anything that could not be read, such as a slow Redis, is listed under `problems`. Asks Redis whether it has lost
+    rows, and updates `store.losses`. `now` is in microseconds since 1970 UTC. Raises a NotReadyError without a
+    contract.
     """
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}
@@ -204,7 +205,6 @@ def page(status: StatusAnswer) -> str:
 def _table(
     columns: Sequence[str], rows: Sequence[Sequence[Text]], empty: str, numbers: Sequence[str] = (), layout: str = ""
 ) -> Block:
-    """Build a table without its empty columns, or a sentence if it has no rows."""
     if not rows:
         return Paragraph(empty)
     filled = [n for n in range(len(columns)) if any(row[n] not in ("", "-") for row in rows)]
@@ -301,7 +301,6 @@ def _project(status: ProjectStatus | None) -> Iterator[Block]:
 
 
 def _duration(seconds: float | None) -> str:
-    """Format a duration in the largest unit that it has two of."""
     if seconds is None:
         return "-"
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):

@@ -32,11 +32,11 @@ def stream(
     answers: Mapping[str, ViewAnswer],
     computed: TransformOutputs,
 ) -> bytes:
-    """Encode the answer to a lookup as an Arrow IPC stream with one record batch. `types` has the column of each key.
+    """Encode the answer to a lookup as an Arrow IPC stream with one record batch.
 
-    After keys and features, each view has `<view>__status` with Feast's names, dictionary-encoded. Its
-    `<view>__event_timestamp` is null if it has no row. With the status PRESENT, a null feature was stored as null.
-    Messages about damaged rows are in the metadata of the schema.
+    `types` has the column of each join key. After keys and features, each view has `<view>__status` with Feast's names,
+    dictionary-encoded, and `<view>__event_timestamp`, which is null without a row. With the status PRESENT, a null
+    feature was stored as null. Messages about damaged rows are in the metadata of the schema.
     """
     columns = {name: _array(from_python(key, types[name].dtype), types[name].dtype) for name, key in keys.items()}
     for name, (view, feature, dtype) in zip(lookup.names, lookup.features, strict=True):

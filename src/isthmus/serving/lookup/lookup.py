@@ -129,10 +129,11 @@ class Lookup:
         self._coded = {column.name for column in keys if column.dtype == Bytes}
 
     def inputs(self, keys: Mapping[str, list[Any]], fields: Mapping[str, list[Any]], limits: Limits) -> LookupInputs:
-        """Check the decoded columns of a request, and convert request fields to NumPy. An absent field becomes null.
+        """Check the decoded columns of a request, and convert its request fields to NumPy.
 
-        Raises a RequestError if a join key is missing or named as a feature, if columns differ in length, or if a
-        number is too large. Raises a TooLargeError if they exceed `limits`.
+        `keys` has the join keys and `fields` the request fields, by name. An absent field becomes null. Raises a
+        RequestError if a join key is missing or named as a feature, if columns differ in length, or if a number is too
+        large. Raises a TooLargeError if they exceed `limits`.
         """
         decode.require_keys(self.plan.keys, keys)
         for name in keys:
@@ -150,7 +151,7 @@ class Lookup:
         return LookupInputs(keys, request, rows)
 
     def compute(self, request: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> TransformOutputs:
-        """Compute the request transforms; raise a RequestError if a row cannot be computed or fails a field's check."""
+        """Run the request transforms on all rows; raise a RequestError if a row cannot be computed or fails a check."""
         computed = {}
         for graph in self._graphs:
             transform = graph.transform
@@ -166,7 +167,7 @@ class Lookup:
         answers: Mapping[str, ViewAnswer],
         computed: TransformOutputs,
     ) -> bytes:
-        """Encode the answer for `rows` rows as Feast's JSON. Its metadata has `problems` if stored rows are damaged."""
+        """Encode the answer as Feast's JSON: value, status and event time of each row, for each column."""
         present = repeated(b'"PRESENT"', rows)
         end = _end(present, repeated(EPOCH, rows))
         columns = [b""] * len(self.names)
@@ -216,10 +217,10 @@ class Lookup:
     def parts(
         self, answers: Mapping[str, ViewAnswer]
     ) -> Iterator[tuple[str, Sequence[int], DataType, np.ndarray[Any, Any], Nulls | None]]:
-        """Yield the stored features in groups that decode together.
+        """Yield the stored features in groups that can be encoded together, as a tuple per group.
 
-        A group is the view, each feature's index in `names`, the type, the values of shape (features, rows), and a
-        mask of nulls. The mask is None without nulls.
+        The tuple has the view, each feature's index in `names`, the type, the values of shape (features, rows), and a
+        mask of nulls, which is None without nulls.
         """
         for view, parts in self._views:
             for selection, places in parts:
@@ -235,7 +236,7 @@ class Lookup:
 
 
 def damage(answers: Mapping[str, ViewAnswer]) -> list[str]:
-    """Return messages about damaged rows and wrong types of Redis keys, with up to 10 row numbers each; [] if none."""
+    """Describe damaged rows and Redis keys of a wrong type in messages with up to 10 row numbers; [] without damage."""
     problems = []
     for view, answer in answers.items():
         if answer.complete:

@@ -88,7 +88,7 @@ class PushedView:
         }
 
     def pack(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]]:
-        """Check the rows, given as JSON columns by name; return their Redis keys and the packed rows.
+        """Check pushed rows, given as JSON columns by name; return their Redis keys and the packed rows.
 
         Raises a RowsError with all problems, an UnreadableError if a column is not valid JSON, or a TooLargeError.
         """
@@ -96,9 +96,9 @@ class PushedView:
         return entity_keys(self._project, self.view.keys, keys), self._codec.encode(event, known, features)
 
     def pack_known(self, df: Raws, limits: Limits, times: Times) -> tuple[list[bytes], list[bytes]] | None:
-        """Pack rows made for another definition of the view: ignore unknown columns, and use null for missing features.
+        """Pack rows that were made for another definition of the view; None if they are not valid for this one.
 
-        Return None if the rows are not valid here, for example because a key or a type differs.
+        Ignores unknown columns, and uses null for missing features.
         """
         rows = max((len(_ITEMS.decode(raw)) for raw in df.values()), default=0)
         absent = msgspec.Raw(msgspec.json.encode([None] * rows))
@@ -148,11 +148,11 @@ class PushedView:
 def packed(
     declared: Sequence[PushedView], older: Sequence[PushedView], df: Raws, limits: Limits, times: Times
 ) -> list[Packed]:
-    """Check rows against the definitions `declared`; pack them for every definition that they fit, also in `older`.
+    """Check pushed rows, and pack them for every definition of their view that they fit.
 
-    The first result is for the definition whose columns the rows have exactly. For all other definitions, unknown
-    columns are dropped and missing ones are null. If the rows fit none of `declared`, raises a RowsError with all
-    problems for `declared[0]`. Also raises an UnreadableError (not JSON) or a TooLargeError.
+    The rows must fit one of `declared`, the current definitions. The first result is for the one whose columns the rows
+    have exactly. For all other definitions, also those in `older`, unknown columns are dropped and missing ones are
+    null. Raises a RowsError with all problems for `declared[0]`, an UnreadableError (not JSON) or a TooLargeError.
     """
     refusals = []
     for first in declared:
@@ -168,7 +168,7 @@ def packed(
 
 
 def by_table(parts: Sequence[Packed]) -> list[Packed]:
-    """Keep the first result of `packed` for each offline table, so that the history gets each row once."""
+    """Keep the first result of `packed` for each offline table, so that the table gets each row once."""
     return list({part[0].table: part for part in reversed(parts)}.values())
 
 
@@ -177,7 +177,6 @@ def _key(column: Column, raw: msgspec.Raw) -> list[Any]:
 
 
 def _reader(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
-    """Return the decoder of a feature. A timestamp may also be text."""
     if column.dtype.name == "UnixTimestamp":
         return partial(_times, _NULLABLE_TIMES)
     return partial(decode.field, column=column)
@@ -208,7 +207,6 @@ def _micros(seconds: int | None) -> int | None:
 
 
 def _times(decoder: msgspec.json.Decoder[list[Any]], raw: msgspec.Raw) -> list[Any]:
-    """Decode times to microseconds since 1970 UTC; null becomes None if the decoder allows it."""
     text = bytes(raw)
     if b"\\" in text:
         # An escape such as "\u002b01:00" may hide "+01:00", so decode escapes first.
@@ -225,7 +223,6 @@ def _zoned(time: datetime) -> datetime:
 
 
 def _column(name: str, raw: msgspec.Raw, read: Callable[[msgspec.Raw], list[Any]], most: int) -> list[Any] | Problem:
-    """Decode a column, or describe its first problem and the number of further wrong rows."""
     try:
         return read(raw)
     except UnreadableError as error:
@@ -262,7 +259,7 @@ def _lengths(lists: Mapping[str, list[Any]], most: int) -> list[Problem]:
 
 
 def _outside(name: str, values: list[int], times: Times) -> list[Problem]:
-    """Report times outside the allowed range. A row from the future would hide the current row."""
+    """Describe times outside the allowed range. A row from the future would hide the current row."""
     wrong = [row for row, at in enumerate(values) if not times.first <= at <= times.now]
     if not wrong:
         return []

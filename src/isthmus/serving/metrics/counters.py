@@ -42,7 +42,7 @@ class Memo(dict[K, V]):
 
 @dataclass(slots=True, eq=False)
 class CounterValue:
-    """A number; `key` is its name in a file of prometheus_client."""
+    """The value of a metric for one set of label values. `key` is its name in a file of prometheus_client."""
 
     key: str
     value: float = 0.0
@@ -86,7 +86,7 @@ class Family:
         return self._seconds[values]
 
     def counts(self, *values: str) -> list[int]:
-        """Return the number of observations in each bucket of a histogram, not cumulative, for these label values."""
+        """Return how many observations a histogram has in each bucket (not cumulative), for one set of label values."""
         seconds = self._seconds.get(values)
         return [int(number.value) for number in seconds.counts] if seconds else [0] * len(self._shown)
 
@@ -127,16 +127,16 @@ class Tally:
         return self._add(Family("counter", name.removesuffix("_total"), text, labels))
 
     def gauge(self, name: str, text: str, *labels: str, merge: str) -> Family:
-        """Add a gauge. `merge` combines the values of all processes ("max") or of live ones ("livemax", "livesum")."""
+        """Add a gauge. `merge` combines the values of all workers ("max") or of live ones ("livemax", "livesum")."""
         return self._add(Family("gauge", name, text, labels, merge))
 
     def histogram(self, name: str, text: str, *labels: str, bounds: tuple[float, ...] = BUCKETS) -> Family:
         return self._add(Family("histogram", name, text, labels, bounds=bounds))
 
     def quantiles(self, family: str, label: str, *shares: float) -> dict[str, tuple[int, list[float]]]:
-        """Return count and quantiles (in seconds) of the histogram `family`, for each value of `label` that has any.
+        """Return the count and quantiles, in seconds, of the histogram `family` for each value of `label` with any.
 
-        The share 0.99 gives the p99. With a folder, this calls `write` and includes all processes.
+        `shares` has 0.99 for the p99. With a shared folder, calls `write` and includes all processes.
         """
         groups: dict[str, dict[float, float]] = {}
         for metric in self.collect():
@@ -154,7 +154,7 @@ class Tally:
         return quantiles
 
     def write(self) -> None:
-        """Write this process's metric values to its files in the shared folder. Without a folder, do nothing."""
+        """Write this process's metrics to its files in the shared folder; do nothing without one."""
         if self._folder is None:
             return
         for family in self._families:
@@ -171,7 +171,7 @@ class Tally:
         self._files.clear()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric that has a value. With a folder, call `write`, then merge the files of all processes."""
+        """Yield every metric that has a value. With a shared folder, merge the files of all processes."""
         if self._folder is None:
             yield from (family.collect() for family in self._families if family.numbers)
         else:

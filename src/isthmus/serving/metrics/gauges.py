@@ -41,7 +41,7 @@ class SpoolGauges:
         self._backlog = SpoolBacklog(0, None)
 
     def look(self) -> None:
-        """Measure the spool folder for the next `collect`. If the folder cannot be read, keep the previous values."""
+        """Measure the spool folder for the next `collect`. If it cannot be read, keep the previous values."""
         with suppress(OSError):
             self._backlog = waiting(self._folder)
 
@@ -68,7 +68,7 @@ class ProductionGauges:
         self._file: WatchedFile[Production] | None = None
 
     def look(self, model: str) -> None:
-        """Read a model's quality file for the next `collect` if it has changed. A broken file is logged, not raised."""
+        """Read a model's quality file for the next `collect` if it has changed. A broken file is only logged."""
         path = production_file(self._state, model)
         if self._file is None or self._file.path != path:
             self._file = WatchedFile(path, Production.loads)
@@ -219,7 +219,10 @@ class Gauges(Collector):
         yield from (rows, age)
 
     def _known(self, view: ViewContract | None, served: int | None, earlier: ViewContract | None) -> int | None:
-        """Return the time of the newest current row, or of the newest row a model reads if that is earlier."""
+        """Return the time (microseconds) when the newest row of a view became known; None if unknown.
+
+        If a model still reads the view's `earlier` definition and its newest row is older, return that time.
+        """
         current = [served] if view is not None else []
         if view is not None and view.name in self.rows:
             current.append(self.rows[view.name].newest(view))

@@ -63,7 +63,7 @@ class Metrics:
             number.value = 0.0
 
     async def share(self) -> None:
-        """Write the counts of this worker to the shared folder every second, until canceled."""
+        """Write this worker's counts to the shared folder every second, until canceled. Run it as a background task."""
         while True:
             self._tally.write()
             await asyncio.sleep(WRITE_SECONDS)
@@ -94,7 +94,7 @@ class Metrics:
 
     @contextmanager
     def run(self, model: str, rows: int) -> Iterator[None]:
-        """Time the block that runs a model, and count its rows and failures. A RequestError is not a failure."""
+        """Time the `with` block, which runs a model, and count rows and failures. A RequestError is not a failure."""
         runs = self._models[model]
         start = time.perf_counter()
         try:
@@ -122,7 +122,7 @@ class Metrics:
         self._series.unrecorded.number(why).value += answers
 
     def latency(self) -> dict[str, LatencyState]:
-        """Return count, p50 and p99 (ms) of requests under their route, and of model runs under "runs of MODEL"."""
+        """Return count, p50 and p99 (milliseconds) of requests by route, and of model runs as "runs of MODEL"."""
         measured = self._tally.quantiles("isthmus_request_duration_seconds", "route", 0.5, 0.99)
         runs = self._tally.quantiles("isthmus_model_duration_seconds", "model", 0.5, 0.99)
         measured |= {f"runs of {model}": quantiles for model, quantiles in runs.items()}
@@ -132,7 +132,7 @@ class Metrics:
         }
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return metrics as OpenMetrics or Prometheus text, by `accept`, and its type. Omits the caller's request."""
+        """Return all metrics and their type, as OpenMetrics or Prometheus text according to the header `accept`."""
         # Exclude the request for the metrics: other workers would show it long after its answer.
         self._in_flight.value -= 1
         for name in self.gauges.views():
@@ -253,6 +253,6 @@ class _Runs:
 
 
 def _age_of_the_process() -> float:
-    """Return the seconds since this process started (proc(5): field 22 of `stat`, in clock ticks since boot)."""
+    """Return the seconds since this process started. See proc(5): field 22 of `stat`, in clock ticks since boot."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

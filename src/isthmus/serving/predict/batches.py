@@ -33,9 +33,10 @@ class _Waiting:
 
 
 class Batches:
-    """The prediction queue of a model in an event loop. The `seconds` of a single row decide whether it is `quick`.
+    """The prediction queue of a model in an event loop.
 
-    `most` limits the rows of a batch; a larger request runs alone, outside the queue.
+    `seconds` is the time to predict one row, and decides whether the model is `quick`. `most` limits the rows of a
+    batch; a larger request runs alone, outside the queue.
     """
 
     def __init__(self, predict: Callable[[Columns], Outputs], seconds: float, most: int = BATCH_ROWS) -> None:
@@ -46,7 +47,7 @@ class Batches:
         self._runner: asyncio.Task[None] | None = None
 
     async def predict(self, columns: Columns, rows: int) -> Outputs:
-        """Return the outputs for the rows of a request, shape (rows, ...).
+        """Predict the rows of a request; return the outputs, shape (rows, ...).
 
         A slow model may run several requests together. If such a batch fails, its requests are run again one by one.
         """
@@ -94,7 +95,6 @@ class Batches:
         return batch
 
     async def _separately(self, batch: Sequence[_Waiting]) -> None:
-        """Rerun a failed batch one request at a time, so that only the faulty request fails."""
         for waiting in batch:
             try:
                 _answer(waiting, await asyncio.to_thread(self._predict, waiting.columns))

@@ -20,9 +20,10 @@ class Generator:
         self.generation = generation_of(predictor.model.manifest)
 
     def room(self, prompt: Sequence[int], wanted: int | None, limits: Limits) -> int:
-        """Return how many tokens to generate: `wanted` (None: the maximum), but no more than the context has room for.
+        """Return how many tokens to generate after a prompt: `wanted`, but no more than the context has room for.
 
-        Raises a TooLargeError if `wanted` exceeds the maximum, a RequestError if the prompt is empty or too long.
+        If `wanted` is None, the maximum. Raises a TooLargeError if `wanted` exceeds the maximum, and a RequestError if
+        the prompt is empty or too long.
         """
         most = min(self.generation.most, limits.generated_tokens)
         if wanted is not None and wanted > most:

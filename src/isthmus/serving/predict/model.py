@@ -85,13 +85,13 @@ class DeployedModel:
         return threads
 
     def again(self, deployment: Deployment) -> "DeployedModel":
-        """Return a copy for another deployment of the same package. Both share the loaded model."""
+        """Return a copy for another deployment of the same package, without loading the model again."""
         model = copy(self)
         model.deployment = deployment
         return model
 
     def predict(self, columns: Mapping[str, Values]) -> Float32:
-        """Return the model's output for n rows, shape (n,) or (n, classes)."""
+        """Run the model on the raw inputs of n rows, by name; return its outputs, shape (n,) or (n, classes)."""
         (output,) = self._session.run([self._output], feeds(self.inputs, columns))
         result: Float32 = np.asarray(output, np.float32).reshape((-1, len(self.classes)) if self.classes else -1)
         return result
@@ -99,7 +99,7 @@ class DeployedModel:
     def run(
         self, tensors: Feeds, outputs: Sequence[str], options: "onnxruntime.RunOptions | None" = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run the graph; return the named outputs. Raises a RequestError, or if out of memory, ONNX Runtime's error."""
+        """Run the graph; return the named outputs. RequestError if it fails, ONNX Runtime's error if out of memory."""
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
         try:
@@ -130,7 +130,7 @@ def _time(predict: Callable[[], object]) -> float:
 
 
 def unanswered(outputs: Float32) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask of the rows that the model has no answer for (an output is NaN), shape (n,)."""
+    """Return a mask (n,) of the rows without an answer: at least one of their outputs is NaN."""
     return np.asarray(np.isnan(outputs).any(axis=tuple(range(1, outputs.ndim))))
 
 

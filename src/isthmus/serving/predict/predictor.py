@@ -68,7 +68,7 @@ class Predictor:
     def read(
         self, message: PredictRequest | TensorRequest, limits: Limits
     ) -> tuple[dict[str, list[Any]], dict[str, Values], int]:
-        """Return the join keys, the request fields and the number of rows of a request.
+        """Decode a request; return its join keys, its request fields and the number of rows.
 
         A value that is both a join key and a request field may be in `entities`, in `request`, or in both if equal.
         Raises a RequestError for tensors or columns that do not fit the model, a TooLargeError for too many rows or
@@ -106,7 +106,7 @@ class Predictor:
 
     @cached_property
     def example(self) -> dict[str, dict[str, list[Any]]]:
-        """An example request body with values of a golden row, or else placeholders; {} if no value is needed."""
+        """Return an example request body with values of a golden row, or placeholders; {} if it needs no value."""
         row = self.model.row
         keys = {name: [self._key(row.get(name), column)] for name, column in self.plan.keys.items()}
         needed = [name for name in self._needed if name not in self._optional and name not in keys]
@@ -118,14 +118,15 @@ class Predictor:
         return _KEYS.get(column.dtype.name, f"<{column.name}>") if value is None else value
 
     def inputs(self, fields: Mapping[str, Values], answers: Mapping[str, ViewAnswer]) -> dict[str, Values]:
-        """Return the stored features and request fields that the model's graph takes, before request transforms."""
+        """Merge stored features and request fields to the columns that the model's graph takes, by name."""
         stored = {full: answers[view].columns[feature] for view, feature, full in self._features}
         return {**stored, **fields}
 
     def require(self, output: Outputs, columns: Mapping[str, Values]) -> None:
         """Raise a RequestError if the model has no answer for a row because a request transform is undefined there.
 
-        A row without an answer for another reason is accepted; `encode` writes it as null or "NaN".
+        Call it after a prediction. A row without an answer for another reason is accepted; `encode` writes it as null
+        or "NaN".
         """
         if unanswered(output).any():
             for transform in self._used:
@@ -136,7 +137,7 @@ class Predictor:
         return f"entities.{field}" if field in self.plan.keys else f"request.{field}"
 
     def encode(self, output: Outputs, answers: Mapping[str, ViewAnswer]) -> bytes:
-        """Encode as JSON the predictions, with classes also all probabilities, and the status of each row by view."""
+        """Encode predictions as JSON, with the probabilities of classes, and the status of each row by view."""
         deployment = self.model.deployment
         return orjson.dumps(
             {
@@ -154,7 +155,6 @@ class Predictor:
         )
 
     def _named(self, output: Outputs) -> dict[str, Any]:
-        """Return the most likely class of each row (the first of ties, null for no answer) and all probabilities."""
         classes, missing = self.model.classes, unanswered(output).tolist()
         places = output.argmax(axis=1).tolist()
         names = [None if none else classes[place] for place, none in zip(places, missing, strict=True)]

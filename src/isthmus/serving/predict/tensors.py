@@ -118,7 +118,7 @@ class TensorPredictor:
     def read(
         self, message: PredictRequest | TensorRequest, limits: Limits
     ) -> tuple[dict[str, list[Any]], TensorInputs, int]:
-        """Return an empty dict (there are no join keys), the tensors, and the number of rows of a request.
+        """Decode a request; return an empty dict (there are no join keys), its tensors, and the number of rows.
 
         The number of rows is the first dimension if it has the same name in all inputs, else 1. Raises a RequestError
         if the tensors do not fit the model, and a TooLargeError for too many rows or elements. All sizes are checked
@@ -145,10 +145,10 @@ class TensorPredictor:
         return fields
 
     def require(self, outputs: TensorOutputs, inputs: TensorInputs) -> None:
-        """Accept every output, including NaN: its meaning is up to the author of the graph."""
+        """Accept every output, including NaN, since its meaning is up to the author of the graph."""
 
     def encode(self, outputs: TensorOutputs, request: InferRequest) -> tuple[bytes, int | None]:
-        """Encode the answer. Return its bytes and the length of the JSON in it; None if no binary tensors follow."""
+        """Encode the answer; return it and the length of its JSON part, which is None without binary tensors."""
         binary = {item.name: item.parameters.binary_data for item in request.outputs}
         described, parts = [], list[bytes | memoryview]()
         for name, array in outputs.items():
@@ -170,7 +170,6 @@ class TensorPredictor:
         return b"".join((text, *parts)), len(text) if parts else None
 
     def _output_names(self, request: InferRequest) -> tuple[str, ...]:
-        """Return the requested outputs in request order, or all outputs if the request names none."""
         if request.model_name not in (None, name := self.model.deployment.model):
             raise RequestError("model_name", f"is {request.model_name!r:.80}", expected=f"{name}, as in the path")
         names = tuple(item.name for item in request.outputs)
@@ -184,7 +183,6 @@ class TensorPredictor:
         return names or tuple(self.outputs)
 
     def _inputs(self, request: InferRequest) -> dict[str, RequestInput]:
-        """Return the inputs of a request by name, in graph order."""
         expected = ", ".join(map(described, self.tensors.values()))
         inputs: dict[str, RequestInput] = {}
         for item in request.inputs:
@@ -204,7 +202,6 @@ class TensorPredictor:
         return {name: inputs[name] for name in self.tensors}
 
     def _sizes(self, inputs: Mapping[str, RequestInput]) -> dict[str, int]:
-        """Return the values of the named dimensions in a request."""
         sizes: dict[str, int] = {}
         first: dict[str, str] = {}
         for name, item in inputs.items():
@@ -228,7 +225,6 @@ class TensorPredictor:
         return sizes
 
     def _decoded(self, request: InferRequest, inputs: Mapping[str, RequestInput], binary: memoryview) -> Feeds:
-        """Decode the tensors. Binary data is in request order."""
         feeds, place = {}, 0
         for item in request.inputs:
             where, element, shape = f"inputs.{item.name}", self.tensors[item.name].element, tuple(item.shape)
@@ -250,7 +246,7 @@ class TensorPredictor:
 
 
 def flat(outputs: TensorOutputs) -> np.ndarray[Any, Any]:
-    """Flatten the outputs to one array of numbers, shape (n,); a string counts as its checksum."""
+    """Flatten output tensors to one array of numbers, shape (n,), to compare models. A string becomes its CRC-32."""
     parts = [
         [zlib.crc32(str(text).encode()) for text in array.ravel().tolist()] if array.dtype == object else array.ravel()
         for array in outputs.values()
@@ -259,12 +255,10 @@ def flat(outputs: TensorOutputs) -> np.ndarray[Any, Any]:
 
 
 def described(tensor: TensorInfo) -> str:
-    """Return a tensor's name, type and shape as text. A dimension of variable size appears by its name."""
     return f"{tensor.name}: {DATATYPES[tensor.element]} [{', '.join(map(str, tensor.shape))}]"
 
 
 def require_elements(where: str, shapes: Iterable[Sequence[int]], limits: Limits) -> None:
-    """Raise a TooLargeError if tensors of these shapes have more elements in total than `limits.values`."""
     elements = sum(map(math.prod, shapes))
     if elements > limits.values:
         raise TooLargeError(where, f"{elements:,} elements", expected=f"{limits.values:,} at most", remedy=_SPLIT)

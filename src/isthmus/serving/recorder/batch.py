@@ -62,7 +62,6 @@ class AnswerGroup(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         route: "lookup", "predict", "infer" or "generate"; a request to "infer" or "generate" counts as one row.
-        contract: hash of the contract in use.
         package: digest of the package; empty for a lookup.
         variant: precision and number of threads, such as `int8/1`; empty for a lookup.
         answers: records of `ANSWER`.
@@ -134,9 +133,10 @@ def encoded(batch: AnswerBatch) -> bytearray:
 
 
 def batches(segment: bytes | bytearray) -> Iterator[AnswerBatch]:
-    """Yield the readable batches of a segment, then raise a DamagedBatchError if any batch is damaged or incomplete.
+    """Yield the readable batches of recorded answers in a segment (file of batches).
 
-    Batches after a damaged head are not found. At a batch of another version, raises an OtherVersionError at once.
+    After the last, raises a DamagedBatchError if any batch is damaged or incomplete. Batches after a damaged head are
+    not found. At a batch of another version, raises an OtherVersionError at once.
     """
     place, problem = 0, ""
     while place < len(segment):
@@ -166,7 +166,6 @@ def batches(segment: bytes | bytearray) -> Iterator[AnswerBatch]:
 
 
 def _decoded(payload: memoryview) -> AnswerBatch | str:
-    """Return a batch, or a description of what is wrong with it."""
     try:
         batch = _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -179,7 +178,6 @@ def _decoded(payload: memoryview) -> AnswerBatch | str:
 
 
 def _fits(group: AnswerGroup, callers: int) -> bool:
-    """Check that the columns of a group have the right lengths and that all values are in range."""
     if len(group.answers) % ANSWER.itemsize or not _HASH(group.contract):
         return False
     records = np.frombuffer(group.answers, ANSWER)
@@ -207,7 +205,7 @@ def count(batch: AnswerBatch) -> int:
 
 
 def size(batch: AnswerBatch) -> int:
-    """Return how many bytes a batch takes in the answers' table, where heads and tails of templates are repeated."""
+    """Return the bytes that a batch takes in the answers' table, where shared heads and tails are repeated."""
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
     ends = (_ends(group) for group in batch.groups)
@@ -220,7 +218,7 @@ def _ends(group: AnswerGroup) -> int:
 
 
 def merged(groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """Join the groups that differ only in the content of their columns. Groups with and without digests stay apart."""
+    """Join groups that differ only in the content of their columns. Groups with and without digests stay apart."""
     alike: dict[tuple[Any, ...], list[AnswerGroup]] = {}
     for group in groups:
         views = tuple((view.view, view.hash) for view in group.views)

@@ -33,7 +33,7 @@ WHOLE = (b"", b"")
 
 
 class AnswerReader(msgspec.Struct, frozen=True, gc=False):
-    """Everything that answers to the same kind of request share.
+    """The data that recorded answers to the same kind of request have in common.
 
     Attributes:
         views: views it reads, each with the NumPy type of its packed rows.
@@ -53,7 +53,7 @@ class AnswerReader(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, route: str, plan: LookupPlan, package: str, variant: str, private: Iterable[str]) -> "AnswerReader":
-        """Create the reader of a plan's answers to `route`. Join keys of the views in `private` become keyed hashes."""
+        """Create the reader for answers to `route`. Join keys of the views in `private` become keyed hashes."""
         contract = plan.contract
         keys = {
             column.name: column for name in private if name in contract.views for column in contract.views[name].keys
@@ -103,7 +103,7 @@ class RecordedAnswer(msgspec.Struct, gc=False):
 
 
 def hashes(secret: bytes, column: Column, values: Sequence[Any]) -> list[str]:
-    """Return the keyed hash of each join key value, in hex; an empty string for null."""
+    """Replace each value of the join key `column` by a hash with the key `secret`, in hex; null becomes ""."""
     salt = column.name.encode()
     packed = iter(encode_keys([column], {column.name: [value for value in values if value is not None]}))
     return [
@@ -128,9 +128,10 @@ def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mappin
 
 
 def text_of(body: bytes, json: int) -> bytes:
-    """Return the body of a tensor request as JSON; binary data after its first `json` bytes becomes Base64.
+    """Convert the body of a tensor request to JSON, to record it: binary data becomes Base64.
 
-    If `json` is 0, the body has no binary data and is returned as it is.
+    The first `json` bytes of the body are JSON, and binary data follows. If `json` is 0, the body is only JSON and is
+    returned as it is.
     """
     if not json:
         return body
@@ -190,7 +191,7 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
 
 
 def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
-    """Return the stored rows that an answer used: an entry for `columns_of` per view of the reader, in order."""
+    """Return the stored rows that an answer used, one entry per view of the reader, for `columns_of`."""
     stored: list[Stored] = []
     for view, _ in reader.views:
         answer = answers[view.name]
@@ -224,7 +225,7 @@ def _unpacked(rows: bytes, dtype: Any) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 class Lookups:
-    """The growing columns of the answers of a batch to lookups of the same features. `group` returns them."""
+    """The growing columns of a batch, for answers to lookups of the same features. `group` returns them."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self.reader = reader
@@ -237,7 +238,7 @@ class Lookups:
         self._place = 0
 
     def add(self, answers: Sequence[RecordedAnswer], callers: dict[str, int]) -> int:
-        """Add answers; return by how many bytes the batch grew. Numbers new caller names in `callers`."""
+        """Append answers; return by how many bytes the batch grew. Numbers new caller names in `callers`."""
         # Do everything that can fail first: columns of different lengths would make the batch invalid.
         views = enumerate(self.reader.views)
         stored = [columns_of(dtype, [answer.stored[n] for answer in answers]) for n, (_, dtype) in views]

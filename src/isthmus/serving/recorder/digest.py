@@ -13,7 +13,11 @@ Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def digests(columns: Mapping[str, Values]) -> Digests:
-    """Return a digest for each row, shape (n,). Null differs from every value; all NaN values count as equal."""
+    """Hash each row of the columns to 64 bits; return uint64 of shape (n,).
+
+    Replay compares the hashes with recorded ones, to find rows whose model inputs changed. Null differs from every
+    value. All NaN values have the same hash.
+    """
     state: Digests = np.zeros(len(next(iter(columns.values())).valid) if columns else 0, np.uint64)
     for name in sorted(columns):
         values = columns[name]
@@ -24,7 +28,6 @@ def digests(columns: Mapping[str, Values]) -> Digests:
 
 
 def tensors_digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> int:
-    """Return a digest of tensors: names, types, shapes and values."""
     named = [f"{name} {array.dtype.str} {array.shape}".encode() for name, array in sorted(tensors.items())]
     words = [_word(array) for _, array in sorted(tensors.items())]
     return _hash(b"\0".join(named) + b"".join(word.to_bytes(8, "little") for word in words))

@@ -10,7 +10,7 @@ MB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`[server.record]` of isthmus.toml.
+    """Which answers a server records, and the space they may take: `[server.record]` of isthmus.toml.
 
     Attributes:
         share: fraction of answers to record, 0 to 1.

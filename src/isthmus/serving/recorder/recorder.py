@@ -48,8 +48,6 @@ _LATE = 5.0
 
 
 class _Pending:
-    """A growing batch: columns of lookups, and answers left for the thread to encode."""
-
     def __init__(self) -> None:
         self.lookups: dict[int, Lookups] = {}
         self.left: list[RecordedAnswer] = []
@@ -84,10 +82,11 @@ class _Pending:
 
 
 class Recorder:
-    """The recorder of a server process. The constructor starts the thread that writes to `folder`; `close` ends it.
+    """Record the answers of a server process in files, without blocking the event loop.
 
-    Call all methods on the event loop, except `close`. `written` and `dropped` are callbacks that take a number of
-    answers, also from the thread; `dropped` first takes the reason: "memory", "disk" or "defect".
+    The constructor starts the thread that writes to `folder`, and `close` ends it. Call all other methods on the event
+    loop. `written` and `dropped` are callbacks that take a number of answers. The thread may call them too. `dropped`
+    takes the reason first: "memory", "disk" or "defect".
     """
 
     def __init__(
@@ -119,7 +118,11 @@ class Recorder:
         self._thread.start()
 
     def reader(self, route: str, plan: LookupPlan, package: str = "", variant: str = "") -> AnswerReader | None:
-        """Return the plan's cached `AnswerReader`. If only a share is recorded, calls return None at random."""
+        """Return the reader that converts answers of a lookup plan to columns, or None to not record this answer.
+
+        Returns None at random if only a share of the answers is recorded. Readers are cached by plan. `package` is the
+        digest of the model's package.
+        """
         options = self._options
         if options.share < 1 and random.random() >= options.share:  # noqa: S311 - a sample
             return None
@@ -134,7 +137,11 @@ class Recorder:
         self, plan: LookupPlan, at: int, body: bytes, keys: Mapping[str, Sequence[Any]], rows: int,
         answers: Mapping[str, ViewAnswer], computed: Mapping[str, Mapping[str, Values]],
     ) -> RecordedAnswer | None:  # fmt: skip
-        """Return the record of a lookup's answer, to pass to `add`; None if it is not in the random sample."""
+        """Build the record of an answered feature lookup, to pass to `add`.
+
+        Returns None if the random sample leaves this answer out. `answers` has the stored rows by view, and `computed`
+        the fields of request transforms.
+        """
         reader = self._readers.get(plan) if self._all else None
         if reader is None and (reader := self.reader("lookup", plan)) is None:
             return None
@@ -144,12 +151,15 @@ class Recorder:
         )
 
     def identity(self, answer: RecordedAnswer) -> bytes:
-        """Assign the next number to the answer, and return its id for the response header. Call it before `add`."""
+        """Number an answer, and return its id for the response header `isthmus-answer`. Call it before `add`."""
         self._sequence = answer.sequence = self._sequence + 1
         return b"%s-%x" % (self._run, answer.sequence)
 
     def add(self, answer: RecordedAnswer) -> None:
-        """Queue an answer for writing. If memory or disk is full, its batch or an older one is dropped and counted."""
+        """Queue an answer for the thread that writes batches to disk.
+
+        If memory or disk is full, a batch of answers is dropped and counted. No error is raised.
+        """
         part = self._part
         part.append(answer)
         if self._timer is None:
@@ -190,7 +200,7 @@ class Recorder:
         self._wake.set()
 
     def close(self) -> None:
-        """Let the thread write all waiting batches and end. Waits at most 5 seconds; unwritten batches may be lost."""
+        """Write all waiting answers and end the thread. Waits at most 5 seconds; unwritten answers may be lost."""
         self._hand_over()
         self._ending = True
         self._wake.set()
@@ -246,7 +256,10 @@ class Recorder:
 
 
 def runtime() -> str:
-    """Return the versions of the libraries that compute predictions here, and the processor."""
+    """Return the versions of the libraries that compute predictions, and the processor model, as one text.
+
+    It is stored with recorded answers: the last bits of a model's outputs may depend on it.
+    """
     # tokenizers is installed only where text is generated.
     versions = ((name, _version(name)) for name in ("isthmus", "onnxruntime", "numpy", "tokenizers"))
     return " ".join([*(f"{name} {number}" for name, number in versions if number), _processor()])
@@ -260,7 +273,6 @@ def _version(name: str) -> str:
 
 
 def _processor() -> str:
-    """Return the processor model. The last bits of a model's outputs may depend on it."""
     try:
         with open("/proc/cpuinfo") as file:  # noqa: PTH123 - a file of the kernel
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

@@ -28,10 +28,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Spool:
-    """The writer of one process's segments in `folder`. `run` is a random name of the process.
+    """Write a process's recorded answers to segment files in `folder`, where they wait to be collected.
 
-    `most` limits the bytes of all processes in the folder. If a batch does not fit, it is dropped (`full` is "newest")
-    or the oldest segments are removed ("oldest").
+    `run` is a random name of the process. `most` limits the bytes of all processes' files. If a batch does not fit, it
+    is dropped (`full` is "newest") or the oldest segment files are deleted ("oldest").
     """
 
     def __init__(self, folder: Path, most: int, full: Literal["newest", "oldest"]) -> None:
@@ -43,7 +43,10 @@ class Spool:
         self._free = self._removed = 0
 
     def write(self, batch: bytes | bytearray) -> int:
-        """Write a batch; return how many old answers were removed for it. Raises an OSError, also without room."""
+        """Append a batch to the current segment file. Return the number of older answers deleted to make room.
+
+        Raises an OSError if there is no room or the disk fails.
+        """
         if len(batch) > self._free or time.monotonic() > self._looked + LOOK_SECONDS:
             self._make_room(len(batch))
         if self._segment >= 0 and (
@@ -81,7 +84,6 @@ class Spool:
         self._free -= len(batch)
 
     def close(self) -> None:
-        """Finish the current segment, if any, and sync it to disk. The next `write` begins another segment."""
         if self._segment >= 0:
             with suppress(OSError):
                 os.fsync(self._segment)
@@ -114,7 +116,6 @@ class Spool:
             raise OSError(f"the spool has no room: {self._most / (1 << 20):g} MB at most")
 
     def _remove_oldest(self) -> int:
-        """Remove the oldest segment and return its size in bytes, or 0 if nothing could be removed."""
         for _, path, size in sorted((stat.st_mtime, path, stat.st_size) for path, stat in _segments(self._folder)):
             if not size:
                 continue
@@ -128,12 +129,11 @@ class Spool:
 
 
 def segments(folder: Path) -> list[Path]:
-    """List the segments in a folder, sorted by name, so that those of one process are in the order of writing."""
     return sorted(path for path, _ in _segments(folder))
 
 
 def ended(path: Path) -> bool:
-    """Return True if no process writes to the segment any more, or if it does not exist."""
+    """Return True if no process writes to the segment file any more, so that it is complete, or if it is missing."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -143,7 +143,7 @@ def ended(path: Path) -> bool:
 
 
 def remove(path: Path) -> int | None:
-    """Delete a segment and return its number of readable answers, or return None if a process still writes to it."""
+    """Delete a segment file and return its number of readable answers. Return None if a process still writes to it."""
     if not ended(path):
         return None
     answers = 0
@@ -155,7 +155,12 @@ def remove(path: Path) -> int | None:
 
 
 class SpoolBacklog(NamedTuple):
-    """Answers not collected: their bytes, and when the oldest segment was written in seconds since 1970, or None."""
+    """Recorded answers that are not collected yet.
+
+    Attributes:
+        size: bytes of all segment files.
+        since: oldest change after the last collection, in seconds since 1970; None if all is collected.
+    """
 
     size: int
     since: float | None

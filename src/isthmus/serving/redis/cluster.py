@@ -23,7 +23,10 @@ _LEARN_SECONDS = 0.5
 
 
 class Cluster:
-    """A client for a Redis Cluster's primaries. It fetches the slot map on first use and after redirects or errors."""
+    """Send each command to the primary node of its key in a Redis Cluster.
+
+    The client fetches the slot map (which node has which keys) on first use, and again after redirects or errors.
+    """
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -32,9 +35,10 @@ class Cluster:
         self._learning = asyncio.Lock()
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands whose first argument is a key; return their replies in order, or raise the error of a command.
+        """Send Redis commands whose first argument is a key, and return their replies in order.
 
-        While slots move or nodes do not answer, a command is sent up to three times, so it may run more than once.
+        Raises the error of a command. While slots move or nodes do not answer, a command is sent up to three times, so
+        it may run more than once.
         """
         return await self._ask(commands, 1)
 
@@ -52,7 +56,6 @@ class Cluster:
         return [reply for reply in replies if not isinstance(reply, TryAgainError)] + await self._ask(again, FIRST_KEY)
 
     async def ping(self, project: str) -> None:
-        """Raise an error if a primary does not answer, or would refuse a lookup of the project."""
         owners = self._owners or await self._learn(())
         try:
             await asyncio.gather(*(self._node(url).ping(project) for url in set(owners)))
@@ -61,7 +64,6 @@ class Cluster:
             raise
 
     async def info(self) -> list[dict[str, str]]:
-        """Return the fields of `INFO` of each primary, without the primaries where the user may not run `INFO`."""
         owners = self._owners or await self._learn(())
         return [*chain.from_iterable(await asyncio.gather(*(self._node(url).info() for url in set(owners))))]
 
@@ -70,9 +72,10 @@ class Cluster:
             await node.close()
 
     async def _ask(self, commands: Sequence[Command], key: int, *, divided: bool = False) -> list[Any]:
-        """Send commands and return their replies. `key` is the position of the key in each command.
+        """Send commands to the nodes of their keys, in up to three attempts. Return the replies in order.
 
-        With `divided`, a reply may be a TryAgainError: the keys of that command are split between two nodes.
+        `key` is the position of the key in each command. With `divided`, a command whose keys are split between two
+        nodes is not sent again: its reply is a TryAgainError.
         """
         replies: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
@@ -95,7 +98,6 @@ class Cluster:
     async def _round(
         self, owners: Sequence[str], commands: Sequence[Command], replies: list[Any], left: Sequence[int], key: int
     ) -> list[int]:
-        """Send the commands at `left` once; return the places worth another attempt, with their error as the reply."""
         nodes = by_node(commands, key, owners.__getitem__, left)
         answers = await self._gather({url: [commands[place] for place in places] for url, places in nodes.items()})
         again = []
@@ -109,7 +111,10 @@ class Cluster:
         return again
 
     async def _redirected(self, command: Command, refusal: Exception) -> Any:
-        """Follow an ASK redirect and return the reply. Return the error if a new slot map may help, else raise it."""
+        """Follow the ASK redirect in `refusal`, and return the reply of the node that has the key now.
+
+        Return the error if a new slot map may help. Raise any other error.
+        """
         if isinstance(refusal, AskError) and not isinstance(refusal, MovedError):
             # The slot is moving, and this key has moved already.
             node = self._node(self._address.node(refusal.host, refusal.port))
@@ -125,7 +130,6 @@ class Cluster:
         raise refusal
 
     async def _gather(self, requests: Mapping[str, Sequence[Command]]) -> list[Any]:
-        """Return the replies of each node, or its connection error."""
         waits = [self._node(url).ask(commands, refusals=True) for url, commands in requests.items()]
         if len(waits) > 1:
             replies: list[Any] = await asyncio.gather(*waits, return_exceptions=True)
@@ -141,7 +145,7 @@ class Cluster:
         return self._nodes[url]
 
     async def _learn(self, known: Sequence[str]) -> Sequence[str]:
-        """Fetch the slot owners, unless another request has fetched newer ones than `known`."""
+        """Fetch the owner of each slot, unless another request has replaced the outdated owners `known` by now."""
         async with self._learning:
             if self._owners and self._owners is not known:
                 return self._owners

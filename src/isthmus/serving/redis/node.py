@@ -30,7 +30,10 @@ _NOTHING = object()
 
 
 class RedisNode:
-    """A server with one connection for small requests and one for large requests."""
+    """Send the commands of many callers to a Redis server or cluster node, over shared connections.
+
+    One connection is for small requests and one for large requests.
+    """
 
     def __init__(self, url: str) -> None:
         # The pool only opens connections: it handles TLS, passwords and databases of the URL. Timeouts come from the
@@ -42,7 +45,7 @@ class RedisNode:
         self._opening = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     async def ask(self, commands: Sequence[Command], *, refusals: bool = False) -> list[Any]:
-        """Send commands and return their replies in order. Raises the first error reply; with `refusals`, returns it.
+        """Send commands and return their replies in order. Raise the first error reply; with `refusals`, return it.
 
         After a connection error or a failover, all commands are sent again on a new connection, so they may run twice.
         """
@@ -61,17 +64,16 @@ class RedisNode:
         return replies
 
     async def run(self, script: Script, arguments: Sequence[bytes], piece: Piece) -> list[Any]:
-        """Run a script over the keys and values of `piece`; return its replies. As with `ask`, it may run twice."""
         return await self.ask(script.calls(arguments, piece, cluster=False))
 
     async def ping(self, project: str) -> None:
-        """Raise an error if the server does not answer, or if it would refuse a lookup of the project."""
+        """Raise an error if the server does not answer, or does not allow lookups of the project."""
         (reply,) = await self.ask([(b"HMGET", f"{project}:tables".encode(), b"")], refusals=True)
         if isinstance(reply, Exception) and not isinstance(reply, AskError):
             raise reply
 
     async def info(self) -> list[dict[str, str]]:
-        """Return the fields of the server's `INFO` in a list of one, or an empty list if the user may not run it."""
+        """Return the fields of Redis's `INFO` as a list with one dict. The list is empty if `INFO` is not allowed."""
         replies = await self.ask([(b"INFO", section.encode()) for section in INFO], refusals=True)
         lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -99,7 +101,7 @@ class RedisNode:
         return await wire.ask(packed, count)
 
     async def _open(self) -> "_Wire":
-        """Open a connection with redis-py, which does the handshake; afterwards only we read and write it."""
+        """Open a connection with redis-py, which does the handshake. Afterwards only `_Wire` reads and writes it."""
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
@@ -110,8 +112,6 @@ class RedisNode:
 
 
 class _Wire(asyncio.Protocol):
-    """A connection that redis-py has opened, with its pending requests."""
-
     def __init__(self, connection: Any) -> None:
         self.left = False
         # Keep the writer: garbage collection of it would close the transport.

@@ -43,16 +43,22 @@ PATIENCE_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """The state of a view in Redis: `record` is None if never materialized, `pushed` (microseconds) if never pushed."""
+    """The state of a view's rows in Redis.
+
+    Attributes:
+        record: the last materialization; None if the view was never materialized.
+        pushed: time the newest pushed row became known, in microseconds since 1970 UTC; None without pushed rows.
+        backlog: pushed rows that wait to be written to the view's history.
+    """
 
     record: Published | None
     pushed: int | None
     backlog: Backlog
 
     def newest(self, view: ViewContract) -> int | None:
-        """Return when the newest row became known, in microseconds since 1970 UTC; None without rows or event times.
+        """Return when the newest row of the view became known, in microseconds since 1970 UTC.
 
-        Also returns None for a view that was never materialized, or only under another definition.
+        Returns None without rows or event times, and for a view that was not materialized under this definition.
         """
         if self.record is None or self.record.contract != view.hash:
             return None
@@ -62,11 +68,11 @@ class ViewRows:
 
 
 class Store:
-    """The client of a server process for its Redis. Methods raise a DependencyError if Redis refuses or is too slow.
+    """Read and write a server's rows in Redis. Methods raise a DependencyError if Redis refuses or is too slow.
 
-    `look` records views with lost rows in `losses`, and with `refuse` also in `refused`: online view name to reason.
-    `read` then raises an error for a row that may be lost, in place of null. `check_share` is the fraction of reads
-    that check row contents against their hashes.
+    `look` checks whether Redis has lost rows of a view. It keeps the result in `losses`, and with `refuse` also in
+    `refused`: online view name to reason. `read` then raises an error for a row that may be lost, in place of null.
+    `check_share` is the fraction of reads that check row contents against their hashes.
     """
 
     def __init__(
@@ -85,11 +91,12 @@ class Store:
     async def read(
         self, plan: LookupPlan, keys: Mapping[str, Sequence[Any]], rows: int, at: int, *, check: bool = False
     ) -> dict[str, ViewAnswer]:
-        """Read the views of a plan for `rows` rows of keys, as of time `at` in microseconds since 1970 UTC.
+        """Read the stored features of a lookup plan for `rows` rows of keys. Return the answers by view.
 
-        Damaged rows get the status DAMAGED and are logged. With `check`, or at random, all rows are compared with their
-        hashes. Raises a DependencyError if Redis does not answer, a LostRowsError if a row is missing in a view of
-        `refused`, and a ContractMismatch if all rows of a view have another contract.
+        `at` is the time of the lookup in microseconds since 1970 UTC. Damaged rows get the status DAMAGED and are
+        logged. With `check`, or at random, all rows are compared with their hashes. Raises a DependencyError if Redis
+        does not answer, a LostRowsError if a row is missing in a view of `refused`, and a ContractMismatch if all rows
+        of a view have another contract.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
         with StoreWait(), answering(self._url), Deadline(self._deadlines):
@@ -111,7 +118,10 @@ class Store:
         return answers
 
     async def _replies(self, commands: Sequence[Command]) -> tuple[list[Any], Mapping[int, str]]:
-        """Return the replies to a lookup, and by place the type of each key that is not a hash (a damaged row)."""
+        """Send the commands of a lookup. Return the replies, and by index the type of each key that is not a hash.
+
+        A key that is not a hash is a damaged row. Its fields are empty in the reply.
+        """
         try:
             return await self._redis.ask(commands), {}
         except redis.ResponseError as error:
@@ -125,7 +135,7 @@ class Store:
         ], foreign
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
-        """Write pushed rows under their Redis keys `names` unless a stored row is newer; return the number written."""
+        """Write pushed rows to Redis under the keys `names` unless a stored row is newer. Return the number written."""
         announcement = announced(names, known_times(rows))
         steps = push_steps(view)
         reply: Any = None
@@ -149,9 +159,10 @@ class Store:
     async def append(
         self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int
     ) -> None:
-        """Append all pushed rows, or none, to the Redis stream for a view's history.
+        """Append pushed rows to the Redis stream from which a view's history is written: all rows, or none.
 
-        `accepted` is the time of the push in microseconds. Raises a DependencyError if over `limit` rows would wait.
+        `accepted` is the time of the push in microseconds since 1970 UTC. Raises a DependencyError if more than `limit`
+        rows would wait in the stream.
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():
@@ -159,7 +170,10 @@ class Store:
         pushes.require_room(view.table, total(replies), len(rows))
 
     async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
-        """Return the state of each view in Redis, by name. Ignores pushed rows known after `now`, in microseconds."""
+        """Return the state of each view's rows in Redis, by view name.
+
+        Ignores pushed rows that became known after `now`, in microseconds since 1970 UTC.
+        """
         if not views:
             return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
@@ -181,14 +195,14 @@ class Store:
             await self._stamps.of(contract)
 
     async def require_whole(self, project: str, views: Collection[ViewContract]) -> None:
-        """Ask Redis whether it has lost rows; update `losses`. Raises a LostRowsError if so and `refuse` is set."""
+        """Raise a LostRowsError if Redis has lost rows of the views and `refuse` is set. Also updates `losses`."""
         await self.look(project, views)
         for view in views:
             if why := self.refused.get(view.online_name):
                 raise loss.refusal(view.name, why)
 
     async def look(self, project: str, views: Collection[ViewContract]) -> None:
-        """Ask Redis whether it has lost rows of the views. Updates `losses` and `refused`, and logs changes."""
+        """Check whether Redis has lost rows of the views. Updates `losses` and `refused`, and logs changes."""
         written = self._written()
         async with self._bounded():
             steps = loss.check(project, views, written, await self._redis.info())
@@ -214,18 +228,17 @@ class Store:
 
 @dataclass(slots=True)
 class _Reading:
-    """Records of a contract's views as read from Redis, and their stamps."""
-
     time: float
     reply: list[bytes | None]
     stamps: Mapping[str, Stamp]
 
 
 class Stamps:
-    """The cached stamps of all views of a contract. A stamp holds the times that all unchanged rows of a view share.
+    """A cache of the stamps of a contract's views. A stamp holds the times that all unchanged rows of a view share.
 
     Stamps are never newer than the rows that are read next. They may be older by a fraction of a second, or by more
-    while Redis does not answer. A cluster keeps them on one node; a server that has read them works without it.
+    while Redis does not answer. A cluster keeps them on one node. If that node fails, a server goes on with the stamps
+    it has read.
     """
 
     def __init__(self, node: Cluster | RedisNode) -> None:
@@ -233,7 +246,7 @@ class Stamps:
         self._latest: dict[str, _Reading] = {}
 
     async def of(self, contract: Contract) -> Mapping[str, Stamp]:
-        """Return the stamp of each view that has one, by view name.
+        """Return the stamps (times shared by the unchanged rows of a view) of a contract's views, by view name.
 
         Reads the stamps from Redis if the cached ones are older than `FRESH_SECONDS`. If that fails or takes longer
         than `PATIENCE_SECONDS`, returns the cached stamps. The first read for a contract has no limit and may raise.

@@ -9,7 +9,7 @@ from isthmus.serving.deployment.record import Deployment
 
 
 class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The decision that a candidate or a deployment on probation failed. Times are in microseconds since 1970 UTC."""
+    """A server's decision that a model on trial failed, with the reason. Times are microseconds since 1970 UTC."""
 
     digest: str
     deployed_at: int
@@ -17,7 +17,6 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str
 
     def about(self, deployment: Deployment) -> bool:
-        """Return True if the decision is about this deployment, not an earlier deployment of the same package."""
         return (self.digest, self.deployed_at) == (deployment.digest, deployment.deployed_at)
 
     def dumps(self) -> bytes:
@@ -36,7 +35,10 @@ def decision_file(file: Path) -> Path:
 
 
 def read_decision(file: Path, deployment: Deployment) -> Decision | None:
-    """Read the decision next to the deployment file `file`; None if missing, damaged or not about `deployment`."""
+    """Read a server's decision that the trial of `deployment` failed, stored next to the deployment file `file`.
+
+    Returns None if the decision is missing, damaged or about another deployment.
+    """
     file = decision_file(file)
     try:
         decision = Decision.loads(file.read_bytes(), str(file))

@@ -30,7 +30,7 @@ CACHED = 10
 
 @dataclass
 class Rollout:
-    """A deployment in progress and its result: bytes copied into the cache, and seconds by name of the stage."""
+    """Progress and result of a deployment. `bytes` were copied into the cache; `seconds` has the time per stage."""
 
     bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
@@ -39,25 +39,25 @@ class Rollout:
 
     @property
     def deployment(self) -> Deployment:
-        """The deployment that is in force after the rollout, with its candidate if there is one."""
         assert self._deployment is not None  # noqa: S101 - set before a Rollout is returned
         return self._deployment
 
     def done(self, stage: str) -> None:
-        """Add the time since the previous call of this method to the seconds of a stage."""
         now = time.perf_counter()
         self.seconds[stage] += now - self._since
         self._since = now
 
     def load(self, deployment: Deployment, public_key: str | None) -> None:
-        """Load and warm up a model to time it; raise a PackageError if it is damaged, unsigned or not reproducible."""
+        """Load and warm up a model, to check it and to time both stages.
+
+        Raises a PackageError if the package is damaged, unsigned or not reproducible.
+        """
         model = DeployedModel(deployment, public_key)
         self.done("load")
         self.seconds["load"] -= model.warming
         self.seconds["warm"] += model.warming
 
     def switch(self, file: Path, deployment: Deployment) -> None:
-        """Replace the deployment file atomically, which puts the deployment in force."""
         write_atomically(file, deployment.dumps(file))
         self.done("switch")
         self._deployment = deployment
@@ -80,20 +80,23 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     share: float | None = None,
     why: str = "",
 ) -> Rollout:
-    """Put a package behind the API, or on trial as a candidate if `share` is a number. Drops an earlier candidate.
+    """Deploy a package (a folder with an exported model), or put it on trial as a candidate if `share` is a number.
 
     The package is copied into the cache next to `file`, then loaded and warmed up from there. Only then is the
-    deployment file replaced; a running server loads it within a second. A new candidate ends the probation of the
-    deployed package. A new deployment gets a probation if the profile has one: the server may restore the previous
-    deployment. The call also adds an event to the history, and removes packages from the cache without recent events.
+    deployment file replaced. A running server loads it within a second. The call also drops an earlier candidate, adds
+    an event to the history, and deletes packages without recent events from the cache.
 
-    `tables` are the fingerprints by view of the offline tables that the verdict must be about; `at` is the time in
-    microseconds since 1970 UTC. `share` is the fraction of requests that the candidate answers. With 0, the candidate
-    is a shadow: its answers are only compared. `public_key` is a PEM key that must have signed the package.
+    A new candidate ends the probation of the deployed package. A new deployment gets a probation if the profile has
+    one. During a probation, the server may restore the previous deployment. `share` is the fraction of requests that
+    the candidate answers. With 0, the candidate is a shadow: its answers are only compared.
 
-    Raises a PackageError (damaged, unsigned or not reproducible here), ContractMismatch (changed features), or
-    GateFailed (no verdict that passed, or no deployment of the same service to try a candidate beside). Also raises a
-    DependencyError (another deployment is in progress, or the disk is full) or DataError (unreadable history).
+    `tables` has the fingerprint of each view's offline table. The verdict must be about these tables. `at` is the time
+    in microseconds since 1970 UTC. `public_key` is the PEM key that the package must be signed with.
+
+    Raises a PackageError if the package is damaged, unsigned or not reproducible here, and a ContractMismatch if
+    features have changed. Raises GateFailed without a verdict that passed, or if a candidate has no deployment of the
+    same service beside it. Raises a DependencyError if another deployment is in progress or the disk is full, and a
+    DataError if the history cannot be read.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -134,11 +137,12 @@ def promote(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Put the candidate in force, after loading it again from the cache. Writes the deployment file and the history.
+    """Deploy the candidate in place of the current model, after loading it again from the cache.
 
-    For `probation_seconds`, a server may restore the previous deployment; by default, there is no probation. Raises
-    GateFailed (no candidate, or a server has given it up), PackageError (damaged, unsigned or not in the cache),
-    ContractMismatch (not in `generations`), DependencyError (deployment in progress) or DataError (damaged history).
+    Writes the deployment file and the history. For `probation_seconds`, a server may restore the previous deployment.
+    Raises GateFailed if there is no candidate, or a server has given it up. Raises a PackageError if the package is
+    damaged, unsigned or not in the cache, and a ContractMismatch if `generations` lacks its contract. Raises a
+    DependencyError if another deployment is in progress, and a DataError if the history is damaged.
     """
     with _changing(file) as (history, _):
         rollout = Rollout()
@@ -165,12 +169,11 @@ def rollback(
     public_key: str | None = None,
     why: str = "",
 ) -> Rollout:
-    """Drop the candidate; if there is none or `to` is set, restore an earlier deployment, without a probation.
+    """Drop the candidate. If there is none, or with `to`, restore an earlier deployment, without a probation.
 
-    `to` is the start of a package's digest; by default, the previous package is restored. After a server has undone a
+    `to` is the start of a package's digest. By default, the previous package is restored. After a server has undone a
     deployment, `to` is required. With `to`, a candidate is dropped, too. Writes the deployment file and the history.
-    Raises GateFailed if not exactly one earlier package fits, and PackageError, ContractMismatch, DependencyError or
-    DataError in the same cases as `promote`.
+    Raises GateFailed if not exactly one earlier package fits, and the other errors of `promote`.
     """
     with _changing(file) as (history, events):
         rollout = Rollout()
@@ -198,11 +201,11 @@ def undo(
     generations: Generations | None = None,
     public_key: str | None = None,
 ) -> bool:
-    """Restore the deployment before `deployment`, which is on probation. Return True if this call restored it.
+    """Restore the deployment that `deployment`, now on probation, replaced. Return True if this call restored it.
 
     Returns False if `deployment` is not in force or not on probation, for example because another worker was faster.
-    `why` is written with the restored deployment and to the history. Without `generations`, the package is not verified
-    again: a server has its model loaded already. Raises the errors of `promote` other than GateFailed.
+    `why` is written to the deployment file and the history. Without `generations`, the package is not verified again: a
+    server has its model loaded already. Raises the errors of `promote` other than GateFailed.
     """
     with _changing(file) as (history, _):
         current = _read(file)
@@ -223,7 +226,10 @@ def _restoration(restored: Deployment, undone: Undone) -> Event:
 
 
 def _on_probation(file: Path, deployment: Deployment, seconds: float, objective_ms: float) -> Deployment:
-    """Add the previous deployment to a new one, so that it can be undone."""
+    """Return a new deployment with a probation, during which a server may restore the previous deployment.
+
+    Returns it unchanged if `seconds` is 0, or without a previous deployment of the same model and service.
+    """
     before = in_force(file)
     if before is not None and before.probation is not None and read_decision(file, before):
         # A server is waiting for the lock to undo it.
@@ -263,7 +269,7 @@ def _verified(
 
 
 def in_force(file: Path) -> Deployment | None:
-    """Read a deployment file; None if it does not exist or cannot be read."""
+    """Return the current deployment from the deployment file; None if the file is missing or cannot be read."""
     with suppress(OSError, PackageError):
         return _read(file)
     return None
@@ -278,7 +284,11 @@ def _read(file: Path) -> Deployment | None:
 
 @contextmanager
 def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
-    """Lock the history, add missing events and yield it; afterwards prune the cache to the packages it names."""
+    """Lock the deployment history for the block, and yield it with its events.
+
+    First adds events that a killed process or a server did not write. Afterwards deletes packages from the cache that
+    neither recent events nor the deployment file name.
+    """
     history = DeploymentHistory(file)
     with history.locked() as events:
         for event in _unnoted(file, events):
@@ -293,13 +303,15 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
 
 
 def happened(file: Path) -> list[Event]:
-    """Return the deployment history, oldest first, with events that only other files show. Writes and locks nothing."""
+    """Return the deployment history, oldest first, without writing or locking it.
+
+    Includes events that the deployment and decision files show but the history lacks.
+    """
     events = DeploymentHistory(file).read()
     return [*events, *_unnoted(file, events)]
 
 
 def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
-    """Yield events that the deployment and decision files show but the history lacks."""
     current = in_force(file)
     if current is None:
         return

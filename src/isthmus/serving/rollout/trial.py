@@ -58,7 +58,6 @@ class Counts:
     _from: tuple[int, int] = 0, 0
 
     def count(self, rows: int, seconds: float | None) -> None:
-        """Count a request, and a failure if `seconds` is None. Only the seconds of single-row requests are kept."""
         self.requests += 1
         if seconds is None:
             self.failures += 1
@@ -69,7 +68,6 @@ class Counts:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Requests and failures in the current window."""
         return self.requests - self._from[0], self.failures - self._from[1]
 
     def reopen(self) -> None:
@@ -81,17 +79,15 @@ class Counts:
 
     @property
     def p99_ms(self) -> float | None:
-        """99th percentile of single-row runs by nearest rank, in milliseconds; None without runs."""
         ordered = sorted(self.seconds)
         return ordered[math.ceil(0.99 * len(ordered)) - 1] * 1000 if ordered else None
 
 
 class Trial:
-    """A model on trial in a worker. The standby model, with the counts `standby`, answers if the model on trial fails.
+    """A model on trial in a worker. If the model fails, the standby model answers.
 
     Attributes:
-        role: name of its role, such as "canary".
-        standby_role: name of the role of the standby model.
+        standby: counts of the standby model's requests.
         in_force: True if the model on trial is the deployed one. Its error is then returned if the standby fails too.
         dropped: number of comparison runs skipped because too many were waiting.
         refused: reason the model on trial gets no more requests; None while the trial goes on.
@@ -109,7 +105,7 @@ class Trial:
         self._objective_ms = objective_ms
 
     def judge(self) -> None:
-        """Set `refused` to a reason if the model on trial fails more often than the standby, or if only it is too slow.
+        """Set `refused`, which ends the trial, if the model fails more often than the standby or only it is too slow.
 
         Call it after each counted request, except for a shadow. It also starts a new window after `WINDOW` requests.
         """
@@ -144,15 +140,14 @@ class Trial:
             )
 
     def _slower(self, own: float, other: float) -> bool:
-        """Compare the p99 of both models in milliseconds: True if only the model on trial exceeds the objective."""
         return own > self._objective_ms >= other
 
 
 class CandidateRun(Trial):
-    """A candidate in a worker, next to the deployed model. Without a loaded `model`, `refused` is set from the start.
+    """A candidate (new model on trial) in a worker, next to the deployed model.
 
-    `compared` and `differing` count the rows of a shadow. `worst` is the largest difference, infinite if only one of
-    the models had a number.
+    Without a loaded `model`, `refused` is set from the start. `compared` and `differing` count the rows of a shadow,
+    whose answers are only compared. `worst` is the largest difference, infinite if only one of the models had a number.
     """
 
     standby_role = "deployed"
@@ -174,10 +169,11 @@ class CandidateRun(Trial):
         return "canary" if self.candidate.share else "shadow"
 
     def _slower(self, own: float, other: float) -> bool:
-        """Require statistical significance too: a busy machine delays either model at times.
+        """Return True if only the candidate misses the objective, and chance is not a likely cause.
 
-        If both models were equally fast, the candidate's share of the slow runs would match its share of all runs.
-        Hoeffding's inequality (J. Am. Stat. Assoc. 58, 1963, theorem 1) bounds the probability of a larger share.
+        A busy machine delays either model at times. If both models were equally fast, the candidate's share of the slow
+        runs would match its share of all runs. Hoeffding's inequality (J. Am. Stat. Assoc. 58, 1963, theorem 1) bounds
+        the probability of a larger share.
         """
         slow = self.counts.slow + self.standby.slow
         if not super()._slower(own, other) or not slow:
@@ -186,16 +182,21 @@ class CandidateRun(Trial):
         return share > expected and slow * _divergence(share, expected) > -math.log(_CHANCE)
 
     def picks(self, names: Iterable[str], keys: Mapping[str, Sequence[Any]], body: bytes) -> bool:
-        """Return True for the candidate's share of requests: hashes the first row's keys `names`, else the body."""
+        """Return True if the candidate should answer a request, for its share of all requests.
+
+        The choice is a hash of the first row's join keys `names`, or of the body without such keys. Equal keys thus
+        always get the same model.
+        """
         row = [(name, keys[name][0]) for name in sorted(names) if keys[name]]
         named = repr(row).encode() if row else body
         place = int.from_bytes(hashlib.blake2b(self._salt + named, digest_size=8).digest()) / 2**64
         return place < self.candidate.share
 
     def compare(self, deployed: Float32, candidate: Float32) -> bool:
-        """Count the compared and differing rows of outputs, shape (n,) or (n, classes). Return True if none differs.
+        """Compare the outputs of both models, shape (n,) or (n, classes). Return True if no row differs.
 
-        Rows differ if the gap exceeds `tolerance` or only one output is NaN. All rows differ if the shapes do.
+        Counts the rows in `compared` and `differing`. Rows differ if the gap exceeds `tolerance` or only one output is
+        NaN. All rows differ if the shapes do.
         """
         if deployed.shape != candidate.shape:
             deployed, candidate = np.zeros(len(deployed), np.float32), np.full(len(deployed), np.nan, np.float32)
@@ -219,10 +220,11 @@ def _divergence(share: float, expected: float) -> float:
 
 
 class ProbationRun(Trial):
-    """A deployed model on probation in a worker. `former` is the previous model, or the error of loading it.
+    """A deployed model on probation in a worker. If it fails, the server restores the previous deployment.
 
-    The previous model answers only if this one fails, so latency is compared in the background: both models sometimes
-    run on the same request. `problem` is the reason the server cannot go back, or None.
+    `former` is the previous model, or the error of loading it. It answers only if the new model fails, so latency is
+    compared in the background: both models sometimes run on the same request. `problem` is the reason the server cannot
+    go back, or None.
     """
 
     role = "deployed"
@@ -243,9 +245,10 @@ class ProbationRun(Trial):
         return self.former.again(deployment) if self.former.deployment.runtime_key == deployment.runtime_key else None
 
     def _slower(self, own: float, other: float) -> bool:
-        """Require statistical significance too: a busy machine delays either model at times.
+        """Return True if only the new model misses the objective, and chance is not a likely cause.
 
-        Uses McNemar's test (Psychometrika 12, 1947) on the pairs in which only one run exceeded the objective.
+        A busy machine delays either model at times. Uses McNemar's test (Psychometrika 12, 1947) on the pairs in which
+        only one run exceeded the objective.
         """
         objective = self._objective_ms / 1000
         pairs = list(zip(self.counts.seconds, self.standby.seconds, strict=True))

@@ -31,7 +31,7 @@ _NEAR = 64
 
 
 def require_distinct(body: bytes) -> None:
-    """Raise a RequestError if a JSON body has a name twice in an object: parsers silently keep the last value.
+    """Raise a RequestError if an object in a JSON body repeats a name: parsers silently keep the last value.
 
     The body must be an object of scalars, lists, objects of columns, or lists of such objects.
     """
@@ -52,7 +52,7 @@ def require_distinct(body: bytes) -> None:
 
 
 def _colons(text: bytes) -> int:
-    """Count the colons of a scalar, a list, or an object without dropped members."""
+    """Count the colons of a JSON value, without members that decoding drops because their name is repeated."""
     if text[:1] != b"{":
         return text.count(b":")
     columns = _OBJECT.decode(text).values()
@@ -69,7 +69,10 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
-    """Return the error for a body or column at `where` whose decoding raised `error`, one of `FAILURES`."""
+    """Return an error that explains why a body or column is not valid JSON.
+
+    `where` names the body or column, `text` is its bytes, and `error` is what decoding raised, one of `FAILURES`.
+    """
     message, expected = str(error), "JSON in UTF-8"
     position = _POSITION.search(message)
     at = int(position[1]) if position else len(text)
@@ -95,6 +98,5 @@ def unreadable(where: str, text: bytes, error: Exception) -> UnreadableError:
 
 
 def _lone(message: str, text: bytes, at: int) -> re.Match[bytes] | None:
-    """Find half of a surrogate pair before the position of an error; a second half ends right at the position."""
     # msgspec reports a first half near the end as truncated because the second half would not fit.
     return ("surrogate" in message and _SECOND.match(text, at - 6)) or _FIRST.search(text, at - _NEAR)

@@ -40,7 +40,10 @@ _FIELDS = {name: msgspec.json.Decoder(GenericAlias(list, (python | None,))) for 
 
 
 def keys(raws: Mapping[str, msgspec.Raw], join_keys: Mapping[str, Column]) -> dict[str, list[Any]]:
-    """Decode join keys to lists by name. Raises a RequestError for an unknown name, a null or a wrong type."""
+    """Decode the join keys of a request from JSON to lists, by name.
+
+    Raises a RequestError for an unknown name, a null or a wrong type.
+    """
     columns = {}
     for name, raw in raws.items():
         column = join_keys.get(name)
@@ -73,7 +76,10 @@ def entities(
 
 
 def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
-    """Decode a request field; null becomes None. Raises a RequestError about `part.NAME` for a wrong type or size."""
+    """Decode the values of a request field from JSON; null becomes None.
+
+    Raises a RequestError for a wrong type or array size. The error names the field as `part.NAME`.
+    """
     values = _decode(f"{part}.{column.name}", raw, column, _FIELDS)
     require_size(f"{part}.{column.name}", values, column)
     match column.dtype.name:
@@ -85,21 +91,23 @@ def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
 
 
 def require_size(where: str, arrays: list[Any], column: Column) -> None:
-    """Raise a RequestError if an array does not have the size that the column declares, if any. Nulls are accepted."""
     if column.size is not None and (wrong := other_size(arrays, column.size)):
         raise RequestError(where, f"an array of {wrong[1]} elements at `list[{wrong[0]}]`",
                            expected=f"arrays of {column.size} elements")  # fmt: skip
 
 
 def require_keys(needed: Mapping[str, Column], keys: Mapping[str, object]) -> None:
-    """Raise a RequestError about the first join key in `needed` that `keys` lacks, if any."""
     for name, column in needed.items():
         if name not in keys:
             raise RequestError(f"entities.{name}", "is missing", expected=f"a list of {column.dtype} values")
 
 
 def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
-    """Return the number of rows; raise a RequestError for different lengths or no rows, TooLargeError above `most`."""
+    """Return the number of rows of the columns in a request.
+
+    Raises a RequestError if the lengths differ or are 0, and a TooLargeError above `most` rows. `where` names the part
+    of the request in errors.
+    """
     lengths = {name: len(values) for name, values in columns.items()}
     count = max(lengths.values(), default=0)
     if min(lengths.values(), default=0) != count:
@@ -114,7 +122,10 @@ def rows(where: str, columns: Mapping[str, list[Any]], most: int) -> int:
 
 
 def values(data: list[Any], column: Column, part: str = "request") -> Values:
-    """Convert decoded values to NumPy; raise a RequestError about `part` if a Float32 number is too large."""
+    """Convert decoded values to a NumPy column. Raise a RequestError if a number is too large for Float32.
+
+    `part` names the part of the request in the error.
+    """
     with np.errstate(over="ignore"):
         values = from_python(data, column.dtype)
     if column.dtype.name == "Array(Float32)":

@@ -117,7 +117,7 @@ def base64_texts(values: Sequence[bytes | None]) -> list[str | None]:
 
 
 def status_words(codes: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Encode codes of `Status` as a JSON array of Feast's names."""
+    """Encode codes of `Status`, shape (n,), as a JSON array of Feast's status names."""
     text = codes.tobytes()
     for code, word in _WORDS:
         text = text.replace(code, word)

@@ -95,7 +95,6 @@ _STATUS: tuple[tuple[type[IsthmusError], int], ...] = (
 
 
 def status(error: IsthmusError) -> int:
-    """Return the HTTP status of an error, 500 by default."""
     return next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
 
 

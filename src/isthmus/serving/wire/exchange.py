@@ -18,7 +18,6 @@ Head = tuple[tuple[bytes, bytes], ...]
 
 
 async def body_of(request: Request) -> bytes:
-    """Read the whole body of a request. Raise ClientDisconnect if the client leaves before its end."""
     parts = []
     while (message := await request.receive())["type"] == "http.request":
         parts.append(message.get("body", b""))
@@ -28,7 +27,10 @@ async def body_of(request: Request) -> bytes:
 
 
 def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a body; raise an UnreadableError if it is not JSON, a RequestError for a wrong type or duplicate name."""
+    """Decode the JSON body of a request to the type of the decoder.
+
+    Raises an UnreadableError if the body is not JSON, and a RequestError for a wrong type or a duplicate name.
+    """
     try:
         message = decoder.decode(body)
         require_distinct(body)
@@ -40,8 +42,6 @@ def message_of(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 class _Answer(Response):
-    """A response with precomputed headers."""
-
     def __init__(self, body: bytes, head: Iterable[tuple[bytes, bytes]]) -> None:
         self.status_code = 200
         self.body = body
@@ -50,7 +50,7 @@ class _Answer(Response):
 
 
 def reply(body: bytes, contract: str | None = None, media_type: str = Format.JSON.value, more: Head = ()) -> Response:
-    """Create a response with status 200 and the headers in `more`, and `isthmus-contract` unless `contract` is None."""
+    """Create a response with status 200, the headers `more`, and `isthmus-contract` unless `contract` is None."""
     return _Answer(body, (*_head(contract, media_type), *more))
 
 

@@ -7,7 +7,7 @@ from isthmus.serving.wire.errors import NotAcceptableError
 
 
 class Format(Enum):
-    """Media types, in our order of preference."""
+    """Media types of an answer, in our order of preference."""
 
     JSON = "application/json"
     VALUES = "application/vnd.isthmus.values+json"
@@ -41,7 +41,6 @@ def accepts(accept_encoding: str, coding: str) -> bool:
 
 
 def _quality(ranges: dict[str, float], media_type: str) -> tuple[int, float]:
-    """Return how specifically a media type is named (3 to 1, or 0 if it is not), and its quality."""
     kind = media_type.partition("/")[0]
     for specificity, name in ((3, media_type), (2, f"{kind}/*"), (1, "*/*")):
         if name in ranges:
@@ -50,7 +49,6 @@ def _quality(ranges: dict[str, float], media_type: str) -> tuple[int, float]:
 
 
 def _range(part: str) -> tuple[str, float]:
-    """Parse a media range or coding and its quality; an invalid quality counts as 1."""
     name, *parameters = (piece.strip() for piece in part.split(";"))
     quality = 1.0
     for parameter in parameters:

@@ -117,7 +117,7 @@ class _Compressed(StaticFiles):
 
 
 def document() -> dict[str, Any]:
-    """Build the OpenAPI document. It names no project, view or model, because it can be read without an API key."""
+    """Build the OpenAPI document. It contains no names of a project, view or model: reading it needs no API key."""
     types = [
         messages.LookupRequest, messages.LookupAnswer, messages.ValuesAnswer, messages.PushRequest,
         messages.WriteRequest, messages.PushAnswer, messages.PredictRequest, messages.PredictAnswer, messages.Models,
@@ -232,7 +232,6 @@ def _operation(  # noqa: PLR0913 - the parts of an operation, by name
 
 
 def _generate() -> dict[str, Any]:
-    """Describe `/generate`, which answers with server-sent events."""
     operation = _operation(
         "generate", "Generates text after a prompt", messages.EventEnd,
         errors=_READ, body=messages.GenerateRequest, contract=True,

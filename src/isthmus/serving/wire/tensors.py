@@ -49,7 +49,7 @@ _PREFIX = 4
 def from_json(where: str, raw: bytes, element: str, shape: Shape) -> Array:
     """Decode a tensor from flat or nested JSON; raise a RequestError if its elements do not fit `element` and `shape`.
 
-    Elements are counted first, then decoded in chunks, so that the event loop gets the interpreter in between.
+    Elements are counted first, then decoded in chunks, so that the event loop can run in between.
     """
     count = math.prod(shape)
     expected = f"{count:,} {_JSON[element][1]} ({DATATYPES[element]}), flat or nested as {list(shape)}"
@@ -70,7 +70,6 @@ def from_json(where: str, raw: bytes, element: str, shape: Shape) -> Array:
 
 
 def _parts(flat: bytes) -> Iterator[bytes]:
-    """Split a list without brackets into chunks, each up to the first comma after `_AT_ONCE` bytes."""
     begin = 0
     while (end := flat.find(b",", begin + _AT_ONCE)) >= 0:
         yield flat[begin:end]
@@ -79,7 +78,6 @@ def _parts(flat: bytes) -> Iterator[bytes]:
 
 
 def _decoded(where: str, part: bytes, element: str, place: int, expected: str) -> Array:
-    """Decode one chunk; `place` is the index of its first element in the tensor."""
     try:
         values = _DECODERS[element].decode(b"[%b]" % part)
     except FAILURES as error:
@@ -118,7 +116,6 @@ def _texts_decoder(depth: int) -> msgspec.json.Decoder[Any]:
 
 @lru_cache(8)
 def _marks(shape: Shape) -> bytes:
-    """Return the brackets and commas of a tensor in JSON."""
     marks = b""
     for size in reversed(shape or (1,)):
         marks = b"[%b]" % b",".join([marks] * size)
@@ -126,7 +123,10 @@ def _marks(shape: Shape) -> bytes:
 
 
 def from_bytes(where: str, data: memoryview, element: str, shape: Shape) -> Array:
-    """Decode a tensor from little-endian bytes, each string after its length in 4 bytes, or raise a RequestError."""
+    """Decode a tensor from little-endian bytes; raise a RequestError if they do not fit `element` and `shape`.
+
+    Each string follows its length in 4 bytes.
+    """
     count = math.prod(shape)
     if element == "string":
         return _texts(where, data, count).reshape(shape)
@@ -161,7 +161,6 @@ def _texts(where: str, data: memoryview, count: int) -> Array:
 
 
 def to_json(array: Array) -> orjson.Fragment:
-    """Encode the elements as a flat JSON list in row-major order. Non-finite numbers become strings."""
     flat, dtype = array.reshape(1, -1), _TYPES[array.dtype.kind]
     parts = [
         orjson.dumps(json_columns(dtype, flat[:, begin : begin + _AT_ONCE])[0], option=OPTIONS)[1:-1]
@@ -171,7 +170,7 @@ def to_json(array: Array) -> orjson.Fragment:
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """Encode a tensor as `from_bytes` reads it. The bytes of numbers share the array's memory if possible."""
+    """Encode a tensor as little-endian bytes, in the format of `from_bytes`. Numbers may share the array's memory."""
     if array.dtype != object:
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     texts = [str(text).encode() for text in array.ravel().tolist()]

@@ -45,7 +45,10 @@ def _within(value: Column, low: Column, high: Column) -> Column:
 
 
 def aggregates(step: Step, value: Column) -> list[Column]:
-    """List the Spark aggregates that `parameters` needs, over finite values; empty if the step learns nothing."""
+    """List the Spark aggregates, over finite values, from which `parameters` computes what a step learns.
+
+    The list is empty if the step learns nothing.
+    """
     wide = value.cast("double")
     finite = functions.when(functions.abs(wide) < math.inf, wide)
     match step:
@@ -61,7 +64,7 @@ def aggregates(step: Step, value: Column) -> list[Column]:
 
 
 def parameters(step: Step, results: Sequence[float | None]) -> tuple[float, ...]:
-    """Compute a step's parameters from the results of its `aggregates`, which are None without finite numbers."""
+    """Compute what a step learns from the results of its `aggregates`, which are None without finite numbers."""
     match step:
         case Clip():
             low, high = results

@@ -19,7 +19,7 @@ INDICATOR_SHARE = 0.01
 
 
 class FittedNumber(msgspec.Struct, frozen=True):
-    """A number with its fitted steps, as plain data. With `indicator`, the network also gets 1 where it is missing."""
+    """A numeric input and its fitted steps. With `indicator`, the network also gets 1 where the number is missing."""
 
     name: str
     steps: tuple[dict[str, Any], ...]
@@ -39,7 +39,7 @@ class FittedNumber(msgspec.Struct, frozen=True):
 
 
 class FittedText(msgspec.Struct, frozen=True):
-    """A text with its encoding, as plain data. `places` has the place (from 1) or the `Hashed` bucket of each word."""
+    """A text input and its encoding. `places` maps each word to its place, from 1, or to its `Hashed` bucket."""
 
     name: str
     how: dict[str, Any]
@@ -74,7 +74,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
     @property
     def embedded(self) -> dict[int, tuple[int, int]]:
-        """The number of learned vectors and their size, for each `Embed` or `Hashed` text, by its index in `texts`."""
+        """The number of vectors to learn and their size, for each `Embed` or `Hashed` text, by its index in `texts`."""
         return {
             position: (fitted.count, min(text.width, (fitted.count + 1) // 2))
             for position, fitted in enumerate(self.texts)
@@ -83,7 +83,10 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping[str, Text]) -> Preparation:
-    """Learn the steps' parameters and the texts' words for each column, by engine queries. Pass the `training_part`."""
+    """Fit the steps of numeric columns and the encodings of text columns to `rows`, by engine queries.
+
+    Pass the result of `training_part`, so that the network does not see statistics of later rows.
+    """
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions
@@ -115,7 +118,7 @@ def fit(rows: "DataFrame", numbers: Mapping[str, Sequence[Step]], texts: Mapping
 
 
 def training_part(rows: "DataFrame", before: int) -> "DataFrame":
-    """Return the rows with `event_timestamp` before `before` (Unix microseconds) whose labels were known by then."""
+    """Keep the rows before the time `before` (Unix microseconds) whose labels were known by then, for `fit`."""
     from pyspark.sql import functions
 
     moment = functions.timestamp_micros(functions.lit(before))
@@ -143,7 +146,10 @@ def chain_graph(steps: Sequence[Step], counts: Sequence[int]) -> "onnx.ModelProt
 
 
 def place_graph(places: Mapping[str, int]) -> "onnx.ModelProto":
-    """Return an ONNX graph that maps a text `x` to its int64 in `places`, else to 0. Feed "" in place of null."""
+    """Return an ONNX graph that maps a text `x` to its number in `places` (int64), or to 0 if it is unknown.
+
+    Feed "" in place of null.
+    """
     from pyspark.sql import functions
 
     from isthmus.transforms.preparation import expressions

@@ -14,7 +14,7 @@ class Setting:
     """Base of the steps for numbers and the encodings for texts."""
 
     def misfit(self) -> str:
-        """Return which values are valid, for an error message, if this setting has an invalid one; else return ""."""
+        """Return "" if the setting is valid, else a text for an error message that says which values are valid."""
         match self:
             case Clip(low=low, high=high) if not (_number(low) and _number(high) and 0 <= low <= high <= 1):
                 return "shares, 0 <= low <= high <= 1"
@@ -39,14 +39,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step(Setting):
-    """Base of the steps for a number. All but `Impute` leave a null unchanged. `labels` names parameters in reports."""
+    """Base of the steps for a number. All but `Impute` leave a null unchanged. `labels` name parameters in reports."""
 
     labels: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True)
 class Log1p(Step):
-    """log(1 + x); null where x <= -1."""
+    """Replaces a number x by log(1 + x), or by null where x <= -1."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Impute(Step):
 
 @dataclass(frozen=True)
 class Standardize(Step):
-    """(x - mean) / standard deviation of the training part, limited so that an outlier does not dominate.
+    """Replaces x by (x - mean) / standard deviation of the training part, limited so that outliers do not dominate.
 
     A column that is constant in the training part is divided by 1.
 
@@ -105,7 +105,7 @@ class Words(Setting):
 
 @dataclass(frozen=True)
 class Embed(Words):
-    """A learned vector for each word.
+    """Encodes a text by a learned vector for each word.
 
     Attributes:
         width: size of a vector. It is reduced to half the number of places (with place 0) if that is smaller.
@@ -116,12 +116,12 @@ class Embed(Words):
 
 @dataclass(frozen=True)
 class OneHot(Words):
-    """One number per word, and one for all unknown words: 1 for the text's own word, 0 for the other words."""
+    """Encodes a text by one number per word: 1 for the text's own word, else 0. All unknown words share one number."""
 
 
 @dataclass(frozen=True)
 class Ordinal(Setting):
-    """A number between 0 and 1: the place of a word in the order, divided by the number of words; 0 if unknown.
+    """Encodes a text by its place in an order of words, divided by the number of words; 0 if the text is unknown.
 
     Attributes:
         words: words in ascending order.
@@ -132,7 +132,7 @@ class Ordinal(Setting):
 
 @dataclass(frozen=True)
 class Hashed(Words):
-    """A learned vector for each bucket of words, for columns with many words.
+    """Encodes a text by a learned vector for each bucket of words, for columns with many words.
 
     Spark's hash assigns the `size` most frequent words of the training part to buckets. Null, the empty text and all
     other words share one more vector.

@@ -34,9 +34,10 @@ REMEDY = "correct it, or drop such rows from the spine"
 
 
 class Graphs:
-    """The graphs of a contract's request transforms, opened on first use, for checking rows of a training set.
+    """Check rows of a training set by the ONNX graphs that serving uses for a contract's request transforms.
 
-    Serving uses graphs, and they refuse some values that an engine accepts: a model must not learn from such rows.
+    The graphs refuse some values that an engine accepts. A model must not learn from such rows. A graph is opened on
+    first use.
     """
 
     def __init__(self, contract: Contract) -> None:
@@ -48,7 +49,7 @@ class Graphs:
     def require(
         self, place: str, name: str, batch: pa.RecordBatch, rows: Mapping[str, pa.Array], refusal: str = ""
     ) -> None:
-        """Run the graph of the transform `name`; raise a DataError about the first row that it cannot compute, if any.
+        """Run the graph of the request transform `name`. Raise a DataError about the first row it cannot compute.
 
         `rows` has the transform's inputs by name. The error names the transform by `place`, and the row by its keys in
         `batch`. It also quotes `refusal`, the engine's error, unless the row breaks an expectation.
@@ -66,10 +67,10 @@ class Graphs:
 
 
 def compiled(transform: AtRequest, columns: Sequence[Column]) -> tuple[bytes, list[Problem]]:
-    """Call a request transform's function, and compile its result to a serialized ONNX graph. `columns` are its inputs.
+    """Compile the function of a request transform to a serialized ONNX graph. `columns` are its inputs.
 
-    Returns the graph and a list of problems, for example an error of the user's function, which is not raised. If there
-    are problems, ignore the graph.
+    Returns the graph and a list of problems. An error of the user's function is a problem, too, and is not raised. If
+    there are problems, ignore the graph.
     """
     from isthmus.transforms.rowwise.compiler import compile_columns
     from isthmus.transforms.rowwise.core.expressions import NotCompilableError, traced
@@ -175,7 +176,10 @@ def _place(transform: AtRequest) -> str:
 
 
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
-    """Append the fields of request transforms to a schema; raise DataError if an input is missing or a name taken."""
+    """Append the fields of request transforms to the schema of rows.
+
+    Raises a DataError if an input of a transform is missing, or a name is taken.
+    """
     for transform in transforms:
         where = f"request transform {transform.name}"
         available = optional([transform]).union(schema.names)
@@ -200,9 +204,9 @@ def computed(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches `joined` with the fields of request transforms appended. Rows keep their order.
 
-    Runs one engine query per batch and transform. With `graphs`, each row is also run through the graph that serving
-    uses. Raises DataError if the engine or a graph cannot compute a row, if an input is missing or has a wrong type, or
-    if two columns would share a name.
+    Runs one engine query per batch and transform. With `graphs`, each row also runs through the graph that serving
+    uses. Raises a DataError if the engine or a graph cannot compute a row, if an input is missing or has a wrong type,
+    or if two columns would share a name.
     """
     for batch in joined:
         columns, schema = batch.columns, schema_with(batch.schema, [contract for _, contract in transforms])
@@ -241,7 +245,6 @@ def _computed(
 
 
 def _input(place: str, batch: pa.RecordBatch, name: str, contract: TransformContract) -> pa.Array:
-    """Return a column cast to the transform's type, or nulls without it. Like the API, refuse a text for a number."""
     field = next((field for field in contract.request if field.name == name), None)
     if field is None:
         return batch[name]

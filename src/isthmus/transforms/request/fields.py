@@ -38,7 +38,7 @@ def fields(source: RequestSource) -> "dict[str, Column]":
 
 
 def _broken(column: "Column", rule: Expectation, dtype: str) -> "Iterator[Column]":
-    """Yield boolean columns. A row breaks the rule if one of them is true; otherwise they are false or null."""
+    """Yield boolean columns. A row breaks the rule if one of them is true. Otherwise, all are false or null."""
     from pyspark.sql import functions
 
     match rule:

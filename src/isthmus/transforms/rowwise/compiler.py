@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled graph, described by `features.request.layout` in its metadata, and the types of its columns."""
+    """A compiled ONNX graph and the types of its columns. Its metadata is described in `features.request.layout`."""
 
     model: onnx.ModelProto
     inputs: Mapping[str, SqlType]
@@ -40,7 +40,7 @@ class Compiled:
 def compile_columns(
     columns: "Mapping[str, Column]", inputs: Mapping[str, SqlType], plain: Collection[str] = ()
 ) -> Compiled:
-    """Compile PySpark columns to one ONNX graph; raise NotCompilableError if a part cannot be in a graph.
+    """Compile PySpark columns to one ONNX graph; raise NotCompilableError for an unsupported expression.
 
     Create the columns in a `traced` block. `inputs` has the type of each input column. The caller guarantees that the
     inputs in `plain` are never null, NaN or -0.0.

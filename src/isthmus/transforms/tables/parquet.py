@@ -134,7 +134,7 @@ class ParquetFiles:
 
     @cached_property
     def uniform(self) -> bool:
-        """True if every engine can read the files unchanged, with the same result. Reads all footers once."""
+        """True if every engine can read the files unchanged, with the same result. Reads all footers on first use."""
         kinds = [_kinds(fragment, footer) for fragment, footer in zip(self._fragments, self._footers, strict=True)]
         if any(_NULL in path for path in self.paths):
             return False  # Sail takes it for a text
@@ -209,14 +209,13 @@ def _kinds(fragment: Any, footer: Any) -> dict[str, pa.DataType]:
 
 
 def _is_read(kind: pa.DataType) -> bool:
-    """Return whether no conversion is useful: engines read the type as `_type` says, or cannot read it at all."""
+    """Return True if converting is useless: engines read the type as `_type` says, or cannot read it at all."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit != "ns")
     return _type(kind) in (kind, None) or kind in _PLAIN or pa.types.is_fixed_size_binary(kind)
 
 
 def _without_values(footer: Any, name: str) -> bool:
-    """Return whether all values of a column are null, according to the file's statistics."""
     for column in range(footer.num_columns):
         if footer.schema.column(column).path == name:
             groups = [footer.row_group(n) for n in range(footer.num_row_groups)]
@@ -226,7 +225,6 @@ def _without_values(footer: Any, name: str) -> bool:
 
 
 def _condition(columns: pa.Schema, name: str, within: tuple[int, int]) -> Any:
-    """Return a filter for times in a range or null, None if the column is not a timestamp. It only saves reading."""
     import pyarrow.compute as pc
 
     kind = columns.field(name).type if name in columns.names else None
@@ -261,7 +259,6 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _type(dtype: pa.DataType) -> pa.DataType | None:
-    """Return the type in which engines read this type, or None if they cannot read it."""
     if isinstance(dtype, pa.BaseExtensionType):
         # PostgreSQL's numeric is its text, a UUID its bytes.
         return _type(dtype.storage_type)

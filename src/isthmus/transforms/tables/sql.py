@@ -22,8 +22,6 @@ _ROWS = 65_536
 
 
 class _Query:
-    """A source's query within a transaction. `run` executes SQL text and returns a reader of its batches."""
-
     def __init__(
         self, source: Source, place: str, version: str | None, run: Any, errors: tuple[type[Exception], ...]
     ) -> None:

@@ -18,18 +18,19 @@ REPAIR = "nothing was written: check that the table exists and is complete, then
 
 
 class SourceTable(Protocol):
-    """A table at the time it was opened; later writes do not change its rows. `version` identifies them, or is None."""
+    """A table as of the time it was opened; later writes do not change its rows.
+
+    `version` identifies the rows; None if unknown. `place` is the table's location, for messages.
+    """
 
     place: str
     version: str | None
 
     @property
-    def schema(self) -> pa.Schema:
-        """The columns, in the Arrow types that the table's own reader gives them."""
-        ...
+    def schema(self) -> pa.Schema: ...
 
     def batches(self, column: str | None, within: Within) -> Iterator[pa.RecordBatch]:
-        """Yield the rows whose time `column` is `within` a range, and the rows without a time.
+        """Yield the rows whose time, in `column`, is in the range `within`, and the rows without a time.
 
         Yield all rows if either argument is None. A table that cannot filter by the column may yield more rows.
         """
@@ -42,7 +43,7 @@ def moments(within: tuple[int, int]) -> tuple[str, str]:
 
 
 def condition(column: str, within: tuple[int, int], literal: str) -> str:
-    """Return SQL that is true for times in [first, end) or null. `literal` formats a time, such as "TIMESTAMPTZ {}"."""
+    """Build an SQL condition for times in [first, end) or null. `literal` formats a time: "TIMESTAMPTZ {}"."""
     name = '"' + column.replace('"', '""') + '"'
     first, end = (literal.format(f"'{moment}'") for moment in moments(within))
     return f"{name} IS NULL OR ({name} >= {first} AND {name} < {end})"

@@ -63,12 +63,13 @@ def stream_view(
 
 
 def compute_spine(spine: Spine, columns: Sequence[Column], frames: Frames) -> pa.Table:
-    """Call a spine's function, run its query on the engine, and return all rows in the contract's types, in memory.
+    """Compute a spine (the training examples): call its function, run its query, and return all rows, in memory.
 
-    The table has `columns` (keys, request fields, label), `event_timestamp` and `known_at`, and is sorted by
-    `event_timestamp`, then by the other columns. Keys may be null, but not times. Raises ConfigurationError with all
-    missing columns and wrong types. Raises DataError if the function or query fails or returns no rows, a row is
-    invalid, or a label was known before `event_timestamp`. Raises DependencyError if the engine lacks a file or module.
+    The table has `columns` (keys, request fields, label), in the contract's types, `event_timestamp` and `known_at`. It
+    is sorted by `event_timestamp`, then by the other columns. Keys may be null, but not times. Raises
+    ConfigurationError with all missing columns and wrong types. Raises DataError if the function or query fails or
+    returns no rows, a row is invalid, or a label was known before `event_timestamp`. Raises DependencyError if the
+    engine lacks a file or module.
     """
     where = f"spine {spine.name}"
     place, frame = _frame(where, spine, columns, frames)
@@ -93,7 +94,7 @@ class _WantsRowsError(BaseException):
 
 
 def analyze(spark: Any, declaration: FeatureView | Spine, columns: Sequence[Column], frames: Frames) -> None:
-    """Call the function of a view or spine, and check the columns of its result without computing a row.
+    """Check the columns that the function of a view or spine returns, without computing a row.
 
     A function that computes rows itself, for example to count them, ends there, and its result is not checked. During
     the call, no other thread can compute with the session `spark`. Raises ConfigurationError with all missing columns
@@ -179,7 +180,6 @@ def _remedy(declaration: FeatureView | Spine, frames: Frames) -> str:
 
 
 def _texts(declaration: FeatureView | Spine, frames: Frames) -> str:
-    """Name the CSV columns that are text because their type is not declared; empty without such columns."""
     undeclared = [
         f"{name} of {source.name}"
         for source in declaration.sources
@@ -221,7 +221,6 @@ def _no_row(place: str) -> DataError:
 
 
 def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Sequence[str]) -> pa.Table:
-    """Cast rows to the contract's types. Refuse arrays with nulls or of a wrong size, naming a row by `identity`."""
     for name in table.column_names:
         if nulls := null_elements(table[name]):
             raise DataError(
@@ -294,7 +293,6 @@ class _Nulls:
         self.first: dict[str, int] = {}
 
     def count(self, table: pa.Table) -> bool:
-        """Count the rows and the nulls of a batch. Return True if no batch so far had a null in a key or time."""
         for name in self.nulls:
             if table[name].null_count:
                 self.nulls[name] += table[name].null_count

@@ -37,13 +37,14 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
     status: bool,
     rows: int,
 ) -> None:
-    """Join views to a spine on the executors, and wait until they are done. Read the results with `answers`.
+    """Join views to a spine (the training examples) on an engine's executors, and wait until they are done.
 
     Each task joins one view to `rows` rows of the spine, a multiple of `BATCH`, and writes a Parquet file to the
-    existing `folder`. `spine` is a Parquet file with the join keys and `event_timestamp`, in the types of the
-    histories. `histories` has the Parquet files of each view's table, `features` the features to join by view name.
-    All paths must be valid for the executors, too. `status` adds a status column for each view. Raises
-    RefusedError if the engine failed, and DependencyError if an executor lacks a file or this package.
+    existing `folder`. Read the results with `answers`. `spine` is a Parquet file with the join keys and
+    `event_timestamp`, in the types of the histories. `histories` has the Parquet files of each view's table, and
+    `features` the features to join, by view name. The executors must be able to open all paths, too. `status` adds a
+    status column for each view. Raises RefusedError if the engine failed, and DependencyError if an executor lacks a
+    file or this package.
     """
     from pyspark.errors import PySparkException
 
@@ -65,7 +66,10 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
 
 
 def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
-    """Yield the columns that `join_files` wrote with the same `folder` and `rows`, in the order of the `count` rows."""
+    """Yield the columns that `join_files` wrote, in the order of the spine's `count` rows.
+
+    Pass the same `folder` and `rows` as to `join_files`.
+    """
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]
         for lots in zip(*(in_lots(file.iter_batches(BATCH), BATCH) for file in files), strict=True):
@@ -78,8 +82,6 @@ def _name(view: str, part: int) -> str:
 
 @dataclass(eq=False)
 class _Work:
-    """The function that an executor runs on a partition of task numbers."""
-
     work: str
     spine: str
     folder: str

@@ -24,7 +24,7 @@ _COUNTS = ("compared", "changed", "written")
 
 
 def latest(view: ViewContract, rows: "DataFrame", at: int) -> "DataFrame":
-    """Return each key's latest row whose event and known times are up to `at` (Unix microseconds), even if expired."""
+    """Keep the latest row of each key with event and known times up to `at` (Unix microseconds), even if expired."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name every PySpark user knows
 

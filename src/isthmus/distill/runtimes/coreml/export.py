@@ -27,7 +27,6 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def convert_student(of: Portable) -> Converted:
-    """Convert a student for one row at a time in a child process; raise a GateFailed on failure or after 15 minutes."""
     return convert(of, f"{of.part}.fp32.mlpackage.zip", LIBRARIES, "isthmus.distill.runtimes.coreml.export")
 
 

@@ -19,10 +19,11 @@ def files(of: Portable, _train: Index) -> Mapping[str, Callable[[], Converted]]:
 
 
 def convert_student(of: Portable) -> Converted:
-    """Convert a student for one row at a time in a child process, with equal bytes each time; wait up to 15 minutes.
+    """Convert a student to a LiteRT model that computes one row at a time; the same student gives the same bytes.
 
-    LiteRT's converter does not support variable sizes: each size is fixed at its maximum. Raises a GateFailed if the
-    task does not allow padding inputs to that size, or if the conversion fails or takes longer.
+    The conversion runs in a child process. LiteRT's converter does not support variable sizes, so each size is fixed at
+    its maximum. Raise a GateFailed if the task does not allow padding to that size, or if the conversion fails or takes
+    more than 15 minutes.
     """
     file = f"{of.part}.fp32.tflite"
     opened = [size for size, largest in of.max_sizes(file, LIBRARIES.name).items() if largest > 1]

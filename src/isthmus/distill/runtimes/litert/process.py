@@ -19,12 +19,11 @@ _ELEMENTS = {
 
 
 class LiteRTProgram(process.Program):
-    """A LiteRT model. Its named sizes always have their maximum: smaller inputs are padded with zeros."""
+    """A LiteRT model in a child process. Its sizes are fixed: `ask` pads inputs with zeros, and cuts outputs back."""
 
     libraries, package = LIBRARIES, "ai_edge_litert"
 
     def ask(self, feeds: Feeds) -> dict[str, Array]:
-        """Run the model on padded inputs, and cut the outputs back. Raises a ProgramRejected for too large inputs."""
         padded, sizes = dict(feeds), dict[str, int]()
         for tensor in self._tensors:
             array = feeds[tensor.name]

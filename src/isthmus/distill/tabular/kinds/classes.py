@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 class ClassLabels(Kind):
-    """Texts or whole numbers as classes. `values` has class indexes, or -1 for a class that the training part lacks."""
+    """Labels that are classes, as texts or whole numbers. `values` has class indexes from 0."""
 
     metric = "log_loss"
     more = False
@@ -87,7 +87,6 @@ class ClassLabels(Kind):
         return multiclass_log_loss(self.values[rows], answers["logits"])
 
     def chance(self, rows: Index) -> float:
-        """Return the log loss, on these rows, of always predicting the class shares of the training part."""
         logits = np.broadcast_to(np.log(self._shares), (len(rows), len(self._shares)))
         return multiclass_log_loss(self.values[rows], logits)
 

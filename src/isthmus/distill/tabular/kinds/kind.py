@@ -22,11 +22,11 @@ from isthmus.package.manifest import ROUNDING
 
 
 class Kind(ABC):
-    """The labels of n rows, with everything in a tabular task that depends on their kind.
+    """The labels of n rows, with everything in a tabular task that depends on the kind of label.
 
     Attributes:
         key: key of the scores among the outputs of student and teacher; for scores see `StudentOutput.scores`.
-        metric: figure of `quality` that selects the weights.
+        metric: metric in `quality` that selects the weights.
         more: True if a higher metric is better.
         tolerance: largest absolute difference allowed between the student and its graph, per precision.
         rounding: largest difference between the outputs of two processors.
@@ -54,17 +54,17 @@ class Kind(ABC):
 
     @abstractmethod
     def __init__(self, table: pa.Table, label: str, parts: Split, declared: Tabular) -> None:
-        """Read the label column; raise a DataError if its values do not fit, or a part has too few labels."""
+        """Read the label column; raise a DataError if a value does not fit, or a part has too few distinct labels."""
 
     @abstractmethod
     def answer(self) -> StudentOutput:
-        """Return a new output layer for a student."""
+        """Return a new output layer for a student of these labels."""
 
     @abstractmethod
     def objective(self, declared: Tabular) -> Objective: ...
 
     def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Tabular) -> Objective:
-        """Return an objective of labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
+        """Return an objective with labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
         softened, weight = partial(soft, temperature=declared.temperature), declared.soft_weight
         return Objective({
             "labels": Term(hard, 1 - weight, student="student.logits", labels="labels"),
@@ -73,19 +73,22 @@ class Kind(ABC):
 
     @abstractmethod
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
-        """Return all metrics of a model by name; `answers` holds the model's scores for `rows`, in the same order."""
+        """Return all metrics of a model by name. `answers` has the model's scores for the rows `rows`, in order."""
 
     @abstractmethod
     def score(self, answers: Answers, rows: Index) -> float:
-        """Return the one metric of `quality` that `self.metric` names, without computing all of them."""
+        """Return only the metric that `self.metric` names, which is faster than `quality`."""
 
     @abstractmethod
     def chance(self, rows: Index) -> float:
-        """Return the value of `metric` on these rows for a model that ignores all inputs."""
+        """Return the value of `self.metric` on these rows for a model that ignores all inputs."""
 
     @abstractmethod
     def leak(self, column: Values, rows: Index) -> str:
-        """Describe how an input alone reveals the label, or return "". `column` has the input's values in `rows`."""
+        """Describe how one input alone reveals the label; return "" if it does not.
+
+        `column` has the input's values in the rows `rows`.
+        """
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:
         return agreement(student[self.key], teacher[self.key])

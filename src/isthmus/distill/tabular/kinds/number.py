@@ -27,7 +27,7 @@ _TOLERANCE = {"fp32": 1e-5, "int8": 0.2}
 
 
 class NumberLabels(Kind):
-    """Finite numbers; scores are standardized by mean and standard deviation of the training part."""
+    """Labels that are finite numbers. Scores are standardized by mean and standard deviation of the training part."""
 
     key = "value"
     more = False
@@ -55,7 +55,6 @@ class NumberLabels(Kind):
         self.recipe = {"loss": loss, "standard": [self._mean, self._scale]}
 
     def answer(self) -> NumberOutput:
-        """Return an output layer that clips to the smallest and largest label of the training part."""
         return NumberOutput("value", *self._bounds, self._scale, self._mean)
 
     def objective(self, declared: Tabular) -> Objective:
@@ -77,7 +76,6 @@ class NumberLabels(Kind):
         return (mae if self._absolute else rmse)(self.values[rows], self._values(answers))
 
     def chance(self, rows: Index) -> float:
-        """Return the RMSE of always predicting the training part's mean; for absolute errors, the MAE of the median."""
         return (mae if self._absolute else rmse)(self.values[rows], np.full(len(rows), self._usual))
 
     def leak(self, column: Values, rows: Index) -> str:

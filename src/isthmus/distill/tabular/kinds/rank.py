@@ -25,7 +25,10 @@ from isthmus.features.values.columns import Values
 
 
 class RankLabels(Kind):
-    """The relevance of rows within groups. The teacher is a regressor: scikit-learn has no listwise boosting."""
+    """Labels that are the relevance of rows within groups, from 0.
+
+    The teacher is a regressor, since scikit-learn has no listwise boosting.
+    """
 
     key = "score"
     metric = "ndcg"
@@ -70,14 +73,12 @@ class RankLabels(Kind):
         return chance_ndcg(self.values[rows], self.groups[rows], self._at)
 
     def leak(self, column: Values, rows: Index) -> str:
-        """Describe how an input alone separates relevance 0 from higher relevance; return "" if it does not."""
         area = separation_auc(column, (self.values[rows] > 0).astype(np.int64))
         return (
             f"separates the relevant rows of the training part with an AUC of {area:.4f}" if area >= LEAK_FROM else ""
         )
 
     def agreement(self, student: Answers, teacher: Answers) -> dict[str, float]:  # noqa: ARG002 - scales differ
-        """Return an empty dict: the scores of student and teacher have different scales."""
         return {}
 
 

@@ -54,7 +54,11 @@ LARGEST = 10
 
 @dataclass(frozen=True)
 class Side:
-    """A period: its rows in the columns of a training set, joined under `views`, and the package that answered."""
+    """Rows of one of two compared periods, and the package that answered in it.
+
+    `table` has the columns of a training set. `views` has the definitions under which its features were joined.
+    `left_out` counts skipped rows by reason.
+    """
 
     days: Days
     table: pa.Table
@@ -79,17 +83,19 @@ def change(  # noqa: PLR0913 - the options of the command
     recorded: bool = False,
     progress: Progress = silent,
 ) -> PeriodChange:
-    """Split the change of a distillation's answers from period `against` to period `days` among four causes.
+    """Split the change of a distillation's predictions between two periods among four causes.
 
     The causes are population (share of rows in each segment), features (rows within segments), contract (computation of
-    stored features) and model. `by` names the columns that define segments; by default, they are join keys of the
-    spine. The rows come from the latest training set. Both periods use the last package, unless the folder `package`
-    has another one for the earlier period. With `recorded`, the rows are the recorded predictions, as fed to the model.
+    stored features) and model. `against` is the earlier period, and `days` the later one. Writes an HTML page to
+    `attribution/<name>` in the state folder, readable by its owner only.
+
+    The rows come from the latest training set. `by` names the columns that define segments; by default, they are join
+    keys of the spine (table of training examples). Both periods use the last package, unless the folder `package` has
+    another one for the earlier period. With `recorded`, the rows are the recorded predictions, as fed to the model.
     Each period then uses the package that answered last in it, and `package` must be None.
 
-    Writes an HTML page to `attribution/<name>` in the state folder, readable by its owner only. Raise RequestError if
-    the label is not Binary or Number, `days` is None, an option is invalid, or a period has no row. Raise DataError if
-    a package, a table or a history is gone, or no row of a period can be used.
+    Raise RequestError if the label is not Binary or Number, `days` is None, an option is invalid, or a period has no
+    row. Raise DataError if a package, a table or a history is gone, or no row of a period can be used.
     """
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
@@ -154,11 +160,12 @@ def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingS
 
 
 def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, str]) -> list[list[Numbers]]:
-    """Score the rows of both periods (`sides`, the earlier one first) under both contracts with both models.
+    """Score the rows of two periods with both models, with features computed under both contracts.
 
-    `result[contract][model]` has the scores of the n rows of the earlier period, then of the m rows of the later one;
-    index 0 is the earlier contract or model. Equal scores share one array. If the effect of the contracts cannot be
-    computed, the scores are the same under both, and the reason is added to `unknown`.
+    `sides` has the periods, the earlier one first. `result[contract][model]` has the scores of the n rows of the
+    earlier period, then of the m rows of the later one. Index 0 is the earlier contract or model. Equal scores share
+    one array. If the effect of the contracts cannot be computed, the scores are the same under both, and `unknown` gets
+    the reason.
     """
     models = [DeployedModel(unapproved(side.package, side.profile, 0, None)) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
@@ -204,10 +211,10 @@ def _scores(model: DeployedModel, tables: Sequence[pa.Table]) -> Numbers:
 
 
 def _under(served: ServedAnswers, side: Side, contract: Contract, pairs: Pairs) -> pa.Table:
-    """Return the rows of a period with stored features as a contract defines them.
+    """Return the rows of a period with the stored features `pairs` computed as `contract` defines them.
 
-    Features that were joined under it stay. The others are joined again; raise an IsthmusError if their history is
-    gone.
+    Features that were joined under the same view definition stay. Other features are joined again; raise an
+    IsthmusError if their history is gone.
     """
     table = side.table
     to_join: dict[str, list[str]] = {}
@@ -283,11 +290,11 @@ def _period(side: Side, rows: int) -> Period:
 
 
 def segments_of(rows: pa.Table, by: Sequence[str], spine: Sequence[str], count: int) -> tuple[Sequence[str], Segments]:
-    """Split the rows of both periods into segments; the first `count` rows belong to the earlier period.
+    """Split the rows of two periods into segments; the first `count` rows belong to the earlier period.
 
     Return the columns that define the segments, and the segments. The columns are `by`. If `by` is empty, they are the
-    first join keys in `spine`: as many as leave 95 % of the rows in segments that both periods have, and at least one.
-    Raise RequestError or DataError if a column is missing or cannot be split.
+    first names in `spine` (join keys of the training examples): as many as leave 95 % of the rows in segments that both
+    periods have, and at least one. Raise RequestError or DataError if a column is missing or cannot be split.
     """
     keys = [key for key in spine if key in rows.column_names]
     while True:
@@ -303,7 +310,6 @@ def _common(places: Ints, count: int) -> float:
 
 
 def _largest(found: Segments, scores: list[list[Numbers]], count: int) -> list[Segment]:
-    """Return the segments that moved the mean most; the contributions of all segments sum to the change."""
     sides = ((found.places[:count], scores[0][0][:count]), (found.places[count:], scores[1][1][count:]))
     middle = (sides[0][1].mean() + sides[1][1].mean()) / 2
     rows, means, moved = [], [], []

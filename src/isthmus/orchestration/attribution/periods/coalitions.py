@@ -66,11 +66,11 @@ def segments(table: pa.Table, columns: Sequence[str], exact: Sequence[str]) -> S
 
 
 def weights(before: Ints, after: Ints) -> Numbers:
-    """Return row weights, float64 (2, 2, n + m), that combine the segment shares and the rows of two periods.
+    """Return row weights that give the rows of one period the segment shares of another, float64 (2, 2, n + m).
 
-    Entry [p, f] has the segment shares (population) of period p and the rows (features) of period f; 0 is the earlier
-    period. `before` and `after` are the segment numbers of the periods' n and m rows, from 0; neither is empty. The
-    rows of a segment that only one period has represent it in both: it counts as population change.
+    Entry [p, f] weights the rows (features) of period f by the segment shares (population) of period p. Period 0 is the
+    earlier one. `before` and `after` are the segment numbers, from 0, of the periods' n and m rows; neither is empty. A
+    segment that only one period has counts as population change: its rows stand for it in both periods.
     """
     sides = (before, after)
     count = int(max(before.max(), after.max())) + 1
@@ -87,7 +87,7 @@ def weights(before: Ints, after: Ints) -> Numbers:
 
 
 def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequence[Numbers]]) -> Numbers:
-    """Compute a measure for each set of causes that come from the later period. Return float64 (16,).
+    """Compute a measure for each of the 16 sets of causes that come from the later period. Return float64 (16,).
 
     Bits 0 to 3 of the index mean that population, features, contract and model come from the later period. `weight` is
     the result of `weights`. `scores[contract][model]` has the scores of all n + m rows; index 0 is the earlier period.

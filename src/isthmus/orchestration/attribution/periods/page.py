@@ -30,7 +30,7 @@ switching."""
 
 
 class MeasureChange(msgspec.Struct, frozen=True):
-    """A measure in both periods, and the parts of its change."""
+    """Value of a measure in two periods, and the part of each cause in its change."""
 
     before: float
     after: float
@@ -42,7 +42,6 @@ class MeasureChange(msgspec.Struct, frozen=True):
 
     @property
     def measure(self) -> Measure:
-        """This change as a `Measure`, for attribution plots: `before` becomes `ideal`, and `after` becomes `answer`."""
         return Measure(self.before, self.after, self.parts)
 
 
@@ -70,10 +69,11 @@ class Segment(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PeriodChange:
-    """A change between two periods, the earlier one first, with the columns `by` that define the segments.
+    """Result of comparing the predictions of two periods, the earlier one first.
 
-    `common` is the share of rows whose segment exists in both periods. `largest` has the segments that moved the mean
-    score most. `unknown` has the parts that are not known, with the reason.
+    `by` names the columns that define the segments. `common` is the share of rows whose segment exists in both periods.
+    `largest` has the segments that moved the mean score most. `unknown` has the causes whose part is not known, with
+    the reason.
     """
 
     name: str

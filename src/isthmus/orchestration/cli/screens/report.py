@@ -11,7 +11,7 @@ _ENTRIES = 4  # longer mappings are not printed on a line
 
 
 def report_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """Lay out any report: as a table if every entry is a mapping, else one line per entry."""
+    """Yield the terminal output of any report: a table if every entry is a mapping, else one line per entry."""
     if report and all(isinstance(value, Mapping) for value in report.values()):
         columns = list(next(iter(report.values())))
         rows = [[name, *map(cell, row.values())] for name, row in report.items()]
@@ -49,7 +49,6 @@ def _part(key: str, value: object) -> str:
 
 
 def training_set_blocks(report: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield blocks for a training set. If it was joined as served, add a table of differences from the ideal join."""
     lag = report["lag"]
     yield from report_blocks({name: value for name, value in report.items() if name != "lag" or not lag})
     if lag:

@@ -39,7 +39,7 @@ def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, 
 def judge(
     report: object, blocks: "Callable[[], Iterable[Block]]", require: Callable[[], object], *, as_json: bool
 ) -> None:
-    """Print a report, then call `require`, which raises an IsthmusError if the report fails its checks.
+    """Print a report, then fail if it does not pass: `require` raises an IsthmusError for a failed check.
 
     With `as_json`, the error goes to stderr and becomes a `typer.Exit`, so that stdout has one document.
     """

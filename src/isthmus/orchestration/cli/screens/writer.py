@@ -131,7 +131,6 @@ def _drawn_table(columns: Sequence[_Column], width: int) -> RichTable:
 
 
 def _cell(cell: Text, table: TableBlock, n: int, is_narrow: bool) -> RichText:
-    """Return a cell. On narrow terminals, the interval of a number goes below the number."""
     if (
         is_narrow
         and isinstance(cell, tuple)

@@ -101,7 +101,10 @@ def _here() -> SimpleNamespace:
 
 
 def node_of(column: "Column", name: str = "column") -> ExpressionNode:
-    """Return a column as plain data; raise NotCompilableError if it is too large or deep, or not supported."""
+    """Convert a PySpark column to a tree of `ExpressionNode`, without a session. `name` names it in errors.
+
+    Raises NotCompilableError if the column is too large, too deep or not supported.
+    """
     from google.protobuf.message import DecodeError
     from pyspark.sql.connect import proto
 
@@ -122,7 +125,10 @@ def node_of(column: "Column", name: str = "column") -> ExpressionNode:
 
 
 def _written_out(expression: Any, name: str, known: dict[int, int]) -> int:
-    """Count the expressions sent to an engine (twice if used twice) without serializing them, which may never end."""
+    """Count the expressions that an engine would receive: an expression used twice is sent twice.
+
+    Does not serialize them, which may never end. Raises NotCompilableError above `MOST`. `known` caches counts by id.
+    """
     if id(expression) not in known:
         count = 1 + sum(_written_out(child, name, known) for child in expression.children)
         if count > MOST:

@@ -118,7 +118,6 @@ class Graph:
         return self._known[key]
 
     def _without(self, operator: str, inputs: Sequence[Tensor]) -> Tensor | None:
-        """Return a tensor that equals the node's result without adding the node, or None."""
         if operator in _FOLDED and self._values.keys() >= set(inputs):
             with np.errstate(all="ignore"):
                 array = np.asarray(_FOLDED[operator](*(self._values[part] for part in inputs)))
@@ -130,7 +129,7 @@ class Graph:
         return None
 
     def input(self, name: str, count: int) -> list[Tensor]:
-        """Split the graph's input `name`, of shape (count, n), and return its rows as tensors of shape (1, n)."""
+        """Return the rows of the graph's input `name`, of shape (count, n), as tensors of shape (1, n)."""
         names = [f"{name}[{n}]" for n in range(count)]
         if count > 1:
             self._split(name, names)
@@ -142,10 +141,10 @@ class Graph:
         )
 
     def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
-        """Return the result of `function` for `argument`. Only `model` calls the function, and thus adds its nodes.
+        """Return the result of `function` for `argument`, as a tensor whose nodes `model` adds later.
 
-        It makes one call for several independent results: with the stacked arguments, and the list of their `number`s.
-        `signless` promises that the result is never -0.0.
+        `model` calls the function once for several independent results. It passes the stacked arguments, shape (k, n),
+        and the list of their `number`s. `signless` promises that the result is never -0.0.
         """
         if function not in self._together:
             self._together.append(function)
@@ -155,7 +154,6 @@ class Graph:
         return result
 
     def number(self, value: float) -> Tensor:
-        """Return a scalar constant: boolean for a bool, int64 for an int, float64 for a float."""
         return self.constant(value, _KINDS[type(value)])
 
     def constant(self, value: Any, kind: SqlType) -> Tensor:
@@ -204,7 +202,6 @@ class Graph:
         return joint
 
     def either(self, *masks: Mask) -> Mask:
-        """Return the disjunction (OR) of masks; None is false everywhere."""
         named = dict.fromkeys(mask for mask in masks if mask is not None)
         return reduce(or_, named) if named else None
 
@@ -244,15 +241,13 @@ class Graph:
         return mask.where(unit, otherwise) * unlike.where(unit, then)
 
     def guarded(self, raises: Mask, mask: Mask) -> Mask:
-        """Restrict the mask `raises` to rows where `mask` is true. If `raises` is None (no row), return None."""
         return raises if mask is None or raises is None else raises & mask
 
     def row(self, data: Tensor) -> Tensor:
-        """Expand a tensor that is equal in all rows to shape (1, n), for operators; return other tensors unchanged."""
+        """Expand a tensor that is equal in all rows to shape (1, n). Return other tensors unchanged."""
         return self.add("Expand", data, self.shape) if data in self._fixed else data
 
     def is_number(self, data: Tensor) -> bool:
-        """Return True if a tensor is a scalar constant other than NaN."""
         value = self._values.get(data)
         return value is not None and value.shape == () and bool(value == value)
 
@@ -264,13 +259,11 @@ class Graph:
         return number
 
     def _may_be(self, fixed: Tensor, number: float) -> bool:
-        """Return whether a fixed tensor may equal a number; assume so for computed tensors."""
         return fixed not in self._values or bool(np.any(self._values[fixed] == number))
 
     # --- values
 
     def literal(self, value: Any, kind: SqlType) -> Value:
-        """Return a constant value of type `kind`, the same for every row; None gives null."""
         if value is None:
             zero: Any = "" if kind.tensor == TensorProto.STRING else 0
             return Value(kind, self.constant(zero, kind), self.number(False))
@@ -279,7 +272,8 @@ class Graph:
     def strict(self, values: Sequence[Value]) -> tuple[Mask, Mask]:
         """Return the masks `valid` and `raises` of a function that is null if one of its arguments `values` is null.
 
-        Spark evaluates arguments from left to right and stops at the first null: later arguments refuse no row.
+        Spark evaluates arguments from left to right and stops at the first null. Errors of later arguments do not
+        count.
         """
         valid: Mask = None
         raises: Mask = None
@@ -291,10 +285,10 @@ class Graph:
     def result(
         self, kind: SqlType, data: Tensor, values: Sequence[Value], *, null: Mask = None, wrong: Mask = None
     ) -> Value:
-        """Return `data`, computed from `values`, as a value. It is null where one of them is, or where `null` is true.
+        """Return `data`, computed from `values`, as a Value: null where a value is null or the mask `null` is true.
 
-        A row is refused where one of `values` is refused and none before it is null. It is also refused where `wrong`
-        is true and no value is null.
+        A row is an error where one of `values` is an error and no value before it is null. It is also an error where
+        the mask `wrong` is true and no value is null.
         """
         valid, raises = self.strict(values)
         raises = self.either(raises, self.guarded(wrong, valid))
@@ -303,7 +297,10 @@ class Graph:
         return Value(kind, data, valid, raises)
 
     def merged(self, mask: Tensor, then: Value, otherwise: Value) -> Value:
-        """Return `then` where a mask is true, else `otherwise`, of the same type. The unused value refuses no row."""
+        """Return `then` where a mask is true, else `otherwise`.
+
+        Both have the same type. Errors of the unused value do not count.
+        """
         unlike = ~mask
         raises = self.either(self.guarded(then.raises, mask), self.guarded(otherwise.raises, unlike))
         if self._is_null(otherwise):  # the data below a null may be anything
@@ -325,7 +322,7 @@ class Graph:
         self._nodes.append(helper.make_node(operator, rows, [name], name=f"output_{name}", **options))
 
     def model(self, inputs: Described, outputs: Described, name: str, notes: Mapping[str, str]) -> onnx.ModelProto:
-        """Return the model without unneeded nodes and constants, after ONNX's check. `notes` become its metadata."""
+        """Build the ONNX model without unneeded nodes and constants, and check it. `notes` become its metadata."""
         wanted = [output.name for output in outputs]
         nodes = needed(self._scheduled(wanted), wanted)
         used = {tensor for node in nodes for tensor in node.input}
@@ -335,7 +332,10 @@ class Graph:
         return model
 
     def _scheduled(self, wanted: Sequence[str]) -> list[onnx.NodeProto]:
-        """Return all nodes, merging calls of a stacked function that have equally many such calls before them."""
+        """Return the needed nodes in order. Independent calls of a stacked function are merged into one call.
+
+        Calls are merged if equally many stacked calls come before them.
+        """
         plain: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         calls: dict[tuple[int, int], list[onnx.NodeProto]] = defaultdict(list)
         depths: dict[str, int] = {}

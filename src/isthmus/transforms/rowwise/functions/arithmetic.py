@@ -67,7 +67,6 @@ def _sum(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operato
 
 
 def _by(graph: Graph, kind: SqlType, data: Tensor, left: Value, right: Value, zero: Mask, *, lenient: bool) -> Value:  # noqa: PLR0913 - a kernel and its two sides
-    """Return a division's result. A `zero` divisor is refused, or if `lenient` gives null without computing `left`."""
     if lenient and zero is not None:
         left = replace(left, raises=graph.guarded(left.raises, ~zero))
         return graph.result(kind, data, [right, left], null=zero)
@@ -156,7 +155,6 @@ def _bitwise(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, ope
 
 
 def _power_of_two(places: Tensor) -> Tensor:
-    """Return 2^n from a table for n from 0 to 62, int64; for 63 the least number, as wrap-around does."""
     graph = places.graph
     return graph.add("Gather", graph.constant([*(1 << n for n in range(63)), LONG.low], LONG), places)
 

@@ -17,7 +17,7 @@ Body = Callable[..., Value]
 
 @dataclass(frozen=True)
 class ArrayValue(Value):
-    """An array. Nulls and refusals of its elements count only where the array is not null."""
+    """An array. Nulls and errors of its elements count only where the array is not null."""
 
     elements: tuple[Value, ...] = ()
 
@@ -42,7 +42,7 @@ def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
 
 
 def _inside(graph: Graph, of: ArrayValue, element: Value) -> Value:
-    """Return a value from within an array: null where the array is null. Spark computes all elements first."""
+    """Return an element of the array `of`: null where the array is null. Spark computes all elements first."""
     computed = graph.either(*(part.raises for part in of.elements), element.raises)
     raises = graph.either(of.raises, graph.guarded(computed, of.valid))
     return replace(element, valid=graph.both(of.valid, element.valid), raises=raises)

@@ -44,7 +44,7 @@ def _modulo(data: Tensor, divisor: int) -> Tensor:
 
 
 def civil(days: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return year, month (from 1) and day of the month (from 1) for int64 days since 1970."""
+    """Convert int64 days since 1970 to year, month (from 1) and day of the month (from 1)."""
     era, of_era = floor_divided(days + 719_468, 146_097)
     leap = _sum(of_era, of_era / 1460 * -1, of_era / 36_524, of_era / 146_096 * -1)
     year_of_era = leap / 365
@@ -76,7 +76,6 @@ def _day_of_year(days: Tensor) -> Tensor:
 
 
 def _week(days: Tensor) -> Tensor:
-    """Return the ISO week, which belongs to the year of its Thursday."""
     thursday = _sum(days, _modulo(days + 3, 7) * -1, 3)
     return _over(_day_of_year(thursday) + -1, 7) + 1
 

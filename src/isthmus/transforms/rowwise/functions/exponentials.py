@@ -11,7 +11,6 @@ from isthmus.transforms.rowwise.core.types import DOUBLE, FLOAT, LONG
 
 
 def polynomial(x: Tensor, coefficients: Sequence[Operand]) -> Tensor:
-    """Return a polynomial of x, by Horner's rule. The coefficient of the highest power comes first."""
     first, *following = coefficients
     result = first if isinstance(first, Tensor) else x.graph.number(first)
     for coefficient in following:
@@ -111,7 +110,7 @@ def log(x: Tensor, _numbers: Sequence[int]) -> Tensor:
 
 
 def _normal(x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return k and x / 2^k, between sqrt(1/2) and sqrt(2); 0 and 1 where not `inside`."""
+    """Split x into k and x / 2^k, between sqrt(1/2) and sqrt(2). Return 0 and 1 where the mask `inside` is false."""
     graph = x.graph
     zero, one = graph.number(0.0), graph.number(1.0)
     safe = inside.where(x, one)

@@ -124,7 +124,7 @@ def _surely_not(value: Value) -> Tensor:
 @rule("and", 2, operator="And")
 @rule("or", 2, operator="Or")
 def joined(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, operator: str) -> Value:
-    """Combine booleans by "And" or "Or" with SQL's rules for nulls. Values after a deciding one refuse no row."""
+    """Combine booleans by "And" or "Or" with SQL's rules for nulls. Errors after a deciding value do not count."""
     return reduce(lambda left, right: _joined(graph, left, right, operator), _truth(node, values))
 
 
@@ -181,7 +181,7 @@ def _coalesce(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
 
 
 def _first(graph: Graph, value: Value, fallback: Value) -> Value:
-    """Return the value where it is not null, else the fallback. A row that Spark refuses does not count as null."""
+    """Return the value where it is not null, else the fallback. An error does not count as null."""
     if value.valid is None:
         return value
     if fallback.valid is None and (data := maps.lookup_or(graph, value, fallback.data)):
@@ -234,7 +234,6 @@ def when(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
 
 @rule("raise_error", 1)
 def _raise_error(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Mark each row for which this is computed as refused. The graph does not contain the message."""
     if values[0].kind not in (STRING, VOID):
         raise NotCompilableError(node, f"takes a text, not {values[0].kind}", "a message")
     return replace(graph.literal(None, VOID), raises=graph.number(True))
@@ -250,7 +249,6 @@ def extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, grea
 
 
 def _better(graph: Graph, node: ExpressionNode, left: Value, right: Value, *, greatest: bool) -> Value:
-    """Return the greater or smaller of two values, ignoring nulls; the left value if they are equal."""
     sides = (left.data, right.data) if greatest else (right.data, left.data)
     take = less(node, left.kind, *sides)
     if right.valid is not None:

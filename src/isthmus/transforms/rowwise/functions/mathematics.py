@@ -88,7 +88,6 @@ def _cosh(x: Tensor) -> Tensor:
 
 
 def _half_exp_or(size: Tensor, near: Tensor) -> Tensor:
-    """Return `near`, or e^x / 2 computed by its root where e^x may overflow."""
     half = size.graph.number(0.5)
     root = _exp(half * size)
     far = half * root * root
@@ -136,7 +135,6 @@ atan = _together(_atan)
 
 
 def _rational(z: Tensor, over: Sequence[float], under: Sequence[float]) -> Tensor:
-    """Return z p(z) / q(z) from the coefficients of both polynomials, which are evaluated together."""
     graph = z.graph
     both = polynomial(z, [graph.constant([[[p]], [[q]]], DOUBLE) for p, q in zip(over, under, strict=True)])
     p, q = (graph.add("Gather", both, place, axis=0) for place in (0, 1))
@@ -163,7 +161,6 @@ def _arcsine(x: Tensor, _numbers: Sequence[int]) -> Tensor:
 
 
 def _acos(x: Tensor) -> Tensor:
-    """Return the arc cosine, as 2 atan(sqrt((1 - x) / (1 + x)))."""
     one = x.graph.number(1.0)
     ratio = (one - x) / (one + x)
     return x.graph.number(2.0) * atan(x.graph.add("Sqrt", ratio))
@@ -329,7 +326,6 @@ _real("pow", _pow, sides=2)
 
 @rule("log", 1, 2)
 def _logarithm(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
-    """Return the logarithm of the last argument, to base e, or to the base in the first of two arguments."""
     sides = doubles(node, values)
     logs = [_log(side.data) for side in sides]
     null = graph.either(*(side.data <= 0.0 for side in sides))

@@ -23,7 +23,7 @@ def _texts(node: ExpressionNode, values: Sequence[Value]) -> list[Value]:
 @rule("lower lcase", 1, action="LOWER")
 @rule("upper ucase", 1, action="UPPER")
 def _case(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, action: str) -> Value:
-    """Change the case of ASCII letters. Other characters are refused: runtimes differ on them."""
+    """Change the case of ASCII letters. A row with other characters is an error: runtimes differ on them."""
     (value,) = _texts(node, values)
     # In the locale C, which every system has, only ASCII letters have a case.
     # The kernel rejects empty tensors, so a text is appended.
@@ -48,7 +48,6 @@ def _escaped(text: str) -> str:
 
 
 def _like(pattern: str) -> str:
-    """Convert SQL's LIKE: _ is any character, % any number of characters, a backslash escapes the next one."""
     parts, letters = [], iter(pattern)
     for letter in letters:
         if letter == "\\":
