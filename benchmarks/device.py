@@ -42,7 +42,7 @@ from isthmus.orchestration.models import students
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.snapshots.create import copy, device_service, signer, snapshot, snapshot_folder
 from isthmus.orchestration.snapshots.site import site
-from isthmus.package.snapshot.owners import key_of, open_owners
+from isthmus.package.snapshot.owners import encode_owner, open_owners
 from isthmus.package.snapshot.store import SnapshotFolder
 
 FLIGHTS = Path(__file__).parents[1] / "examples" / "flights"
@@ -161,7 +161,7 @@ def owners(folder: Path, count: int) -> list[Comparison]:
         began = time.perf_counter()
         latest = put_owners(place, views, [own, shared], key, number)
         spent.append(time.perf_counter() - began)
-    keys = [key_of(int(n), key) for n in np.linspace(0, count - 1, ASKED)]
+    keys = [encode_owner(int(n), key) for n in np.linspace(0, count - 1, ASKED)]
     with open_owners(place.owners(latest.earlier[0])) as before:
         had = [file.digest for file in map(before.file, keys) if file is not None]
     began = time.perf_counter()

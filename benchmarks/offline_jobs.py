@@ -97,10 +97,10 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
         import pyarrow.dataset as ds
 
         from isthmus.features.offline.history import ViewHistory
-        from isthmus.features.offline.scan import in_lots
+        from isthmus.features.offline.scan import rebatch
         from isthmus.features.pointintime.join import BATCH, PASS, Join
         from isthmus.transforms.engine import session
-        from isthmus.transforms.views.executorjoin import answers, join_files
+        from isthmus.transforms.views.executorjoin import join_files, read_joined
 
         files = {name: str(scratch / f"{name}.parquet") for name in VIEWS}
         for name, path in files.items():
@@ -112,14 +112,14 @@ def by_executors(engine: str) -> Callable[[Path, Path, bool, contextlib.ExitStac
             spine = pq.read_table(folder / "spine.parquet")
             views = [_view(name) for name in VIEWS]
             join = Join(spine.schema, [ViewHistory(view, ds.dataset(files[view.name]), 0) for view in views])
-            pq.write_table(join.questions(spine, 0), scratch / "asked.parquet")
+            pq.write_table(join.engine_inputs(spine, 0), scratch / "asked.parquet")
             wanted = {view.name: [column.name for column in view.fields] for view in views}
             tables = [(view, [files[view.name]]) for view in views]
             join_files(spark, scratch / "asked.parquet", tables, wanted, scratch, status=True, rows=PASS)
-            lots = in_lots(spine.to_batches(), BATCH)
+            lots = rebatch(spine.to_batches(), BATCH)
             batches = [
-                join.with_answers(rows.combine_chunks().to_batches()[0], found)
-                for rows, found in zip(lots, answers(scratch, list(VIEWS), len(spine), PASS), strict=True)
+                join.with_engine_output(rows.combine_chunks().to_batches()[0], found)
+                for rows, found in zip(lots, read_joined(scratch, list(VIEWS), len(spine), PASS), strict=True)
             ]
             return pa.Table.from_batches(batches)
 

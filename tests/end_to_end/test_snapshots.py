@@ -25,7 +25,7 @@ from isthmus.features.types import String
 from isthmus.package.clients import FOLDER
 from isthmus.package.snapshot.delta import difference
 from isthmus.package.snapshot.file import LARGEST, Header, SnapshotFile
-from isthmus.package.snapshot.owners import key_of, split_by_owner
+from isthmus.package.snapshot.owners import encode_owner, split_by_owner
 from isthmus.package.snapshot.signature import SnapshotSigner
 from isthmus.package.snapshot.store import Latest, SnapshotFolder
 from tests.chromium import launch, launch_persistent
@@ -86,7 +86,7 @@ class Site:
         """The newest file of a carrier."""
         latest = self.shelf.latest()
         assert latest is not None
-        found = self.shelf.owner_snapshot(key_of(carrier, CARRIER), latest)
+        found = self.shelf.owner_snapshot(encode_owner(carrier, CARRIER), latest)
         assert found is not None
         return found[1]
 

@@ -16,7 +16,7 @@ from openapi_schema_validator import OAS31Validator
 
 from isthmus.features.errors import ConfigurationError, DataError
 from isthmus.features.files import write_atomically
-from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems, required
+from isthmus.serving.keys import PATTERN, Grants, Keyring, make, problems, required_marker
 from isthmus.serving.limits import Limits
 from isthmus.serving.settings import ServerSettings
 from isthmus.serving.wire.errors import ForbiddenError
@@ -350,7 +350,7 @@ def test_who_once_had_keys_stays_closed(tmp_path: Path, redis_url: str, lost: st
     (tmp_path / "contract.json").write_bytes(CONTRACT.dumps())
     keys = tmp_path / "keys.json"
     if lost == "before it starts":
-        required(keys).touch()
+        required_marker(keys).touch()
     with serving(tmp_path, redis_url) as server:
         if lost == "while it runs":
             assert server.lookup(**BY_FEATURES).status_code == 200, "there has never been a key"

@@ -12,7 +12,7 @@ from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
 from isthmus.distill.labels import Binary, Calibration, Label, Monitor
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
 from isthmus.distill.settings import TrainingSettings, failed_checks
-from isthmus.features.definition.failure import mistyped
+from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import OWNER, FeatureService, Spine, is_owner
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import DataType, String
@@ -113,7 +113,7 @@ class Tabular:
                                         "Embed, OneHot, Ordinal or Hashed"))  # fmt: skip
                 continue
             parts = how if isinstance(how, Sequence) else [how]
-            problems += [Problem(place, repr(part), misfit) for part in parts if (misfit := part.misfit())]
+            problems += [Problem(place, repr(part), misfit) for part in parts if (misfit := part.valid_values_hint())]
             for item in matches:
                 if (item.dtype == String) == steps:
                     kind = "a String, which takes an encoding" if steps else f"of type {item.dtype}, which takes steps"
@@ -122,7 +122,7 @@ class Tabular:
         return problems
 
     def problems(self, where: str) -> list[Problem]:
-        if wrong := mistyped(self, f"{where}: ", ("label", "calibration", "preparation")):
+        if wrong := type_problems(self, f"{where}: ", ("label", "calibration", "preparation")):
             return wrong
         checks = [
             ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
@@ -182,7 +182,7 @@ class Search:
     seed: int = 0
 
     def problems(self, where: str, task: "Tabular | Causal | str") -> list[Problem]:
-        if wrong := mistyped(self, f"{where}: "):
+        if wrong := type_problems(self, f"{where}: "):
             return wrong
         checks = [
             ("shape", bool(self.shape), "at least one name with values"),
@@ -320,9 +320,9 @@ class Distillation:
 
     def problems(self) -> list[Problem]:
         # `checks` below covers the type of the task.
-        wrong = mistyped(self, f"{self.where}: ", ("task", "stale", "owner"))
+        wrong = type_problems(self, f"{self.where}: ", ("task", "stale", "owner"))
         for gate in () if wrong else (*self.required, *self.bounds):
-            wrong += mistyped(gate, f"{self.where}: gate, ", ("at_least", "at_most"))
+            wrong += type_problems(gate, f"{self.where}: gate, ", ("at_least", "at_most"))
         if wrong:
             return wrong
         tabular, three_shares = isinstance(self.task, Tabular), len(self.split) == 3 and min(self.split) > 0

@@ -172,7 +172,7 @@ def _train(
                 if not objective.asks_teacher:  # the student is its own control
                     trained[name, seed] = trained["student", seed]
                     continue
-                if (alone := objective.alone()) is None:  # without the teacher there is nothing to learn
+                if (alone := objective.without_teacher()) is None:  # without the teacher there is nothing to learn
                     untrained = task.finished(student.eval())
                     best = task.score(student_answers(task, untrained, rows, cpu), rows, theirs)
                     trained[name, seed] = Trained(untrained, StudentRun(RunState(over=True), best))

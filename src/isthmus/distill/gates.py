@@ -112,7 +112,7 @@ def check_figures(figures: Mapping[str, float | None], gates: Iterable[Gate]) ->
     return [check_gate(gate, figures[gate.metric]) for gate in gates if gate.metric in figures]
 
 
-def require_held(where: str, results: Iterable[GateResult], remedy: str) -> None:
+def require_passed(where: str, results: Iterable[GateResult], remedy: str) -> None:
     """Raise a GateFailed that lists all gates that do not hold; `remedy` advises the user what to do."""
     if failed := [result for result in results if not result.holds]:
         expected = "; ".join(result.expected for result in failed)
@@ -163,7 +163,7 @@ def bound_problems(where: str, label: Label | None, bounds: Sequence[Gate]) -> l
     ]
 
 
-def describe(bound: "Bound") -> str:
+def value_text(bound: "Bound") -> str:
     """Return the value of a bound as text, such as "auc is 0.81 (0.79 to 0.83)", with its week or slice if any."""
     if bound.found is None:
         return f"{bound.measure} is not known yet"
@@ -172,7 +172,7 @@ def describe(bound: "Bound") -> str:
     return f"{bound.measure}{of} is {found.value:.4g}{ends}"
 
 
-def requirement(bound: "Bound") -> str:
+def limits_text(bound: "Bound") -> str:
     return f"{bound.measure} {_limits(bound.at_least, bound.at_most)}"
 
 

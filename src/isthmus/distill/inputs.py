@@ -22,7 +22,7 @@ def input_problems(
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)
     if isinstance(distillation.task, Causal):
-        problems += distillation.task.unknown(distillation.where, contract, distillation.student.name)
+        problems += distillation.task.template_problems(distillation.where, contract, distillation.student.name)
     return problems + _unusable_fallback(distillation, distillations, contract)
 
 
@@ -37,7 +37,7 @@ def _unreadable(distillation: Distillation, contract: Contract) -> list[Problem]
         Problem(f"distillation {distillation.name}, student",
                 f"reads request transform {transform.name}, which takes {column.name}, an Array",
                 "request transforms of numbers, times and Strings: packages do not take arrays")
-        for transform in contract.used(distillation.student.name)
+        for transform in contract.transforms_of(distillation.student.name)
         for column in contract.transform_inputs(transform)
         if column.dtype.element is not None
     ]  # fmt: skip
@@ -64,7 +64,7 @@ def _unavailable_on_device(distillation: Distillation, contract: Contract) -> li
     if not beyond:
         return []
     uses = f"uses {', '.join(beyond)}"
-    for transform in contract.used(distillation.student.name):
+    for transform in contract.transforms_of(distillation.student.name):
         # A transform's results are only available where all of its inputs are.
         if inputs := [c.name for c in contract.transform_inputs(transform) if c.available == "server"]:
             uses += f", where request transform {transform.name} takes {', '.join(inputs)}"
@@ -83,7 +83,7 @@ def _not_in_the_spine(distillation: Distillation, contract: Contract) -> list[Pr
     spine, services = distillation.spine, (distillation.teacher, distillation.student)
     there = {key for entity in spine.entities for key in entity.join_keys}
     there |= {field.name for field in spine.request.schema} if spine.request else set()
-    used = [transform for service in services for transform in contract.used(service.name)]
+    used = [transform for service in services for transform in contract.transforms_of(service.name)]
     needed = {c.name for service in services for c in contract.raw_inputs(service.name) if c.available == "request"}
     missing = sorted(needed - there - (optional(used) if used else set()))
     parts: list[object] = [part for each in services for part in each.features]

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import ClassVar, Literal, get_args
 
 from isthmus.distill.settings import failed_checks
-from isthmus.features.definition.failure import mistyped
+from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import Problem, one_of
 from isthmus.features.types import Bool, DataType, Float32, Float64, Int32, Int64, String
@@ -162,7 +162,7 @@ class Monitor:
     slices: Sequence[str] | None = None
 
     def problems(self, where: str, spine: Spine) -> list[Problem]:
-        if wrong := mistyped(self, f"{where}: "):
+        if wrong := type_problems(self, f"{where}: "):
             return wrong
         problems = failed_checks(self, where, [("within", self.within >= timedelta(0), "at least 0")])
         known = _matchable(spine)

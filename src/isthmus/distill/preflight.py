@@ -55,7 +55,7 @@ def rehearse(
         student, objective = task.student(), task.objective()
     steps = settings.total(len(task.material.parts.train))
     objective.require_weight(steps, f"{where}: student")
-    if (alone := objective.alone()) is not None:
+    if (alone := objective.without_teacher()) is not None:
         alone.require_weight(steps, f"{where}: control")
     else:
         note(f"no control is trained: every term of the objective needs the teacher ({', '.join(objective.terms)})")

@@ -153,7 +153,7 @@ def training_identity(task: Task, settings: TrainingSettings, outputs: str) -> s
     members of the task that only affect report or package (`JUDGING`).
     """
     metric = [task.metric, task.more]
-    return _identity(task, settings, outputs, {"training": origins(task)["training"], "metric": metric})
+    return _identity(task, settings, outputs, {"training": provenance(task)["training"], "metric": metric})
 
 
 def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> str:
@@ -161,7 +161,7 @@ def student_identity(task: Task, settings: TrainingSettings, outputs: str) -> st
 
     `outputs` is the identity of the teacher's outputs.
     """
-    return _identity(task, settings, outputs, legacy_origins(origins(task)))
+    return _identity(task, settings, outputs, legacy_origins(provenance(task)))
 
 
 def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dict[str, Any]) -> str:
@@ -177,7 +177,7 @@ def _identity(task: Task, settings: TrainingSettings, outputs: str, made_of: dic
     })[:12]  # fmt: skip
 
 
-def origins(task: Task) -> dict[str, str]:
+def provenance(task: Task) -> dict[str, str]:
     """Return what a student was trained from: the identity of the training set, and three digests of the task.
 
     A student's report stores these as `made_of`. Each digest covers label, inputs, split and shape, and code of the
@@ -188,7 +188,7 @@ def origins(task: Task) -> dict[str, str]:
 
 
 def origins_of(kind: type, material: Any) -> dict[str, str]:
-    """Return `origins` (digests of a task and its data) for the task class `kind`, without creating the task.
+    """Return `provenance` (digests of a task and its data) for the task class `kind`, without creating the task.
 
     Use it where the training set is not loaded. `material` needs only the attributes declaration, label, student_inputs
     and training_set.
@@ -232,7 +232,7 @@ def same_training(before: dict[str, Any], task: Task, part: str = "training") ->
     uses; with `part="report"`, also the code that the report uses. For reports of earlier versions, compares all code
     of the task. Does not compare settings, seeds and profile.
     """
-    now = origins(task)
+    now = provenance(task)
     return before.get("training_set") == now["training_set"] and (
         before.get("kind") == now["kind"] or before.get(part) == now[part]
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from isthmus.features.definition.failure import mistyped
+from isthmus.features.definition.failure import type_problems
 from isthmus.features.errors import Problem
 
 
@@ -52,7 +52,7 @@ class TrainingSettings:
     seed: int = 0
 
     def problems(self, where: str) -> list[Problem]:
-        if wrong := mistyped(self, f"{where}: "):
+        if wrong := type_problems(self, f"{where}: "):
             return wrong
         counts = ("batch", "accumulation")
         maybe = ("epochs", "steps", "patience", "evaluate_every", "checkpoint_steps")

@@ -12,7 +12,7 @@ from isthmus.features.errors import ConfigurationError, Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """A tensor argument, and the layout and kind ("floats", "integers" or "booleans") that `agree` requires of it.
+    """A tensor argument, with the layout and kind ("floats", "integers" or "booleans") that it must have.
 
     `layout` names the sizes, first to last, separated by spaces. A number means exactly that size. A word means a size
     that all tensors share. A leading "..." means any leading sizes, which all tensors share.
@@ -35,7 +35,7 @@ def booleans(tensor: Any, layout: str) -> Expected | None:
     return None if tensor is None else Expected(tensor, layout, "booleans")
 
 
-def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
+def check_tensors(where: str, *problems: Problem | None, **tensors: Expected | None) -> None:
     """Check tensors against their layouts before computing; raise a ConfigurationError that lists all problems.
 
     Tensors must not be empty. Sizes with the same name in several layouts must be equal, and all tensors must be on the
@@ -50,10 +50,10 @@ def agree(where: str, *problems: Problem | None, **tensors: Expected | None) -> 
         raise ConfigurationError(where, failures)
 
 
-def agree_pair(
+def check_pair(
     where: str, layout: str, student: Any, teacher: Any, *problems: Problem | None, **tensors: Expected | None
 ) -> None:
-    agree(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
+    check_tensors(where, *problems, student=floats(student, layout), teacher=floats(teacher, layout), **tensors)
 
 
 def positive(name: str, value: float) -> Problem | None:
@@ -74,7 +74,7 @@ def below(name: str, indexes: Tensor, limit: int) -> Problem | None:
     return Problem(name, f"{least if least < 0 else largest}", f"0 to {limit - 1}")
 
 
-def precise(tensor: Tensor) -> Tensor:
+def to_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
@@ -84,7 +84,7 @@ def select(tensor: Tensor, where: Tensor | None) -> Tensor:
     The mask has the tensor's leading axes: (rows, tokens) selects (selected, n) from (rows, tokens, n). Without a mask,
     return the whole tensor. Select before computing, so that NaN elsewhere reaches neither loss nor gradient.
     """
-    return precise(tensor if where is None else tensor[where])
+    return to_float32(tensor if where is None else tensor[where])
 
 
 def average(values: Tensor) -> Tensor:

@@ -96,16 +96,16 @@ def read_pointer(file: Path) -> Path:
     return file.parent / name
 
 
-def publish(target: Path, write: Callable[[Path], None], *, kind: str = "") -> None:
+def publish(target: Path, write: Callable[[Path], None], *, scratch_name: str = "") -> None:
     """Replace the folder `target` with a new folder that `write` fills. `write` gets the path of the new folder.
 
     If `write` raises an error, `target` stays as it was. Where the system cannot exchange two folders, `target` is
     missing for a moment, and stays missing if the process is killed then. If several processes publish, the last one
-    wins. The next call with the same parent folder and `kind` deletes the files of killed processes. `kind` is a name
-    for temporary folders, by default that of `target`.
+    wins. The next call with the same parent folder and `scratch_name` deletes the files of killed processes. This name
+    is part of the names of temporary folders, by default the name of `target`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(target.parent, f".{kind or target.name}") as scratch:
+    with scratch_folder(target.parent, f".{scratch_name or target.name}") as scratch:
         fresh = scratch / "new"
         fresh.mkdir()
         try:

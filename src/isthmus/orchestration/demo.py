@@ -122,7 +122,7 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     service = declared.student.name
     keys = {key.name for view, _ in contract.read(service) for key in contract.views[view].keys}
     fields = {column.name for column in contract.raw_inputs(service) if column.available == "request"} - keys
-    request_fields = {column.name for transform in contract.used(service) for column in transform.request}
+    request_fields = {column.name for transform in contract.transforms_of(service) for column in transform.request}
     lookups, predictions = [], []
     log = project.state / "logs" / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)

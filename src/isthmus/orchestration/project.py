@@ -23,7 +23,7 @@ from isthmus.features.contract.generations import Generations
 from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.checks import Declaration
 from isthmus.features.definition.compile import compile_contract
-from isthmus.features.definition.failure import reason
+from isthmus.features.definition.failure import explain_error
 from isthmus.features.definition.spec import (
     AtRequest,
     Entity,
@@ -405,7 +405,7 @@ class Project:
                 if missing := missing_extra(error):
                     raise missing from error
                 place = _place(error, self.root, file)
-                found, expected = reason(error)
+                found, expected = explain_error(error)
                 if "SESSION" in found and "PySpark" in found:
                     expected = _WITHOUT_SESSION
                 problem = Problem(place, found, expected)

@@ -19,7 +19,7 @@ from isthmus.features.online.pushes import Backlog
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.progress import Progress, silent
 from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, SpoolStatus, ViewStatus
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.apply.diff import applied_contract
 from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
 from isthmus.orchestration.project import Project
@@ -131,7 +131,7 @@ def _online(project: Project, contract: Contract, served: Contract) -> tuple[dic
     with suppress(IsthmusError):
         url = project.running_redis()
         if url is not None:
-            with answering(url), connect(url) as client:
+            with translate_errors(url), connect(url) as client:
                 store = OnlineStore(client, contract)
                 losses = OnlineStore(client, served).losses(loss.read(project.state / loss.FILE))
                 return {name: store.backlog(view.table) for name, view in contract.views.items()}, losses

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from isthmus.features.errors import RequestError, one_of
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 
 Item = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
@@ -55,7 +55,7 @@ class Tensors(IterableDataset[Item]):
             raise RequestError("training data", f"cannot be read in {worker.num_workers} DataLoader workers",
                                remedy="read a training set on disk, or set num_workers=0")  # fmt: skip
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        for n, rows in enumerate(in_lots(self._read(), self._batch)):
+        for n, rows in enumerate(rebatch(self._read(), self._batch)):
             if n % step == first:
                 values, valid = {}, {}
                 for name in self._columns:

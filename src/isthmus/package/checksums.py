@@ -158,7 +158,7 @@ def _read_sums(file: Path, data: bytes) -> dict[str, str]:
         where = f"{file} line {number}"
         if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef") or not name:
             raise damage_error(where, repr(_short(line)), "a SHA-256 sum and a file name")
-        if unfit := _unfit(name):
+        if unfit := _name_problem(name):
             shown = _short(name)
             raise damage_error(where, f"{shown if shown.isprintable() else repr(shown)} {unfit}", "a file name")
         if name in sums:
@@ -171,7 +171,7 @@ def _read_sums(file: Path, data: bytes) -> dict[str, str]:
     return sums
 
 
-def _unfit(name: str) -> str:
+def _name_problem(name: str) -> str:
     if name in (SUMS, SIGNATURE):
         return "cannot have a sum"
     if name in (".", "..") or not _LEADS_OUT.isdisjoint(name):

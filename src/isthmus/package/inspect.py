@@ -164,14 +164,14 @@ def _contract(package: Package) -> tuple[Contract, str]:
 
 def _golden(package: Package) -> tuple[Golden, str]:
     golden, manifest = read_golden(package), package.manifest
-    rows = replay.require_fed(f"package {manifest.name}: {GOLDEN}", golden, manifest)
+    rows = replay.check_input_tensors(f"package {manifest.name}: {GOLDEN}", golden, manifest)
     source = f"{rows} rows reproduce their tensors bit for bit" if manifest.inputs else "of tensors"
     count = len(golden.cases)
     return golden, f"{count} case{'' if count == 1 else 's'}, {source}"
 
 
 def _head(package: Package, golden: Golden) -> tuple[None, str]:
-    return None, f"{replay.require_core(package, golden)} rows reproduce the tensors of the core bit for bit"
+    return None, f"{replay.check_featurizer(package, golden)} rows reproduce the tensors of the core bit for bit"
 
 
 def _prompts(package: Package) -> tuple[None, str]:

@@ -11,7 +11,7 @@ from isthmus.package.generation.decoder import PART, Array, Decoder
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
 from isthmus.package.generation.tokenizer import Tokenizer
 from isthmus.package.manifest import Manifest, Package, Variant
-from isthmus.package.replay import running
+from isthmus.package.replay import run_limits
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -71,7 +71,7 @@ def decoder_of(manifest: Manifest, variant: Variant) -> Decoder:
     return Decoder(f"package {manifest.name}: {variant.file}", generation_of(manifest), variant.sha256, shape, part)
 
 
-def generated(
+def generate_greedy(
     package: Package, variant: Variant, session: "onnxruntime.InferenceSession", prompts: list[GoldenPrompt]
 ) -> list[list[int]]:
     """Generate text after each golden prompt with a model file; return a list of token ids per prompt.
@@ -80,7 +80,7 @@ def generated(
     open. Raises PackageError if the file fails or takes two minutes for all prompts together.
     """
     decoder, names = decoder_of(package.manifest, variant), [LOGITS, NEW]
-    with running(package.manifest, variant) as options:
+    with run_limits(package.manifest, variant) as options:
 
         def run(feeds: dict[str, Array]) -> dict[str, Array]:
             return dict(zip(names, session.run(names, feeds, options), strict=True))
@@ -97,7 +97,7 @@ def require_generated(
 ) -> int:
     """Return how many recorded tokens a model file reproduces; raise PackageError if one differs or the file fails."""
     count = 0
-    for prompt, tokens in zip(prompts, generated(package, variant, session, prompts), strict=True):
+    for prompt, tokens in zip(prompts, generate_greedy(package, variant, session, prompts), strict=True):
         recorded = prompt.answers.get(variant.file, ())
         for place, (expected, token) in enumerate(zip_longest(recorded, tokens)):
             if token != expected:

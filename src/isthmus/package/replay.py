@@ -139,12 +139,12 @@ def answers(
 ) -> list[Answers]:
     """Return the outputs of a session for each batch; raise PackageError if it fails or takes two minutes in all."""
     names = [output.name for output in manifest.outputs]
-    with running(manifest, variant) as options:
+    with run_limits(manifest, variant) as options:
         return [dict(zip(names, session.run(names, fed, options), strict=True)) for fed in batches]
 
 
 @contextmanager
-def running(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOptions"]:
+def run_limits(manifest: Manifest, variant: Variant) -> Iterator["onnxruntime.RunOptions"]:
     """Yield options for ONNX Runtime runs, stopped after two minutes. An error in the block becomes a PackageError."""
     import onnxruntime
 
@@ -167,7 +167,7 @@ def rejection_error(manifest: Manifest, variant: Variant, runtime: str, error: o
     return PackageError(_where(manifest, variant), f"{runtime} refuses it ({error})", remedy="export the model again")
 
 
-def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
+def check_input_tensors(where: str, golden: Golden, manifest: Manifest) -> int:
     """Return the number of golden rows; raise PackageError unless they give the recorded tensors bit for bit."""
     inputs, rows = manifest.model_inputs, 0
     for number, case in enumerate(golden.cases if inputs else ()):
@@ -185,7 +185,7 @@ def require_fed(where: str, golden: Golden, manifest: Manifest) -> int:
     return rows
 
 
-def require_core(package: Package, golden: Golden) -> int:
+def check_featurizer(package: Package, golden: Golden) -> int:
     """Return the number of golden rows; raise PackageError unless `head.json` gives the recorded inputs of the core."""
     manifest, rows, end = package.manifest, 0, time.monotonic() + SECONDS
     where = f"package {manifest.name}: {HEAD}"

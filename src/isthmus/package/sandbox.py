@@ -12,13 +12,13 @@ def fork_and_wait() -> int | None:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
 
 
-def limit(seconds: int) -> None:
+def limit_cpu(seconds: int) -> None:
     """Limit this process to `seconds` of CPU time since its start. It then gets SIGXCPU, and SIGKILL a second later."""
     # The hard limit sends SIGKILL, which gives no reason.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
-def confine(more: int) -> None:
+def limit_memory(more: int) -> None:
     """On Linux, limit private writable memory of this process and each child to its current size plus `more` bytes."""
     if not sys.platform.startswith("linux"):
         return

@@ -152,7 +152,7 @@ class Keyring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return matches[-1] if matches else None
 
 
-def required(keys: Path) -> Path:
+def required_marker(keys: Path) -> Path:
     """Return the path of the file that marks API keys as required, next to the key file `keys`. Creates nothing.
 
     `isthmus keys create` writes that file. While it exists, requests need a key even if the key file is missing or

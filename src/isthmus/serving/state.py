@@ -134,7 +134,7 @@ class State:
         return [*self.contract.views.values(), *self.earlier_views]
 
     def _predictor_of(self, model: DeployedModel) -> AnyPredictor:
-        contract = self._generations.of_model(model.contract, model.deployment.service) or self.contract
+        contract = self._generations.compatible_contract(model.contract, model.deployment.service) or self.contract
         if not model.inputs:
             return TensorPredictor(contract, model)
         return Predictor(contract, model, self._graphs(contract), self._earlier, self._batch)

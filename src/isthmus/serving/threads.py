@@ -21,7 +21,7 @@ async def offload(large: bool, work: Callable[P, T], *args: P.args, **kwargs: P.
     return work(*args, **kwargs)
 
 
-def started(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """Start `work` in a task and return the task. If no one awaits it, its exception is dropped, not logged."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())

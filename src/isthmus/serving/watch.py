@@ -78,7 +78,7 @@ class Watch:
         deployed, decision = self._deployment.content, self._decision.content
         loaded = deployed if isinstance(deployed, _Deployed) else _Deployed(deployed)
         run = loaded.trial
-        if run is not None and isinstance(decision, Decision) and decision.about(run.deployment):
+        if run is not None and isinstance(decision, Decision) and decision.matches(run.deployment):
             run.refused = decision.why
         current, following, retired = self._contract.content, self._next.content, self._retired.content
         generations = Generations(
@@ -127,7 +127,7 @@ class Watch:
         deployment = msgspec.structs.replace(deployment, candidate=None, probation=None)
         before = self._deployment.content
         loaded = before if isinstance(before, _Deployed) else _Deployed(None)
-        model = loaded.trial.restored(deployment) if isinstance(loaded.trial, ProbationRun) else None
+        model = loaded.trial.reuse_former(deployment) if isinstance(loaded.trial, ProbationRun) else None
         if model is None and isinstance(loaded.model, DeployedModel) and loaded.model.deployment == deployment:
             # Reuse the model if only the candidate changed.
             model = loaded.model if candidate or loaded.trial else None

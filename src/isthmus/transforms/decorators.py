@@ -15,7 +15,7 @@ from isthmus.features.definition.spec import (
     RequestTransform,
     Source,
     Spine,
-    listed,
+    as_tuple,
 )
 
 Function = Callable[..., Any]
@@ -46,8 +46,8 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     a new table.
     """
     return lambda function: FeatureView(
-        _name(function), listed(entities), listed(schema), listed(sources), ttl, delay, function, _about(function),
-        listed(expectations), lookback, lateness, version, owner,
+        _name(function), as_tuple(entities), as_tuple(schema), as_tuple(sources), ttl, delay, function,
+        _about(function), as_tuple(expectations), lookback, lateness, version, owner,
     )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def spine(
     these two time columns.
     """
     return lambda function: Spine(
-        _name(function), listed(entities), label, listed(sources), request, function, _about(function)
+        _name(function), as_tuple(entities), label, as_tuple(sources), request, function, _about(function)
     )
 
 
@@ -79,7 +79,7 @@ def request_transform(
     any other function.
     """
     return lambda function: RequestTransform(
-        _name(function), listed(inputs), listed(schema), function, _about(function)
+        _name(function), as_tuple(inputs), as_tuple(schema), function, _about(function)
     )
 
 

@@ -24,7 +24,7 @@ from isthmus.distill.declaration import Search
 from isthmus.distill.decoder.weights import in_precision
 from isthmus.distill.distillation import DistillationReport, distill
 from isthmus.distill.export.export import ExportReport, export
-from isthmus.distill.export.ladder import climb
+from isthmus.distill.export.ladder import compare_forms
 from isthmus.distill.export.parity import Parity
 from isthmus.distill.gates import Gate, check_gates
 from isthmus.distill.inputs import input_problems
@@ -226,7 +226,7 @@ def test_a_package_is_verified_beside_its_student(
     assert {part.differing for part in compared.files.values()} == {0}
     # A prefill and a step, and as many steps behind texts as a verdict compares.
     assert compared.files[files[0]].compared == 2 + 32
-    climb(material(**FURTHER), opened, further.path, {"ONNX Runtime": OnnxRuntime}).require()
+    compare_forms(material(**FURTHER), opened, further.path, {"ONNX Runtime": OnnxRuntime}).require()
     # Prompts that the student would go on with otherwise.
     content = read_prompts(opened)
     answers = {file: (*tokens[:-1], tokens[-1] + 1) for file, tokens in content[0].answers.items()}

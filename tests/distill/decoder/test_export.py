@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from isthmus.distill.decoder.reference import GOLDEN_TOKENS
-from isthmus.distill.decoder.weights import in_blocks
+from isthmus.distill.decoder.weights import quantize_blocks
 from isthmus.distill.export.causal import DecodingReport, export
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.features.errors import ConfigurationError, GateFailed, PackageError
@@ -226,7 +226,7 @@ def test_settings_say_all_that_is_wrong(tmp_path: Path) -> None:
 def test_blocks_are_within_half_a_step() -> None:
     weights = np.random.default_rng(1).normal(size=(6, 96)).astype(np.float32)
     weights[0, :32] = 0
-    whole, scales, zeros = in_blocks(weights)
+    whole, scales, zeros = quantize_blocks(weights)
     restored = (whole.reshape(6, 3, 32) - zeros[..., None].astype(np.float32)) * scales[..., None]
     assert (np.abs(restored - weights.reshape(6, 3, 32)) <= scales[..., None] * 0.501).mean() > 0.98
     assert (restored[0, 0] == 0).all()

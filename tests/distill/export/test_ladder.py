@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport
-from isthmus.distill.export.ladder import climb
+from isthmus.distill.export.ladder import compare_forms
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.features.errors import DependencyError, GateFailed, PackageError
 from isthmus.package.golden import Inputs
@@ -30,7 +30,7 @@ def package(exported: ExportReport, tmp_path: Path) -> Path:
 
 
 def test_every_rung_holds(exported: ExportReport, trained: DistillationReport, table: pa.Table) -> None:
-    found = climb(material(table), open_package(exported.path), trained.path, ORT)
+    found = compare_forms(material(table), open_package(exported.path), trained.path, ORT)
     assert [rung.form for rung in found.rungs] == ["student", "exported program", *FILES]
     # The graph of a table is written node by node.
     assert [rung.holds for rung in found.rungs] == [True, None, *[True] * 4]
@@ -51,7 +51,7 @@ def test_the_first_rung_that_breaks_is_named(package: Path, trained: Distillatio
     # What a fault between ONNX and ORT format would do: everything before it holds.
     (package / "model.fp32.ort").write_bytes(ort_format(model.SerializeToString()))
     resum(package)
-    found = climb(material(table), open_package(package), trained.path, ORT)
+    found = compare_forms(material(table), open_package(package), trained.path, ORT)
     holding = {rung.form: rung.holds for rung in found.rungs if rung.runtime != "torch"}
     assert holding == dict.fromkeys(FILES, True) | {"model.fp32.ort": False}
     assert found.broken is not None
@@ -89,7 +89,7 @@ def test_runtimes_come_one_after_the_other(
     exported: ExportReport, trained: DistillationReport, table: pa.Table
 ) -> None:
     runtimes = {**ORT, "web": missing, "old": Unusable, "lossy": Lossy}
-    found = climb(material(table), open_package(exported.path), trained.path, runtimes)
+    found = compare_forms(material(table), open_package(exported.path), trained.path, runtimes)
     states = [(rung.runtime, rung.holds) for rung in found.rungs]
     ours, lossy = [("ONNX Runtime", True)] * 4, [("lossy", False)] * 4
     old = [("old", None)] * 4
@@ -103,7 +103,7 @@ def test_runtimes_come_one_after_the_other(
 def test_a_file_that_no_runtime_takes_breaks(package: Path, trained: DistillationReport, table: pa.Table) -> None:
     (package / "model.int8.onnx").write_bytes(b"no graph")
     resum(package)
-    broken = climb(material(table), open_package(package), trained.path, ORT).broken
+    broken = compare_forms(material(table), open_package(package), trained.path, ORT).broken
     assert broken is not None
     assert (broken.form, broken.worst) == ("model.int8.onnx", None)
     assert "refuses it" in broken.outcome
@@ -114,7 +114,7 @@ def test_a_package_of_others_has_no_ladder(
 ) -> None:
     other = run(tmp_path / "other", table, seed=1)
     with pytest.raises(PackageError, match="made from student"):
-        climb(material(table, seed=1), open_package(package), other.path, ORT)
+        compare_forms(material(table, seed=1), open_package(package), other.path, ORT)
     rewritten("golden.json", lambda golden: golden["cases"].reverse())(package)
     with pytest.raises(PackageError, match="does not match the student's test part"):
-        climb(material(table), open_package(package), trained.path, ORT)
+        compare_forms(material(table), open_package(package), trained.path, ORT)

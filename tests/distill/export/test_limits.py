@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from isthmus.distill.export.acceptance import no_gain, require_near
+from isthmus.distill.export.acceptance import int8_advice, require_parity
 from isthmus.distill.export.candidate import ParityLimits
 from isthmus.distill.export.parity import _worst
 from isthmus.distill.onnx.quantize import quantize
@@ -87,7 +87,7 @@ def test_a_refusal_names_the_number_and_the_line_that_lets_it_pass(table: pa.Tab
     wrong[7, 3] += 0.4
     limits = ParityLimits.of(task, student, test)
     with pytest.raises(ParityFailed) as caught:
-        require_near("model.int8.onnx", limits, "int8", limits.compare("int8", case, {"logits": wrong}))
+        require_parity("model.int8.onnx", limits, "int8", limits.compare("int8", case, {"logits": wrong}))
     error = caught.value
     assert error.where == f"model.int8.onnx: row {test[7]} of the training set, output logits[3]"
     values = [float(text) for text in re.findall(r"answers ([^ ,]+)", error.found)]
@@ -96,7 +96,7 @@ def test_a_refusal_names_the_number_and_the_line_that_lets_it_pass(table: pa.Tab
     (line,) = re.findall(r"tolerance = (\{.*\}) in class Classes", error.remedy)
     task.tolerance = eval(line)  # noqa: S307 - what a reader of the message writes
     declared = ParityLimits.of(task, student, test)
-    require_near("model.int8.onnx", declared, "int8", declared.compare("int8", case, {"logits": wrong}))
+    require_parity("model.int8.onnx", declared, "int8", declared.compare("int8", case, {"logits": wrong}))
     assert declared.source("int8") == 'tolerance["int8"] of Classes'
 
 
@@ -141,8 +141,8 @@ def test_an_embedding_table_has_eight_bits(table: pa.Table) -> None:
     tied = embedding(2000, helper.make_node("ReduceSum", ["table"], ["z"], name="z"))
     tied.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 1]))
     assert len(quantize(tied, [fed], Task.quantized)) > 0.9 * len(whole)
-    assert no_gain({"fp32": small, "int8": whole}, fed, 1).startswith("INT8 is not smaller: ")
-    assert no_gain({"fp32": whole}, fed, 1) == ""
+    assert int8_advice({"fp32": small, "int8": whole}, fed, 1).startswith("INT8 is not smaller: ")
+    assert int8_advice({"fp32": whole}, fed, 1) == ""
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.accept)])

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from isthmus.features.contract.diff import (
     changes,
-    consequences,
     differences,
     duration,
     require_service,
+    service_changes,
     service_differences,
     summary,
 )
@@ -138,7 +138,7 @@ def changed(draw: st.DrawFn) -> tuple[Contract, Contract, str, str, str | None]:
 def test_a_contract_does_not_differ_from_itself(contract: Contract) -> None:
     again = Contract.loads(contract.dumps())
     assert differences(contract, again) == []
-    assert {service.outcome for service in consequences(contract, again)} <= {"same"}
+    assert {service.outcome for service in service_changes(contract, again)} <= {"same"}
 
 
 @given(changed())
@@ -170,7 +170,7 @@ def test_a_service_goes_on_exactly_if_its_hash_is_the_same(
     both: tuple[Contract, Contract, str, str, str | None],
 ) -> None:
     old, new, *_ = both
-    outcomes = {service.service: service for service in consequences(old, new)}
+    outcomes = {service.service: service for service in service_changes(old, new)}
     assert set(outcomes) == {*old.services, *new.services}
     for name, service in outcomes.items():
         before, after = old.services.get(name), new.services.get(name)

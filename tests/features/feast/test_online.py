@@ -624,7 +624,7 @@ def test_a_value_that_a_row_holds_whole_is_none_of_another_type(prod: feast.Feat
 
 
 def test_equal_maps_are_equal_rows() -> None:
-    form = _feast_values.form_of(ft.Map)
+    form = _feast_values.encoding_of(ft.Map)
     assert form is not None
     names = [f"n{n}" for n in range(40)]
     maps = [{name: name for name in order} for order in (names, names[::-1], sorted(names, key=hash))]

@@ -17,10 +17,10 @@ from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column
 from isthmus.features.pointintime import staleness
 from isthmus.features.pointintime.join import point_in_time
-from isthmus.features.pointintime.staleness import AgedJoin, drawn, fixed
+from isthmus.features.pointintime.staleness import AgedJoin, fixed_ages, random_ages
 from isthmus.features.types import Int32, Int64
 from isthmus.features.values.columns import Ints
-from isthmus.package.snapshot.selection import of_kept_keys
+from isthmus.package.snapshot.selection import rows_in_snapshot
 from tests.features.support import make_view, same_bits, table, times
 
 VIEW = make_view({"a": Int64, "b": Int64}, ttl=9)
@@ -63,8 +63,8 @@ def test_it_is_the_row_of_the_snapshot(
 ) -> None:
     past, spine = ViewHistory(VIEW, table(VIEW, history), 0), _spine(asked)
     device = replace(DEVICE, keys={"k": sorted(keys)} if keys else {})
-    keeps = partial(of_kept_keys, device=device) if keys else None
-    found = _joined(AgedJoin(spine.schema, [past], ages=fixed(age), keeps=keeps), spine)
+    keeps = partial(rows_in_snapshot, device=device) if keys else None
+    found = _joined(AgedJoin(spine.schema, [past], ages=fixed_ages(age), keeps=keeps), spine)
     assert found.select(spine.column_names).equals(spine)
     values = found[VIEW.full_name("a")].to_pylist()
     expected = [
@@ -78,7 +78,7 @@ def test_a_row_that_does_not_fit_is_named_whatever_pass_it_is_in(monkeypatch: py
     past = ViewHistory(make_view({"a": Int64}, {"k": Int32}), table(VIEW, []), 0)
     spine = _spine([*[(0, 0)] * 6, (1 << 40, 0)])
     with pytest.raises(DataError, match="value in row 6 that"):
-        _joined(AgedJoin(spine.schema, [past], ages=fixed(0)), spine)
+        _joined(AgedJoin(spine.schema, [past], ages=fixed_ages(0)), spine)
 
 
 @given(rows, questions)
@@ -86,14 +86,14 @@ def test_a_fresh_snapshot_is_the_point_in_time_join(
     history: list[dict[str, Any]], asked: list[tuple[int, int]]
 ) -> None:
     past, spine = ViewHistory(VIEW, table(VIEW, history), 0), _spine(asked)
-    assert same_bits(_joined(AgedJoin(spine.schema, [past], ages=fixed(0)), spine), point_in_time(spine, [past]))
+    assert same_bits(_joined(AgedJoin(spine.schema, [past], ages=fixed_ages(0)), spine), point_in_time(spine, [past]))
 
 
 @given(rows, questions)
 def test_drawn_ages_do_not_depend_on_batches(history: list[dict[str, Any]], asked: list[tuple[int, int]]) -> None:
     past, spine = ViewHistory(VIEW, table(VIEW, history), 0), _spine(asked)
-    found = _joined(AgedJoin(spine.schema, [past], ages=drawn(DEVICE)), spine)
-    ages = drawn(DEVICE)(np.array([at for _, at in asked], np.int64), 0)
+    found = _joined(AgedJoin(spine.schema, [past], ages=random_ages(DEVICE)), spine)
+    ages = random_ages(DEVICE)(np.array([at for _, at in asked], np.int64), 0)
     expected = [_seen(history, key, at, int(age)) for (key, at), age in zip(asked, ages, strict=True)]
     assert (
         list(zip(found[status_column(VIEW)].to_pylist(), found[VIEW.full_name("a")].to_pylist(), strict=True))
@@ -107,6 +107,6 @@ def test_a_drawn_snapshot_was_made_when_one_is_made_and_is_no_older_than_it_may_
 ) -> None:
     age = every + more
     at: Ints = np.array(moments, np.int64)
-    ages = drawn(Snapshot(age=timedelta(microseconds=age), every=timedelta(microseconds=every)))(at, 3)
+    ages = random_ages(Snapshot(age=timedelta(microseconds=age), every=timedelta(microseconds=every)))(at, 3)
     assert ((at - ages) % every == 0).all()
     assert ((ages >= 0) & (ages <= age)).all()

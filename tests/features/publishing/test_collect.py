@@ -30,9 +30,9 @@ from isthmus.features.offline.history import table_schema
 from isthmus.features.offline.pushes import PushLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import pushes
-from isthmus.features.online.pushes import APPEND, Entry, appended, require_room, stream, waiting
-from isthmus.features.publishing.collect import CollectedPushes, collect, stored
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.online.pushes import APPEND, Entry, append_arguments, require_room, stream, waiting
+from isthmus.features.publishing.collect import CollectedPushes, collect, decode_entries
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import total
@@ -74,8 +74,8 @@ def packed(rows: list[Row], view: Any = VIEW) -> tuple[list[bytes], list[bytes]]
 def push(client: Client, rows: list[Row], view: Any = VIEW, limit: int = 10**6) -> None:
     """What the server does before it writes the rows."""
     key = stream(PROJECT, view.table)
-    with answering("redis://there"):
-        counts = run(client, APPEND, appended(*packed(rows, view), 7, limit), [([key], [])])
+    with translate_errors("redis://there"):
+        counts = run(client, APPEND, append_arguments(*packed(rows, view), 7, limit), [([key], [])])
     require_room(view.table, total([counts]), len(rows))
 
 
@@ -188,11 +188,11 @@ def test_history_is_what_builds_compute_and_all_that_was_pushed(
                     build(store, rows, within)
                     oracle.build(rows, within)
                 case "log" | "table" if before:
-                    rows = stored(PROJECT, VIEW, before)
+                    rows = decode_entries(PROJECT, VIEW, before)
                     places = np.array([entry.place for entry in before])
                     PushLog(store.root, VIEW.table).append(rows, places, intact=intact)
                     if name == "table":
-                        store.extend(VIEW, PushLog(store.root, VIEW.table).formed(VIEW, rows))
+                        store.extend(VIEW, PushLog(store.root, VIEW.table).to_view(VIEW, rows))
                 case "restored":
                     # An older state: what was collected since is there again, and ids that were given are given again.
                     client.delete(stream(PROJECT, VIEW.table))
@@ -223,8 +223,8 @@ def test_a_row_of_every_type_is_in_the_history_what_it_was_in_redis(rows: list[A
     block = RowCodec(EVERY).encode(event, event, columns_of(EVERY, [row[2] for row in rows]))
     names = entity_keys(PROJECT, EVERY.keys, keys)
     entries = [Entry(n, *pair, 7) for n, pair in enumerate(zip(names, block, strict=True))]
-    logged = stored(PROJECT, EVERY, entries)
-    rebuilt = canonical(EVERY, PushLog("nowhere", EVERY.table).formed(EVERY, logged))
+    logged = decode_entries(PROJECT, EVERY, entries)
+    rebuilt = canonical(EVERY, PushLog("nowhere", EVERY.table).to_view(EVERY, logged))
     assert sorted(rebuilt["content_hash"].to_pylist()) == sorted(logged["content_hash"].to_pylist())
     columns = {c.name: from_arrow(logged[c.name], c.dtype).tolist(c.dtype) for c in EVERY.keys}
     assert entity_keys(PROJECT, EVERY.keys, columns) == names
@@ -329,14 +329,16 @@ def test_what_cannot_be_read_is_set_aside_and_keeps_no_row_waiting(store: Offlin
     result = brought(client, store)
     assert (result.rows, result.aside, result.why) == (len(planted), len(planted), "is not a row")
     assert len(history(store)) == 1 + len(planted)
-    assert [fields for _, fields in entries(client, pushes.aside(PROJECT, VIEW.table))] == [*planted.values()]
+    assert [fields for _, fields in entries(client, pushes.unreadable_stream(PROJECT, VIEW.table))] == [
+        *planted.values()
+    ]
     assert brought(client, store) == CollectedPushes()
     # Once its definition is known again, a row that was set aside is brought.
     pushes.put_back(client, PROJECT, VIEW.table)
     result = collect(client, PROJECT, store, VIEW.table, [VIEW, replace(VIEW, code="2")])
     assert (result.rows, result.aside) == (1, len(planted) - 3)
     assert len(history(store)) == 2 + len(planted)
-    assert len(entries(client, pushes.aside(PROJECT, VIEW.table))) == len(planted) - 1
+    assert len(entries(client, pushes.unreadable_stream(PROJECT, VIEW.table))) == len(planted) - 1
 
 
 @pytest.mark.accept
@@ -358,12 +360,12 @@ def test_a_run_that_is_killed_while_it_sets_rows_aside_loses_none(
         f"collect(connect({url!r}), PROJECT, OfflineStore({str(tmp_path)!r}), VIEW.table, [VIEW])"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as child:
-        while client.xlen(pushes.aside(PROJECT, VIEW.table)) < 40:
+        while client.xlen(pushes.unreadable_stream(PROJECT, VIEW.table)) < 40:
             assert child.poll() is None
         child.kill()
-    assert 40 <= client.xlen(pushes.aside(PROJECT, VIEW.table)) < 120, "killed in the middle"
+    assert 40 <= client.xlen(pushes.unreadable_stream(PROJECT, VIEW.table)) < 120, "killed in the middle"
     brought(client, store)
-    aside = [fields[b"r"] for _, fields in entries(client, pushes.aside(PROJECT, VIEW.table))]
+    aside = [fields[b"r"] for _, fields in entries(client, pushes.unreadable_stream(PROJECT, VIEW.table))]
     assert len(aside) == len(set(aside)) == 120
     assert set(aside) < there
     assert len(history(store)) == 121
@@ -405,7 +407,7 @@ def test_more_rows_than_a_millisecond_may_have_are_collected(store: OfflineStore
 def test_entries_that_cannot_be_given_other_ids_stay(store: OfflineStore, client: Client) -> None:
     many: dict[Any, Any] = {b"%d" % n: b"" for n in range(4500)}
     client.xadd(stream(PROJECT, VIEW.table), many, id=f"{2**41}-0")
-    with pytest.raises(DependencyError, match="that another program overwrote"), answering("redis://there"):
+    with pytest.raises(DependencyError, match="that another program overwrote"), translate_errors("redis://there"):
         brought(client, store)
     assert client.xlen(stream(PROJECT, VIEW.table)) == 1
 
@@ -537,7 +539,7 @@ def test_a_redis_that_goes_in_the_middle_loses_nothing(tmp_path: Path) -> None:
             while True:
                 brought(client, store, lot=20)
 
-        with pytest.raises(DependencyError, match="does not answer"), answering("redis://there"):
+        with pytest.raises(DependencyError, match="does not answer"), translate_errors("redis://there"):
             endlessly()
         timer.join()
     with running(), connect(f"redis://127.0.0.1:{port}") as client:

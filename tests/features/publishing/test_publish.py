@@ -24,7 +24,7 @@ from isthmus.features.offline.latest import LatestRows
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.record import Stamp
-from isthmus.features.online.scripts import ANNOUNCE, MANY, announced, suspects
+from isthmus.features.online.scripts import ANNOUNCE, MANY, announce_arguments, pushed_keys_key
 from isthmus.features.online.store import LEASE_SECONDS, OnlineStore
 from isthmus.features.publishing.publish import Publication, RowsDiff, publish
 from isthmus.features.redis.connection import connect
@@ -283,23 +283,29 @@ def test_rows_that_others_wrote_are_looked_at_again(world: World) -> None:
 def test_too_many_rows_of_others_make_a_run_compare_everything(world: World, client: Client) -> None:
     names = [b"%d" % number for number in range(MANY)]
     for start in range(0, MANY, 10_000):
-        part = announced(names[start : start + 10_000], np.zeros(10_000, np.int64))
-        run(client, ANNOUNCE, part, [([suspects("prod", "traffic")], [])])
-    assert client.zcard(suspects("prod", "traffic")) == MANY
+        part = announce_arguments(names[start : start + 10_000], np.zeros(10_000, np.int64))
+        run(client, ANNOUNCE, part, [([pushed_keys_key("prod", "traffic")], [])])
+    assert client.zcard(pushed_keys_key("prod", "traffic")) == MANY
     world.push(0, (8, 9, 77))
     # The newest stays: it says how fresh the view is.
-    assert client.zrange(suspects("prod", "traffic"), 0, -1, withscores=True) == [(_name(0), 9.0), (b"*", np.inf)]
+    assert client.zrange(pushed_keys_key("prod", "traffic"), 0, -1, withscores=True) == [
+        (_name(0), 9.0),
+        (b"*", np.inf),
+    ]
     world.push(0, (7, 8, 76))
-    assert client.zrange(suspects("prod", "traffic"), 0, -1, withscores=True) == [(_name(0), 9.0), (b"*", np.inf)]
+    assert client.zrange(pushed_keys_key("prod", "traffic"), 0, -1, withscores=True) == [
+        (_name(0), 9.0),
+        (b"*", np.inf),
+    ]
     _forget(client, 1)
     assert world.publish().written == 1
     # Of all these keys only one has a row that others have written, later than all that the table knows.
-    assert client.zrange(suspects("prod", "traffic"), 0, -1) == [_name(0)]
+    assert client.zrange(pushed_keys_key("prod", "traffic"), 0, -1) == [_name(0)]
     world.now = 30
     world.write({**_many(5), 1: [(5, 5, 1), (25, 25, 1)]})
     assert world.publish().written == 2
     assert world.held()[0] == (5, 5, 0)
-    assert client.exists(suspects("prod", "traffic")) == 0
+    assert client.exists(pushed_keys_key("prod", "traffic")) == 0
 
 
 @pytest.mark.parametrize(
@@ -562,7 +568,7 @@ def test_names_of_another_form_among_those_of_others(world: World, client: Clien
         values: dict[str, Any] = {name: [7 if kind is Int64 else "x"] for name, kind in keys.items()}
         at = np.array([9], np.int64)
         OnlineStore(client, make_contract(before)).write(before, values, at, at, features_of([1]))
-    assert client.zcard(suspects("prod", "traffic")) == 3
+    assert client.zcard(pushed_keys_key("prod", "traffic")) == 3
     world.now = 20
     assert world.publish().written == 0
     world.write({**_many(5), 0: [(15, 15, 3)]})

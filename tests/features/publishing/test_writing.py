@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from isthmus.features.errors import DependencyError
 from isthmus.features.online.store import PIECE, OnlineStore, WriteCounts
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.redis.pipeline import IN_FLIGHT, Client, run
 from isthmus.features.redis.routing import CHUNK, Script
@@ -87,7 +87,7 @@ def test_a_killed_redis_is_one_clear_error_and_a_rerun_mends_it(tmp_path: Path, 
 
         killer = threading.Thread(target=kill)
         killer.start()
-        with pytest.raises(DependencyError, match="does not answer") as caught, answering(url):
+        with pytest.raises(DependencyError, match="does not answer") as caught, translate_errors(url):
             _write(client, after)
         killer.join()
         assert f"127.0.0.1:{port}" in str(caught.value)

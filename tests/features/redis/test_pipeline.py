@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from isthmus.features.errors import DependencyError
 from isthmus.features.online.store import OnlineStore, WriteCounts
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.redis.embedded import EmbeddedRedis
 from isthmus.features.redis.pipeline import Client, ask, run
 from isthmus.features.redis.routing import Script
@@ -154,7 +154,7 @@ def test_one_server_forgets_the_script(tmp_path: Path) -> None:
 
 def test_a_plain_url_of_a_cluster_is_explained(ports: list[int]) -> None:
     url = f"redis://127.0.0.1:{ports[0]}"
-    with connect(url) as one, pytest.raises(DependencyError, match=r"redis\+cluster://"), answering(url):
+    with connect(url) as one, pytest.raises(DependencyError, match=r"redis\+cluster://"), translate_errors(url):
         ask(one, [(b"HGETALL", name) for name in NAMES[:20]])
 
 
@@ -168,7 +168,7 @@ def test_a_cluster_url_of_one_server_is_explained(tmp_path: Path) -> None:
 def test_a_slot_without_a_node_is_a_clear_error(client: redis.RedisCluster, url: str) -> None:
     missing = client.nodes_manager.slots_cache.pop(key_slot(NAMES[0]))
     try:
-        with pytest.raises(DependencyError, match="slot"), answering(url):
+        with pytest.raises(DependencyError, match="slot"), translate_errors(url):
             ask(client, [(b"HGETALL", NAMES[0])])
     finally:
         client.nodes_manager.slots_cache[key_slot(NAMES[0])] = missing
@@ -181,8 +181,8 @@ def test_a_dead_node_is_one_clear_error(tmp_path_factory: pytest.TempPathFactory
             _write(client, 1)
             with redis.Redis(port=mortal[2], retry=Retry(NoBackoff(), 0)) as third:
                 third.shutdown(nosave=True)
-            with pytest.raises(DependencyError, match="does not answer") as caught, answering(url):
+            with pytest.raises(DependencyError, match="does not answer") as caught, translate_errors(url):
                 _write(client, 2)
             assert str(mortal[2]) in str(caught.value)
-            with pytest.raises(DependencyError, match="does not answer"), answering(url):
+            with pytest.raises(DependencyError, match="does not answer"), translate_errors(url):
                 _read(client)

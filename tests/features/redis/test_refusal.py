@@ -14,7 +14,7 @@ from redis.retry import Retry
 from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import DependencyError
 from isthmus.features.online.store import OnlineStore, WriteCounts
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.redis.embedded import binary
 from isthmus.features.types import Int64, String
 from isthmus.features.values.entitykey import entity_keys
@@ -56,14 +56,14 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 def _write(url: str, value: int) -> WriteCounts:
-    with connect(url) as client, answering(url):
+    with connect(url) as client, translate_errors(url):
         at = np.array([value], np.int64)
         store = OnlineStore(client, CONTRACT)
         return store.write(VIEW, {"k": ["x"]}, at, at, columns_of(VIEW, [{"a": value}]))
 
 
 def _read(url: str) -> list[int | None]:
-    with connect(url) as client, answering(url):
+    with connect(url) as client, translate_errors(url):
         return OnlineStore(client, CONTRACT).read(VIEW, {"k": ["x"]}, 9).columns["a"].tolist(Int64)
 
 
@@ -152,7 +152,7 @@ def test_loading_passes(server: Server) -> None:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             try:
-                with answering(server.url()):
+                with translate_errors(server.url()):
                     client.ping()
                 break
             except DependencyError as error:
@@ -184,5 +184,5 @@ def test_a_redis_that_has_no_room_for_a_connection_says_so_without_tls(server: S
 
 
 def test_a_file_that_cannot_be_read_is_not_blamed_on_redis(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), answering("redis://127.0.0.1"):
+    with pytest.raises(FileNotFoundError), translate_errors("redis://127.0.0.1"):
         (tmp_path / "missing").read_bytes()

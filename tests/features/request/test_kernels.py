@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from isthmus.features.request.kernels import function
-from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, OnnxNode, read, single
+from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, OnnxNode, one_node_model, read
 
 NUMBERS = {name: number for number, name in ELEMENTS.items()}
 WHOLE, REAL = ("int32", "int64"), ("float", "double")
@@ -51,7 +51,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 @cache
 def _session(name: str, kind: str, count: int, gives: str, written: tuple[bytes, ...]) -> ort.InferenceSession:
     node = OnnxNode(name, tuple(map(str, range(count))), ("y",), {}, written)
-    model = single(node, [(kind, (1, 1))] * count, gives, (1, 1))
+    model = one_node_model(node, [(kind, (1, 1))] * count, gives, (1, 1))
     return ort.InferenceSession(model, providers=["CPUExecutionProvider"])
 
 
@@ -195,6 +195,6 @@ def test_what_is_in_no_vocabulary(default: dict[str, int], wanted: int) -> None:
 
 def test_a_graph_of_one_node_reads_as_it_was_written() -> None:
     node = OnnxNode("Mod", ("0", "1"), ("y",), {"fmod": 1}, _number("fmod", 1))
-    nodes, constants = read(single(node, [("double", (2, 1)), ("double", ())], "double", (2, 1)))
+    nodes, constants = read(one_node_model(node, [("double", (2, 1)), ("double", ())], "double", (2, 1)))
     assert nodes == [node]
     assert constants == {}

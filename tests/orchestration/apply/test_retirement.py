@@ -15,7 +15,7 @@ from isthmus.features.contract.schema import Contract
 from isthmus.features.errors import ContractMismatch, DependencyError
 from isthmus.features.files import write_atomically
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.redis.pipeline import Client
 from isthmus.orchestration.apply.apply import apply
 from isthmus.orchestration.apply.switch import forget
@@ -24,7 +24,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.serving.deployment.history import DeploymentHistory, Event
-from isthmus.serving.rollout.releases import in_force
+from isthmus.serving.rollout.releases import current_deployment
 from tests.orchestration.apply.test_switch import CHANGED, LOOKUP, PREDICT, contract_of, deployed
 from tests.orchestration.server.served import served
 from tests.orchestration.shop import Open, Shop
@@ -92,7 +92,7 @@ def test_what_is_not_dropped_is_dropped_the_next_time(built: Shop, project: Open
         store = OnlineStore(client, opened.applied())
         # As if it were killed in the middle: its record is gone, its rows are not.
         client.acl_setuser("default", commands=["-scan"])
-        with pytest.raises(DependencyError), answering(url):
+        with pytest.raises(DependencyError), translate_errors(url):
             forget(opened, store)
         assert opened.generations().retired == (), "servers know of it"
         client.acl_setuser("default", commands=["+scan"])
@@ -166,7 +166,7 @@ def test_a_model_is_not_put_back_under_a_contract_that_is_being_forgotten(
 
 def rollout_of(project: Project) -> str:
     """Notes what is deployed in the history; returns the digest of its package."""
-    deployment = in_force(project.deployment_file)
+    deployment = current_deployment(project.deployment_file)
     assert deployment is not None
     DeploymentHistory(project.deployment_file).add(Event(at=1, action="deploy", deployment=deployment))
     return deployment.digest

@@ -39,7 +39,7 @@ from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
 from isthmus.orchestration.verification.sides import questions_at
 from isthmus.package.manifest import open_package
-from isthmus.serving.deployment.record import unapproved
+from isthmus.serving.deployment.record import unverified_deployment
 from tests.orchestration.server.served import served
 from tests.orchestration.shop import Open, Shop
 from tests.serving.support import make_package, wait
@@ -156,7 +156,7 @@ def deployed(project: Project, folder: Path, contract: Contract) -> None:
     package = make_package(
         folder, contract, inputs=[("shelf_demand__sold_1d", Int64)], weight=0.1, service="late_order_device"
     )
-    deployment = unapproved(open_package(package), project.settings.profiles.serving, project.now(), None)
+    deployment = unverified_deployment(open_package(package), project.settings.profiles.serving, project.now(), None)
     write_atomically(project.deployment_file, deployment.dumps(project.deployment_file))
 
 
@@ -252,7 +252,7 @@ def test_a_model_answers_on_the_way_back_to_its_contract(built: Shop, project: O
     assert [item.contract.hash for item in project(built).generations().retired] == [before.current.hash]
     # As if the switch had been killed, or read, after the first of its files.
     partly = Generations(before.current, before.next, before.switch(first, 5).retired)
-    assert partly.of_model(first, "late_order_device") == first
+    assert partly.compatible_contract(first, "late_order_device") == first
 
 
 def test_of_two_changes_at_once_one_is_next(built: Shop, project: Open, tmp_path: Path) -> None:

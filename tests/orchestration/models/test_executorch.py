@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from isthmus.distill.distillation import DistillationReport
 from isthmus.distill.export.export import ExportReport, export
-from isthmus.distill.export.ladder import climb
+from isthmus.distill.export.ladder import compare_forms
 from isthmus.distill.restore import create_task, restore
 from isthmus.distill.runtimes.executorch.export import convert_student
 from isthmus.distill.runtimes.executorch.process import LIBRARIES, ExecuTorchProgram
@@ -133,7 +133,7 @@ def test_every_rung_to_a_phone_holds(exported: ExportReport, trained: Distillati
         "onnxruntime-web": WebRuntime,
         "ExecuTorch": partial(ProgramRuntime, "pte"),
     }
-    ladder = climb(material(training_set(ROWS), **OWN), open_package(exported.path), trained.path, runtimes)
+    ladder = compare_forms(material(training_set(ROWS), **OWN), open_package(exported.path), trained.path, runtimes)
     rungs = {(rung.form, rung.runtime): rung for rung in ladder.rungs}
     assert list(rungs)[:2] == [("student", "torch"), ("exported program", "torch")]
     assert {rung.holds for rung in ladder.rungs} == {True}

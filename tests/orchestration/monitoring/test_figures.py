@@ -35,8 +35,8 @@ def test_a_number_has_its_residuals() -> None:
         assert low is not None
         assert high is not None
         assert low < truth < high < low + 0.25
-    assert figures.metric(declared(Number())) == ("rmse", False)
-    assert figures.metric(declared(Number(loss="absolute"))) == ("mae", False)
+    assert figures.main_measure(declared(Number())) == ("rmse", False)
+    assert figures.main_measure(declared(Number(loss="absolute"))) == ("mae", False)
 
 
 def test_classes_have_theirs_and_one_that_the_package_has_not_is_wrong() -> None:
@@ -50,7 +50,7 @@ def test_classes_have_theirs_and_one_that_the_package_has_not_is_wrong() -> None
     unknown = figures.quality(figures.measuring(declared(Classes())), labels * 0 - 1, outputs, EVERY).measures
     assert unknown["accuracy"].value == 0
     assert unknown["log_loss"].value == pytest.approx(-np.log(1e-7))
-    assert figures.metric(declared(Classes())) == ("log_loss", False)
+    assert figures.main_measure(declared(Classes())) == ("log_loss", False)
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_labels_are_places_of_classes(labels: list[Any], classes: list[str]) -> 
 
 
 def test_labels_that_no_training_set_may_have_are_refused() -> None:
-    assert figures.numbers(declared(Binary()), pa.chunked_array([[True, None]]))[0] == 1
+    assert figures.numeric_labels(declared(Binary()), pa.chunked_array([[True, None]]))[0] == 1
     for label, wrong in ((Binary(), [0, 2, None]), (Number(), [0.5, float("nan"), None])):
         with pytest.raises(DataError, match=r"label late: 1 values such as (2|nan); expected"):
-            figures.numbers(declared(label), pa.chunked_array([wrong]))
+            figures.numeric_labels(declared(label), pa.chunked_array([wrong]))
 
 
 @pytest.mark.parametrize("label", [Rank(within="query"), None])
 def test_what_has_no_measure_is_refused(label: Label | None) -> None:
     with pytest.raises(RequestError, match="have no measure"):
-        figures.metric(declared(label))
+        figures.main_measure(declared(label))
 
 
 def test_weeks_are_those_of_iso_and_slices_begin_with_the_worst() -> None:

@@ -19,7 +19,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.collect import collect
 from isthmus.orchestration.recording.table import RecordedAnswers
 from isthmus.orchestration.verification.verify import verify
-from isthmus.serving.rollout.releases import in_force
+from isthmus.serving.rollout.releases import current_deployment
 from tests.commandline import run
 from tests.orchestration.attribution import machines
 from tests.orchestration.conftest import once
@@ -58,7 +58,7 @@ def replaced(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
 
 def test_a_deployment_that_loses_more_than_it_may_is_undone(replaced: Path) -> None:
     project = bound(replaced, 0.05)
-    deployed = in_force(project.deployment_file)
+    deployed = current_deployment(project.deployment_file)
     assert deployed is not None
     assert deployed.probation is not None
     before = deployed.probation.before
@@ -72,7 +72,7 @@ def test_a_deployment_that_loses_more_than_it_may_is_undone(replaced: Path) -> N
     assert loss.value is not None
     assert loss.least is not None
     assert 0.05 < loss.least < loss.value
-    restored = in_force(project.deployment_file)
+    restored = current_deployment(project.deployment_file)
     assert restored is not None
     assert (restored.digest, restored.probation) == (before.digest, None)
     assert restored.undone is not None
@@ -110,19 +110,19 @@ def test_who_deploys_it_again_means_it(replaced: Path) -> None:
     result = monitor(project)
     assert [(loss.rows, loss.value) for loss in result.packages[0].lost] == [(0, None)]
     assert result.undone == ""
-    assert in_force(project.deployment_file) == again
+    assert current_deployment(project.deployment_file) == again
 
 
 def test_without_a_way_back_it_says_why(replaced: Path) -> None:
     project = bound(replaced, 0.05)
-    deployed = in_force(project.deployment_file)
+    deployed = current_deployment(project.deployment_file)
     assert deployed is not None
     assert deployed.probation is not None
     shutil.rmtree(deployed.probation.before.package)
     result = monitor(project)
     assert result.packages[0].lost == ()
     assert any("the loss against the previous package is not known" in why for why in result.packages[0].unknown)
-    assert in_force(project.deployment_file) == deployed
+    assert current_deployment(project.deployment_file) == deployed
     shown = run("answers", "monitor", "failure", cwd=replaced)
     assert "is not known" in shown.stdout
 

@@ -33,7 +33,7 @@ from isthmus.orchestration.server.collect import collect as collect_pushes
 from isthmus.orchestration.verification.verify import verify
 from isthmus.package.manifest import open_package, package_digest
 from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.deployment.record import unapproved
+from isthmus.serving.deployment.record import unverified_deployment
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.recorder.batch import ANSWER, AnswerGroup, batches, encoded
 from isthmus.serving.recorder.options import Recording
@@ -418,7 +418,7 @@ def test_predictions_are_the_same_and_what_is_not_has_a_cause(deployed: Shop, pr
     folder = make_package(
         opened.root / "fewer", opened.applied(), inputs=[("weight", Float64)], service="late_order_server"
     )
-    smaller = DeployedModel(unapproved(open_package(folder), ServingProfile(), 0, None))
+    smaller = DeployedModel(unverified_deployment(open_package(folder), ServingProfile(), 0, None))
     answers = ServedAnswers(opened)
     ((_, group),) = answers.predictions(answers.answer(ids[2]), smaller)
     assert isinstance(group, Group)

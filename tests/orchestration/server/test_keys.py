@@ -11,7 +11,7 @@ from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server import keys
 from isthmus.orchestration.server.serve import settings
-from isthmus.serving.keys import PATTERN, Keyring, required
+from isthmus.serving.keys import PATTERN, Keyring, required_marker
 from tests.commandline import run
 from tests.orchestration.shop import Shop
 
@@ -50,7 +50,7 @@ def test_a_key_from_its_making_to_its_end(shop: Shop) -> None:
     assert (left.returncode, "API keys: still valid: phone. Revoke them first" in left.stderr) == (2, True)
     assert "isthmus keys open" in json.loads(run("keys", "revoke", "phone", "--json", cwd=shop.root).stdout)["note"]
     assert run("keys", "list", "--json", cwd=shop.root).stdout.strip() == "{}"
-    assert required(file).exists()
+    assert required_marker(file).exists()
     assert "loopback" in json.loads(run("keys", "open", "--json", cwd=shop.root).stdout)["open"]
     assert Keyring.read(file) == Keyring(open=True)
     run("keys", "create", "again", "--scope", "read:*", cwd=shop.root)

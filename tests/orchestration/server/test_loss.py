@@ -150,7 +150,7 @@ def test_rows_are_lost_until_all_of_them_are_back(built: Shop, project: Open) ->
 
 def test_neither_a_damaged_sample_nor_a_user_without_info_hides_a_loss(built: Shop, project: Open) -> None:
     with with_redis(built, project) as (opened, client):
-        key = loss.sample("shop", opened.applied().views["customer_orders"]).decode()
+        key = loss.sample_key("shop", opened.applied().views["customer_orders"]).decode()
         with served(opened) as http:
             for damaged in (b"\xff\x00", b"\xa1x", b""):
                 client.set(key, damaged)

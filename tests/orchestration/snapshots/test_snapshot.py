@@ -24,7 +24,7 @@ from isthmus.orchestration.cli.cli import app
 from isthmus.orchestration.graph.outline import compile_outline
 from isthmus.orchestration.graph.steps import run_step
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.snapshots.create import copy, signer, snapshot, snapshot_folder, undisclosed
+from isthmus.orchestration.snapshots.create import copy, newly_disclosed_features, signer, snapshot, snapshot_folder
 from isthmus.orchestration.steps.step import NodeMaterialization, StepRequest
 from isthmus.orchestration.tables.build import build
 from isthmus.orchestration.tables.materialize import materialize
@@ -135,10 +135,12 @@ def test_only_the_declared_keys_are_in_it(shop: Shop) -> None:
     project = Project(shop.root)
     for step in (apply, build):
         step(project)
-    assert undisclosed(project) == ("shelf_demand: sold_1d, distance of store s1, s3, nowhere and every product",)
+    assert newly_disclosed_features(project) == (
+        "shelf_demand: sold_1d, distance of store s1, s3, nowhere and every product",
+    )
     written = snapshot(project)
     assert {key[1] for key in _rows(project, written.path.read_bytes())["shelf_demand"]} == {"s1", "s3"}
-    assert undisclosed(project) == ()
+    assert newly_disclosed_features(project) == ()
 
 
 def test_a_filter_that_matches_nothing_writes_nothing(shop: Shop) -> None:
@@ -306,9 +308,9 @@ def test_each_owner_has_the_rows_of_the_online_store(owned: Project) -> None:
 def test_what_is_disclosed_of_owners_is_said(owned: Project) -> None:
     customer = "customer_orders: orders_7d, mean_amount_7d, late_rate_7d"
     shelves = "shelf_demand: sold_1d, distance of every store and every product"
-    assert undisclosed(owned) == (f"{customer} of their own customer alone", shelves)
+    assert newly_disclosed_features(owned) == (f"{customer} of their own customer alone", shelves)
     first, second = snapshot(owned), snapshot(owned)
-    assert undisclosed(owned) == ()
+    assert newly_disclosed_features(owned) == ()
     assert first.difference_bytes is None
     assert second.difference_bytes is not None
     assert second.difference_bytes < second.bytes / 4
@@ -317,7 +319,7 @@ def test_what_is_disclosed_of_owners_is_said(owned: Project) -> None:
     apply(Project(owned.root))
     assert snapshot_folder(owned, SERVICE).latest() is None
     assert not [*snapshot_folder(owned, SERVICE).folder.glob("*.owners")]
-    assert undisclosed(Project(owned.root))[0] == f"{customer} of every customer"
+    assert newly_disclosed_features(Project(owned.root))[0] == f"{customer} of every customer"
     snapshot(Project(owned.root))
     Shop(owned.root).replace("keep=3", 'keep=3, owner="customer"')
     apply(Project(owned.root))

@@ -13,7 +13,7 @@ import pytest
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.errors import ConfigurationError, ContractMismatch
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.staleness import drawn, fixed
+from isthmus.features.pointintime.staleness import fixed_ages, random_ages
 from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints
 from isthmus.orchestration.apply.apply import apply
@@ -88,7 +88,7 @@ def test_another_service_of_the_student_has_a_file_of_its_own(on_device: Shop) -
 def test_its_rows_are_those_of_the_snapshot_of_then(project: Project) -> None:
     examples, device = _examples(project)
     declared, table = project.distillation(), examples.table()
-    for ages in (fixed(0), fixed(HOURS * HOUR), drawn(device)):
+    for ages in (fixed_ages(0), fixed_ages(HOURS * HOUR), random_ages(device)):
         rows = with_stale_inputs(project, declared, examples, table, ages)
         found = list(
             zip(rows["shelf_demand__sold_1d"].to_pylist(), rows["shelf_demand__distance"].to_pylist(), strict=True)
@@ -98,11 +98,11 @@ def test_its_rows_are_those_of_the_snapshot_of_then(project: Project) -> None:
         for name in ("store", "product", "hour", "weight", "late", "event_timestamp", "moment__store_code"):
             assert rows[name].equals(table[name])
         assert not [name for name in rows.column_names if name.startswith("customer_")]
-    assert with_stale_inputs(project, declared, examples, table, fixed(0))["moment__per_sold"].equals(
+    assert with_stale_inputs(project, declared, examples, table, fixed_ages(0))["moment__per_sold"].equals(
         table["moment__per_sold"]
     )
     # Request transforms read what the device has.
-    per_sold = with_stale_inputs(project, declared, examples, table, fixed(HOURS * HOUR))["moment__per_sold"]
+    per_sold = with_stale_inputs(project, declared, examples, table, fixed_ages(HOURS * HOUR))["moment__per_sold"]
     assert not per_sold.equals(table["moment__per_sold"])
 
 
@@ -111,7 +111,7 @@ def test_the_rows_of_drawn_ages_are_written_once(project: Project) -> None:
     declared = project.distillation()
     file = device_rows_file(project, declared, examples)
     table = pq.read_table(file)
-    assert table.equals(with_stale_inputs(project, declared, examples, examples.table(), drawn(device)))
+    assert table.equals(with_stale_inputs(project, declared, examples, examples.table(), random_ages(device)))
     assert device_rows_file(project, declared, examples) == file
     later = replace(declared, student=replace(declared.student, device=replace(device, age=timedelta(hours=12))))
     assert not pq.read_table(device_rows_file(project, later, examples)).equals(table)

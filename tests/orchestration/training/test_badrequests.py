@@ -34,7 +34,7 @@ from isthmus.orchestration.verification.verify import require_passed, verify
 from isthmus.package.inputs import feeds
 from isthmus.package.manifest import read_package
 from isthmus.transforms import engine
-from isthmus.transforms.request.compute import computed
+from isthmus.transforms.request.compute import append_fields
 from tests.commandline import run
 from tests.orchestration import shop as shops
 from tests.orchestration.cli.test_cli import strictly
@@ -185,7 +185,7 @@ def test_the_engine(released: Project, name: str) -> None:
             field: to_arrow(from_python([row[field] for row in rows], types[field]), types[field])
             for field in types if all(field in row for row in rows)
         }  # fmt: skip
-        (answer,) = computed(spark, [pair], [pa.RecordBatch.from_pydict(given)])
+        (answer,) = append_fields(spark, [pair], [pa.RecordBatch.from_pydict(given)])
         columns = {field: answer[f"basket__{field}"] for field in types}
         columns["wished"] = columns["wished"].cast(pa.int64())
         found: list[dict[str, Any]] = pa.table(columns).to_pylist()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from isthmus.distill.onnx.runtime import predict, session
-from isthmus.features.contract.diff import consequences, differences
+from isthmus.features.contract.diff import differences, service_changes
 from isthmus.features.errors import ConfigurationError, DataError, RequestError
 from isthmus.features.files import read_pointer
 from isthmus.features.request.graph import RowGraph
@@ -381,4 +381,4 @@ def test_formatting_changes_no_hash_and_a_helper_does(shop: Shop, project: Open)
     after = project(shop).definitions.contract
     assert after.transforms["moment"].hash != before.transforms["moment"].hash
     assert differences(before, after) == ["transform moment: its computation changed"]
-    assert consequences(before, after)[0].outcome == "changed"
+    assert service_changes(before, after)[0].outcome == "changed"

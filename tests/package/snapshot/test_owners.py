@@ -16,8 +16,8 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.types import Bool, Bytes, DataType, Int32, Int64, String, UnixTimestamp
 from isthmus.package.snapshot.file import Header, read_header, read_snapshot
-from isthmus.package.snapshot.owners import key_of, open_owners, text_of, value_of, write_owners
-from isthmus.package.snapshot.signature import signed_by
+from isthmus.package.snapshot.owners import encode_owner, open_owners, text_of, value_of, write_owners
+from isthmus.package.snapshot.signature import signature_checker
 from isthmus.package.snapshot.store import SnapshotFolder
 from tests.features.support import FIRST, LAST, MOMENTS, VALUES, values_of
 from tests.package.snapshot.support import Content, as_documented, made, put_owners, sealer, views
@@ -68,18 +68,18 @@ def test_each_owner_has_the_rows_that_a_filter_gives(
         if owner.name in name
         for key in content
     }
-    signed = signed_by(sealer().public_key)
+    signed = signature_checker(sealer().public_key)
     with open_owners(shelf.owners(latest.snapshot)) as owners:
         assert len(owners) == len(values)
         for value in values:
-            file = owners.file(key_of(value, owner))
+            file = owners.file(encode_owner(value, owner))
             assert file is not None
             assert signed(file.data)
             text = json.dumps(value) if not isinstance(value, str) else value
             expected = filtered(of, rows, owner.name, value)
             assert file.data[:-64] == as_documented(of, expected, owner=(owner.name, text))
             assert read_snapshot(file.data, of).rows == made(of, expected).rows
-        assert [key for key, _, _ in owners] == sorted(key_of(value, owner) for value in values)
+        assert [key for key, _, _ in owners] == sorted(encode_owner(value, owner) for value in values)
 
 
 def test_what_all_have_is_stored_once(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_all_have_is_stored_once(tmp_path: Path) -> None:
     shared = {(f"place {n}",): (n, n, {"text": "wet" * 20, "n": n}) for n in range(300)}
     shelf = SnapshotFolder(tmp_path)
     latest = put_owners(shelf, VIEWS, [own, shared], OWNER)
-    of_one = shelf.owner_snapshot(key_of(7, OWNER), latest)
+    of_one = shelf.owner_snapshot(encode_owner(7, OWNER), latest)
     assert of_one is not None
     assert shelf.owners(latest.snapshot).stat().st_size < 2000 * 250 + 2 * len(of_one[1])
     assert 2000 * len(of_one[1]) > 50_000_000
@@ -126,7 +126,7 @@ def test_torn_or_flipped_it_is_found_or_nothing(tmp_path: Path) -> None:
     """Whatever byte of the file it is: it cannot be read, or devices refuse the file, or it is as it was."""
     shelf = SnapshotFolder(tmp_path)
     latest = put_owners(shelf, VIEWS, ROWS, OWNER)
-    file, key, signed = shelf.owners(latest.snapshot), key_of(7, OWNER), signed_by(sealer().public_key)
+    file, key, signed = shelf.owners(latest.snapshot), encode_owner(7, OWNER), signature_checker(sealer().public_key)
     whole, good = file.read_bytes(), shelf.owner_snapshot(key, latest)
     assert good is not None
     refused = torn = 0
@@ -161,12 +161,12 @@ def test_a_damaged_row_of_owners_is_named(tmp_path: Path, damage: str) -> None:
     latest = put_owners(shelf, VIEWS, ROWS, OWNER)
     with closing(sqlite3.connect(shelf.owners(latest.snapshot), isolation_level=None)) as db:
         # Of one owner alone: keys are distinct.
-        db.execute(f"{damage} WHERE key = ?", [key_of(7, OWNER)])
+        db.execute(f"{damage} WHERE key = ?", [encode_owner(7, OWNER)])
     with open_owners(shelf.owners(latest.snapshot)) as owners, pytest.raises(DataError, match="is damaged"):
         list(owners)
     if "SET key" not in damage:
         with pytest.raises(DataError, match="is damaged"):
-            shelf.owner_snapshot(key_of(7, OWNER), latest)
+            shelf.owner_snapshot(encode_owner(7, OWNER), latest)
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_under_a_damaged_key_nobody_gets_the_rows_of_another(tmp_path: Path) -> 
     shelf = SnapshotFolder(tmp_path)
     latest = put_owners(shelf, VIEWS, ROWS, OWNER)
     with closing(sqlite3.connect(shelf.owners(latest.snapshot), isolation_level=None)) as db:
-        db.execute("UPDATE owners SET key = ? WHERE key = ?", [key_of(6, OWNER), key_of(7, OWNER)])
+        db.execute("UPDATE owners SET key = ? WHERE key = ?", [encode_owner(6, OWNER), encode_owner(7, OWNER)])
     with pytest.raises(DataError, match=r"is damaged .*of another k"):
-        shelf.owner_snapshot(key_of(6, OWNER), latest)
+        shelf.owner_snapshot(encode_owner(6, OWNER), latest)
 
 
 def test_what_is_not_there_is_no_file_of_owners(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from isthmus.features.errors import DataError
 from isthmus.features.types import Int64
 from isthmus.package.snapshot.delta import apply_delta
 from isthmus.package.snapshot.file import read_snapshot
-from isthmus.package.snapshot.owners import key_of, open_owners
-from isthmus.package.snapshot.signature import require_sealed, signed_by
+from isthmus.package.snapshot.owners import encode_owner, open_owners
+from isthmus.package.snapshot.signature import require_sealed, signature_checker
 from isthmus.package.snapshot.store import LATEST, Latest, SnapshotFolder
 from tests.package.snapshot.support import made, put_owners, sealer
 from tests.package.snapshot.test_file import ROWS, VIEWS
@@ -41,7 +41,7 @@ def _whole(shelf: SnapshotFolder) -> int:
     if latest is None:
         return 0
     if latest.owner is not None:
-        signed = signed_by(sealer().public_key)
+        signed = signature_checker(sealer().public_key)
         for digest in (latest.snapshot, *latest.earlier):
             with open_owners(shelf.owners(digest)) as owners:
                 assert len(owners) == 20
@@ -121,7 +121,7 @@ def test_an_owner_of_no_type_is_a_damaged_pointer(tmp_path: Path) -> None:
 
 
 def test_an_owner_goes_on_by_differences(tmp_path: Path) -> None:
-    shelf, key = SnapshotFolder(tmp_path), key_of(7, OWNER)
+    shelf, key = SnapshotFolder(tmp_path), encode_owner(7, OWNER)
     had = [shelf.owner_snapshot(key, _add_owners(shelf, number)) for number in range(1, 7)]
     latest = shelf.latest()
     assert latest is not None
@@ -138,10 +138,10 @@ def test_an_owner_goes_on_by_differences(tmp_path: Path) -> None:
         assert place < 2 or apply_delta(data, found[1]) == newest[1]
     assert shelf.owner_snapshot(key, latest, newest[0]) == (newest[0], b"")
     # The file of another owner is no file of this one.
-    other = shelf.owner_snapshot(key_of(8, OWNER), latest)
+    other = shelf.owner_snapshot(encode_owner(8, OWNER), latest)
     assert other is not None
     assert shelf.owner_snapshot(key, latest, other[0]) == newest
-    assert shelf.owner_snapshot(key_of(20, OWNER), latest) is None
+    assert shelf.owner_snapshot(encode_owner(20, OWNER), latest) is None
     shelf.owners(latest.earlier[0]).write_bytes(b"torn")
     assert shelf.owner_snapshot(key, latest, earlier[-1][0]) == newest
     shelf.owners(latest.snapshot).unlink()

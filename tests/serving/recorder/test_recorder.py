@@ -34,7 +34,7 @@ from isthmus.serving.recorder.columns import (
 )
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.recorder import ANSWERS, READERS, Recorder
-from isthmus.serving.recorder.spool import Spool, ended, segments
+from isthmus.serving.recorder.spool import Spool, is_complete, segments
 from isthmus.serving.settings import ServerSettings
 from tests.serving.support import CONTRACT, HOUR, NOW, Server, make_package, serving, wait
 
@@ -258,7 +258,7 @@ def test_the_oldest_segments_make_room_if_that_is_the_policy(tmp_path: Path) -> 
     newest = Spool(tmp_path, 1000, "newest")
     with pytest.raises(OSError, match="no room"):
         newest.write(_batch(0))
-    assert newest.run not in {path.name.partition("-")[0] for path in segments(tmp_path) if ended(path)}
+    assert newest.run not in {path.name.partition("-")[0] for path in segments(tmp_path) if is_complete(path)}
 
 
 def test_a_write_that_fails_half_way_leaves_no_half_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,14 +334,14 @@ def test_no_segment_is_seen_before_it_is_locked(tmp_path: Path, monkeypatch: pyt
     def flock(file: Any, operation: int) -> None:
         if operation == fcntl.LOCK_EX:
             # A collector looks at this moment: what it takes for a segment with its end, it removes.
-            seen.extend(map(ended, segments(tmp_path)))
+            seen.extend(map(is_complete, segments(tmp_path)))
         real(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
     spool = Spool(tmp_path, 1 << 20, "newest")
     spool.write(encoded(AnswerBatch("run", 1, 0, 0, "", (), ())))
     assert seen == []
-    assert [ended(path) for path in segments(tmp_path)] == [False]
+    assert [is_complete(path) for path in segments(tmp_path)] == [False]
     spool.close()
 
 

@@ -29,7 +29,7 @@ from isthmus.serving.predict.batches import Batches, Columns, Outputs
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.decision import Decision, decision_file
-from isthmus.serving.rollout.releases import deploy, happened, promote, rollback
+from isthmus.serving.rollout.releases import deploy, full_history, promote, rollback
 from isthmus.serving.rollout.trial import FAILURES, LEAST, TOLERANCE, WINDOW, CandidateRun
 from isthmus.serving.state import State
 from isthmus.serving.wire.messages import PredictRequest
@@ -242,7 +242,7 @@ def test_what_was_given_up_is_not_promoted_and_is_in_the_history(packages: list[
     with pytest.raises(GateFailed, match="was given up: it was slow"):
         promote(file, Generations(CONTRACT), at=NOW + 3)
     rollback(file, Generations(CONTRACT), at=NOW + 4)
-    events = happened(file)
+    events = full_history(file)
     assert [(event.action, event.why) for event in events[2:]] == [("refuse", "it was slow"), ("drop", "")]
     assert events == DeploymentHistory(file).read()
     put(packages[1], file, NOW + 5, 0.5)
@@ -342,7 +342,7 @@ def test_a_canary_answers_its_keys_and_one_that_fails_is_given_up_without_a_lost
         wait(lambda: decision_file(server.deployment).exists(), "the decision")
         decision = json.loads(decision_file(server.deployment).read_bytes())
         assert (decision["digest"], decision["why"]) == (digests[1], found["refused"])
-        assert happened(server.deployment)[-1].action == "refuse"
+        assert full_history(server.deployment)[-1].action == "refuse"
     with serving(folder, redis_url) as server:
         wait(lambda: bool(candidate(server)), "the canary")
         assert candidate(server)["refused"] == decision["why"], "what another one has decided"

@@ -25,7 +25,7 @@ from isthmus.serving.deployment.history import DeploymentHistory
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.decision import Decision, decision_file
-from isthmus.serving.rollout.releases import CACHED, deploy, happened, promote, rollback, undo
+from isthmus.serving.rollout.releases import CACHED, deploy, full_history, promote, rollback, undo
 from isthmus.serving.rollout.trial import FAILURES, WINDOW, ProbationRun
 from tests.serving.support import (
     CONTRACT,
@@ -86,8 +86,8 @@ def test_a_deployment_knows_the_way_back_and_until_when(packages: list[Path], fi
 def test_after_probation_nothing_is_there_for_the_former_model(packages: list[Path], file: Path) -> None:
     first, second = put(packages[0], file, NOW), put(packages[1], file, NOW + 1)
     assert second.probation is not None
-    assert second.loaded(second.probation.until - 1) == [second.without_trials, first]
-    assert second.loaded(second.probation.until) == [second.without_trials]
+    assert second.to_load(second.probation.until - 1) == [second.without_trials, first]
+    assert second.to_load(second.probation.until) == [second.without_trials]
 
 
 def test_timing_two_models_takes_a_tenth_of_the_time(packages: list[Path], file: Path) -> None:
@@ -236,10 +236,10 @@ def test_a_server_that_is_killed_while_it_undoes_leaves_all_of_it_or_nothing(
     assert done.returncode == -signal.SIGKILL
     if step == "switch":
         assert Deployment.loads(file.read_bytes(), str(file)) == second
-        assert [event.action for event in happened(file)] == ["deploy", "deploy"]
+        assert [event.action for event in full_history(file)] == ["deploy", "deploy"]
         assert undo(file, second, "it failed", at=NOW + 2)
     assert Deployment.loads(file.read_bytes(), str(file)).digest == first.digest
-    reasons = [(event.action, event.why) for event in happened(file)]
+    reasons = [(event.action, event.why) for event in full_history(file)]
     assert reasons[2:] == [("rollback", f"{second.digest[:12]} was undone: it failed")]
     put(packages[2], file, NOW + 3)
     assert [event.action for event in DeploymentHistory(file).read()] == ["deploy", "deploy", "rollback", "deploy"]

@@ -274,8 +274,8 @@ def test_whole_paths_of_earlier_versions_lead_to_the_own_packages_of_a_copy(
         written.write_text(written.read_text().replace('"deployments/', f'"{file.parent}/deployments/'))
     copied = Path(shutil.copytree(file.parent, tmp_path / "copied")) / "deployment.json"
     current = Deployment.loads(copied.read_bytes(), str(copied))
-    assert len(current.loaded(NOW)) == 2
-    every = [*current.loaded(NOW), *(event.deployment for event in DeploymentHistory(copied).read())]
+    assert len(current.to_load(NOW)) == 2
+    every = [*current.to_load(NOW), *(event.deployment for event in DeploymentHistory(copied).read())]
     assert {Path(deployment.package).parent for deployment in every} == {copied.parent / "deployments"}
     assert in_force(copied) == current.digest
     earlier = back(copied, to=package_digest(packages[0])).deployment if share is None else current

@@ -26,7 +26,7 @@ from isthmus.features.values.columns import from_python
 from isthmus.package.checksums import verify_checksums
 from isthmus.package.manifest import open_package, package_digest, read_package
 from isthmus.package.signature import PASSWORD, Signer, key_name, read_public_key, require_signature
-from isthmus.serving.deployment.record import Deployment, unapproved
+from isthmus.serving.deployment.record import Deployment, unverified_deployment
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.releases import deploy
 from tests.serving.support import CONTRACT, NOW, TABLES, make_package, serving, verdict_of, wait
@@ -135,7 +135,7 @@ def test_what_was_verified_is_what_is_served(tmp_path: Path) -> None:
     shutil.copytree(signed, folder)
     key, row = read_public_key(public), {"punctuality__flights": from_python([1], Int64)}
     profile = ServingProfile()
-    deployment = unapproved(open_package(folder), profile, NOW, key)
+    deployment = unverified_deployment(open_package(folder), profile, NOW, key)
 
     def swap(package: Path) -> None:
         shutil.rmtree(folder)
@@ -158,7 +158,7 @@ def test_what_was_verified_is_what_is_served(tmp_path: Path) -> None:
 
 def test_a_model_does_not_hold_the_bytes_of_its_file(tmp_path: Path) -> None:
     package = make_package(tmp_path / "package", ballast=2)
-    deployment = unapproved(open_package(package), ServingProfile(), NOW, None)
+    deployment = unverified_deployment(open_package(package), ServingProfile(), NOW, None)
     tracemalloc.start()
     try:
         model = DeployedModel(deployment)

@@ -16,7 +16,7 @@ from isthmus.features.types import Float64
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import TensorInfo, package_digest
 from isthmus.serving.limits import Limits
-from isthmus.serving.rollout.releases import happened
+from isthmus.serving.rollout.releases import full_history
 from isthmus.serving.rollout.trial import FAILURES
 from tests.serving.support import CONTRACT, Server, make_package, serving, wait
 from tests.serving.tensors import (
@@ -135,7 +135,7 @@ def test_a_deployment_that_fails_is_undone_and_one_of_another_kind_has_time(tmp_
         assert {ask(server, beyond)[0] for _ in range(FAILURES)} == {deployed}
         assert ask(server, fed)[0] == deployed
         wait(lambda: model(server)["package"] == deployed, "the way back")
-        assert happened(server.deployment)[-1].action == "rollback"
+        assert full_history(server.deployment)[-1].action == "rollback"
         assert ask(server, fed)[1]["image"].tobytes() == expected(first, fed)["image"].tobytes()
 
 

@@ -29,7 +29,7 @@ from isthmus.features.types import Array, Bool, DataType, Float32, Float64, Int3
 from isthmus.features.values.arrow import ARROW, from_arrow, to_arrow
 from isthmus.features.values.columns import Values
 from isthmus.transforms import engine
-from isthmus.transforms.request.compute import compiled, computed
+from isthmus.transforms.request.compute import append_fields, compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,7 +138,7 @@ def test_engine_graph_and_plain_python_agree(anywhere: "SparkSession", seed: int
     assume(all(able.values()))
     places = {name: [chance.choice(able[name]) if n not in able[name] else n for n in range(40)] for name in rows}
     good = {name: [values[n] for n in places[name]] for name, values in rows.items()}
-    (answer,) = computed(anywhere, [(source, contract)], [_batch(good, types)])
+    (answer,) = append_fields(anywhere, [(source, contract)], [_batch(good, types)])
     for name in types:
         values = answer[f"asked__{name}"].to_pylist()
         one = [wanted[name][n] for n in places[name]]
@@ -147,7 +147,7 @@ def test_engine_graph_and_plain_python_agree(anywhere: "SparkSession", seed: int
     for name, n in chance.sample(broken, min(len(broken), 3)):
         bad = {other: values[:1] for other, values in good.items()} | {name: [rows[name][n]]}
         with pytest.raises(DataError, match=f"request source asked: .*field {name} of"):
-            list(computed(anywhere, [(source, contract)], [_batch(bad, types)]))
+            list(append_fields(anywhere, [(source, contract)], [_batch(bad, types)]))
 
 
 def _batch(rows: Mapping[str, Sequence[Any]], types: Mapping[str, DataType]) -> pa.RecordBatch:
@@ -223,14 +223,14 @@ def test_a_spine_with_values_of_another_type_is_refused(anywhere: "SparkSession"
     source = asked(defaults={"n": 1, "x": 1.0, "s": "a", "at": EPOCH, "b": True})
     contract = compile_contract("shop", [source], compiler=compiled).transforms["asked"]
     with pytest.raises(DataError, match=f"request source asked, column {name}: .*{message}"):
-        list(computed(anywhere, [(source, contract)], [pa.RecordBatch.from_pydict({name: values})]))
+        list(append_fields(anywhere, [(source, contract)], [pa.RecordBatch.from_pydict({name: values})]))
 
 
 def test_a_spine_may_have_narrower_types_and_leave_out_what_has_a_default(anywhere: "SparkSession") -> None:
     source = asked(defaults={"n": 7, "x": 0.5, "s": "a", "at": EPOCH, "b": True})
     contract = compile_contract("shop", [source], compiler=compiled).transforms["asked"]
     given = {"n": pa.array([1, None], pa.int16()), "x": pa.array([1, 2], pa.float64()), "s": pa.nulls(2)}
-    (answer,) = computed(anywhere, [(source, contract)], [pa.RecordBatch.from_pydict(given)])
+    (answer,) = append_fields(anywhere, [(source, contract)], [pa.RecordBatch.from_pydict(given)])
     assert answer.select([f"asked__{name}" for name in ("n", "x", "s", "at", "b")]).to_pydict() == {
         "asked__n": [1, 7], "asked__x": [1.0, 2.0], "asked__s": ["a", "a"], "asked__at": [EPOCH] * 2,
         "asked__b": [True, True],
@@ -253,7 +253,7 @@ def test_a_checked_source_may_have_arrays_that_it_does_not_give(anywhere: "Spark
     columns = {"n": pa.array([1, None, 3]), "query": pa.array([[0.5, 0.25], [1, 2], None], pa.list_(pa.float32()))}
     batch = pa.RecordBatch.from_pydict(columns)
     pairs: list[Any] = [(source, contract.transforms["asked"]), (declared, contract.transforms["summed"])]
-    (answer,) = computed(anywhere, pairs, [batch])
+    (answer,) = append_fields(anywhere, pairs, [batch])
     assert answer["summed__sum"].to_pylist() == [1.75, None, None]
     given = {"n": from_arrow(batch["n"], Int64), "query": from_arrow(batch["query"], Array(Float32))}
     assert graphs["summed"].run(given).values["sum"].tolist(Float64) == [1.75, None, None]
@@ -288,7 +288,7 @@ def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(any
     wanted = {"n": [30, None, None], "share": [1.0, 2.0, 4.0], "known": ["A1999", "?", "?"]}
     found = graphs["tenfold"].require(given, graphs.__getitem__, str)
     assert {field.name: found[field.name].tolist(field.dtype) for field in fields} == wanted
-    (answer,) = computed(anywhere, [(declared, transform)], [batch])
+    (answer,) = append_fields(anywhere, [(declared, transform)], [batch])
     assert {name: answer[f"tenfold__{name}"].to_pylist() for name in wanted} == wanted
 
     for name, value, words in (("n", 100, "is 100"), ("s", "B", "is 'B'")):
@@ -297,4 +297,4 @@ def test_a_transform_takes_what_is_checked_and_refuses_only_what_it_computes(any
         with pytest.raises(RequestError, match=rf"request\.{name}: {words} in row 2; expected"):
             graphs["tenfold"].require(given, graphs.__getitem__, "request.{}".format)
         with pytest.raises(DataError, match=rf"request transform tenfold \(.*field {name} of request source asked"):
-            list(computed(anywhere, [(declared, transform)], [batch]))
+            list(append_fields(anywhere, [(declared, transform)], [batch]))

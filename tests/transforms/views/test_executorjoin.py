@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.types import Bool, Bytes, DataType, Float32, Float64, Int32, Int64, String, UnixTimestamp
 from isthmus.transforms import engine
@@ -110,15 +110,18 @@ def by_executors(spark: "SparkSession", folder: Path, spine: pa.Table, histories
         pq.write_table(rows[half:], folder / f"more_{history.view.name}.parquet")
     join = Join(spine.schema, histories)
     spine = pa.concat_tables([spine] * (2 * BATCH // len(spine) + 1))
-    pq.write_table(join.questions(spine, 0), folder / "asked.parquet", row_group_size=BATCH - 1)
+    pq.write_table(join.engine_inputs(spine, 0), folder / "asked.parquet", row_group_size=BATCH - 1)
     files = [(h.view, [str(folder / f"{more}{h.view.name}.parquet") for more in ("", "more_")]) for h in histories]
     wanted = {view.name: [column.name for column in view.fields] for view, _ in files}
     executorjoin.join_files(spark, folder / "asked.parquet", files, wanted, folder, status=True, rows=BATCH)
     names = [view.name for view, _ in files]
-    lots = in_lots(spine.to_batches(), BATCH)
-    answers = executorjoin.answers(folder, names, len(spine), BATCH)
+    lots = rebatch(spine.to_batches(), BATCH)
+    answers = executorjoin.read_joined(folder, names, len(spine), BATCH)
     return pa.Table.from_batches(
-        [join.with_answers(rows.combine_chunks().to_batches()[0], one) for rows, one in zip(lots, answers, strict=True)]
+        [
+            join.with_engine_output(rows.combine_chunks().to_batches()[0], one)
+            for rows, one in zip(lots, answers, strict=True)
+        ]
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from isthmus.distill.causal import models
 from isthmus.distill.causal.network import CausalStudent, CausalTeacher, Packed, continuation_targets, generate, losses
-from isthmus.distill.causal.texts import Blocks, Texts, pack, select_replay, together
+from isthmus.distill.causal.texts import Blocks, Texts, concatenate, pack, select_replay
 from isthmus.distill.causal.tokenizer import FILE, Vocabulary
 from isthmus.distill.declaration import EXECUTORCH
 from isthmus.distill.decoder.graph import graph
@@ -127,13 +127,13 @@ class CausalTask(Task):
             if name != "train" and not len(general) and declared.base is not None:
                 raise DataError(where, "no general texts", expected=f"texts with the label 0, for {REGRESSION}")
             chosen = select_replay(of_texts, general, declared.replay, where) if name == "train" else general
-            made = together([of_texts, chosen])
+            made = concatenate([of_texts, chosen])
             of_domain = np.arange(len(made)) < len(of_texts)
             blocks.append(made)
             domain.append(of_domain)
             sizes.append(len(made))
         train, validation, test = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        return together(blocks), np.concatenate(domain), Split(train, validation, test, material.parts.boundaries)
+        return concatenate(blocks), np.concatenate(domain), Split(train, validation, test, material.parts.boundaries)
 
     def _blocks(self, rows: Index, tokens: Sequence[Sequence[int]]) -> Blocks:
         own, declared = [tokens[row] for row in rows.tolist()], self.declared

@@ -105,7 +105,7 @@ class Blocks:
         return Blocks(self.tokens[:count], self.positions[:count], self.targets[:count], self.first[:count])
 
 
-def together(parts: Sequence[Blocks]) -> Blocks:
+def concatenate(parts: Sequence[Blocks]) -> Blocks:
     return Blocks(
         np.concatenate([part.tokens for part in parts]),
         np.concatenate([part.positions for part in parts]),

@@ -14,7 +14,7 @@ from isthmus.distill.language.decoding import AGREEMENT, TOLERANCES, DecodingSet
 from isthmus.distill.onnx.runtime import Run, ask, session
 from isthmus.distill.types import Array
 from isthmus.features.errors import GateFailed
-from isthmus.package.generation.decoder import PART, Decoder, Read
+from isthmus.package.generation.decoder import PART, Decoder, StepOutput
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS, Generation, GoldenPrompt
 from isthmus.package.generation.tokenizer import Tokenizer
 from isthmus.package.golden import Golden, GoldenCase, TensorBytes
@@ -67,7 +67,7 @@ class DecoderReference:
     """
 
     prompts: list[GoldenPrompt]
-    reads: list[list[Read]]
+    reads: list[list[StepOutput]]
     cases: list[dict[str, Array]]
     scale: float
     decoder: Decoder
@@ -166,7 +166,7 @@ def golden_cases(reference: DecoderReference, accepted: Mapping[str, FileCompari
     ))  # fmt: skip
 
 
-def _sure(reads: Iterable[Read]) -> Iterator[int]:
+def _sure(reads: Iterable[StepOutput]) -> Iterator[int]:
     for read in reads:
         if read.lead < CLOSE * np.abs(read.logits).max():
             return

@@ -48,7 +48,7 @@ def _quantize_table(model: onnx.ModelProto) -> None:
     weights = numpy_helper.to_array(table)
     if weights.shape[1] % (2 * BLOCK):
         return
-    whole, scales, zeros = in_blocks(weights)
+    whole, scales, zeros = quantize_blocks(weights)
     constants = {
         f"{table.name}_whole": _packed(whole),
         f"{table.name}_scales": scales,
@@ -63,7 +63,7 @@ def _quantize_table(model: onnx.ModelProto) -> None:
     ))  # fmt: skip
 
 
-def in_blocks(weights: Array) -> tuple[Array, Array, Array]:
+def quantize_blocks(weights: Array) -> tuple[Array, Array, Array]:
     """Quantize weights (rows, width) to whole numbers from 0 to 15, in blocks of 32 numbers of a row.
 
     Return the whole numbers, uint8 (rows, width), and for each block a scale, float32 (rows, blocks), and a zero point,

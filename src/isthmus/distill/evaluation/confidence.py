@@ -102,7 +102,7 @@ def calibration_error(labels: Array, probabilities: Array) -> Interval:
     return Interval(plain, max(plain - chance - half, 0.0), min(plain + half, 1.0))
 
 
-class PairedLoss(NamedTuple):
+class PairedDifference(NamedTuple):
     """How much worse a model is than a former model in a metric, above 0 if worse, with the standard error."""
 
     value: float
@@ -113,7 +113,7 @@ class PairedLoss(NamedTuple):
         return self.value + float(ndtri(chance)) * self.error
 
 
-def paired_loss(metric: str, labels: Array, scores: Array, former: Array) -> PairedLoss:
+def paired_loss(metric: str, labels: Array, scores: Array, former: Array) -> PairedDifference:
     """Return how much worse `scores` are than the scores of a `former` model on the same rows, each (n,).
 
     Used to find a deployment that is worse than the model before it. `metric` is "auc", "rmse", "mae", "log_loss" or
@@ -130,7 +130,7 @@ def paired_loss(metric: str, labels: Array, scores: Array, former: Array) -> Pai
     if metric == "rmse":
         return _rmse(labels, scores, former)
     difference = ROWS[metric](labels, scores) - ROWS[metric](labels, former)
-    return PairedLoss(float(difference.mean()), _error(difference))
+    return PairedDifference(float(difference.mean()), _error(difference))
 
 
 ROWS: Mapping[str, Callable[[Array, Array], Array]] = {
@@ -141,17 +141,17 @@ ROWS: Mapping[str, Callable[[Array, Array], Array]] = {
 """Metrics that are a mean over rows."""
 
 
-def _auc(labels: Array, scores: Array, former: Array) -> PairedLoss:
+def _auc(labels: Array, scores: Array, former: Array) -> PairedDifference:
     places = placements(labels, former) - placements(labels, scores)
     ones, zeros = places[labels == 1], places[labels == 0]
-    return PairedLoss(float(ones.mean()), float(np.hypot(_error(ones), _error(zeros))))
+    return PairedDifference(float(ones.mean()), float(np.hypot(_error(ones), _error(zeros))))
 
 
-def _rmse(labels: Array, scores: Array, former: Array) -> PairedLoss:
+def _rmse(labels: Array, scores: Array, former: Array) -> PairedDifference:
     squares = [np.square(part - labels) for part in (scores, former)]
     roots = [float(np.sqrt(part.mean())) for part in squares]
     linear = [part / (2 * root) if root else part for part, root in zip(squares, roots, strict=True)]
-    return PairedLoss(roots[0] - roots[1], _error(linear[0] - linear[1]))
+    return PairedDifference(roots[0] - roots[1], _error(linear[0] - linear[1]))
 
 
 def _error(parts: Array) -> float:

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.distill.evaluation.metrics import interleaved, throughput
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference
-from isthmus.distill.gates import Gate, check_figures, require_held
+from isthmus.distill.gates import Gate, check_figures, require_passed
 from isthmus.distill.onnx.runtime import Run
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, GateFailed, ParityFailed, Problem
@@ -47,7 +47,7 @@ def accept(
     task, (part, precision, suffix) = reference.task, file.split(".", 2)
     core = part == CORE
     outputs, deviations = reference.compare(run, limits, precision, core=core)
-    require_near(file, limits, precision, deviations)
+    require_parity(file, limits, precision, deviations)
     quality = reference.quality(run, core=core)
     figures = {f"student.{name}": value for name, value in quality.items()}
     require_gates(file, figures, task.material.declaration.required)
@@ -66,7 +66,7 @@ def accept(
     return Accepted(variant, model, outputs)
 
 
-def require_near(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
+def require_parity(file: str, limits: ParityLimits, precision: str, deviations: Sequence[Deviation]) -> None:
     """Raise a ParityFailed if one of `deviations`, the file's differences from the student, exceeds its limit."""
     far = max(deviations, key=lambda each: each.share)
     if far.share <= 1:
@@ -82,7 +82,7 @@ def require_near(file: str, limits: ParityLimits, precision: str, deviations: Se
 
 def require_gates(file: str, figures: Mapping[str, float], gates: Sequence[Gate]) -> None:
     remedy = "serve another precision, train longer, or change the gates in the definitions"
-    require_held(file, check_figures(figures, gates), remedy)
+    require_passed(file, check_figures(figures, gates), remedy)
 
 
 def finite(quality: Mapping[str, float]) -> dict[str, float | None]:
@@ -136,7 +136,7 @@ def fastest_within_budget(
     return measured
 
 
-def no_gain(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
+def int8_advice(models: Mapping[str, bytes], row: Feeds, threads: int) -> str:
     """Time `row` in the fp32 and INT8 models; return why INT8 is not worth serving here, as advice to the user.
 
     Return "" if INT8 is smaller and not slower, or if a model is missing.

@@ -20,7 +20,7 @@ from isthmus.distill.export.acceptance import (
     accept,
     allowed_precisions,
     fastest_within_budget,
-    no_gain,
+    int8_advice,
 )
 from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentReference, sample_cases
 from isthmus.distill.export.causal import ModelOrigin, TextFiles
@@ -152,7 +152,7 @@ def _of_rows(files: "_Files", contract: Mapping[str, Any], device: DeviceManifes
     files_of = {precision: model for precision in task.tolerance if (model := models.get(f"model.{precision}.ort"))}
     served, row = {name: files_of[name] for name in files.allowed if name in files_of}, task.feeds(test[:1])
     measured = fastest_within_budget(served, row, sizes, profile)
-    advice = no_gain(files_of, row, profile.threads)
+    advice = int8_advice(files_of, row, profile.threads)
     files.progress("measured", 0.9)
     return _Content(package, sizes, {file: str(error) for file, error in left_out.items()}, measured, advice)
 

@@ -66,7 +66,7 @@ class Ladder:
         }
 
 
-def climb(
+def compare_forms(
     material: Material, package: Package, model_folder: Path, runtimes: Mapping[str, Callable[[], Runtime]]
 ) -> Ladder:
     """Run the golden cases in each form of a student (graph and files), and compare the outputs with torch's.

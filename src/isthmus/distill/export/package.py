@@ -18,7 +18,7 @@ from isthmus.package.clients import CLIENTS, PREDICTORS, READERS, sources
 from isthmus.package.featurizer.form import HEAD
 from isthmus.package.golden import Golden, read_golden
 from isthmus.package.manifest import CORE, MODEL, WHOLE, Format, Manifest, Variant, open_package
-from isthmus.package.replay import require_core
+from isthmus.package.replay import check_featurizer
 
 _Example = dict[str, tuple[str, ...]]
 
@@ -72,7 +72,7 @@ def write_package(packages: Path, name: str, files: Mapping[str, bytes]) -> Path
     package = open_package(target)
     golden = read_golden(package)
     if HEAD in package.manifest.files:
-        require_core(package, golden)
+        check_featurizer(package, golden)
     return target
 
 

@@ -22,7 +22,7 @@ from isthmus.package.featurizer.interpreter import Head
 from isthmus.package.golden import read_golden
 from isthmus.package.inputs import feeds
 from isthmus.package.manifest import WHOLE, Package, Variant
-from isthmus.package.prompts import generated, read_prompts
+from isthmus.package.prompts import generate_greedy, read_prompts
 from isthmus.package.replay import open_session, relative_differences, rounding
 from isthmus.package.verdict import FeatureVerdict, ValueDifference, compare
 
@@ -75,7 +75,7 @@ class Parity:
         return min(int(self._task.compared), int(self._table.num_rows))
 
     @property
-    def sampled(self) -> int:
+    def slow_runtime_rows(self) -> int:
         """Number of rows to compare in a slow runtime, fewer if rows are large; at most `rows`."""
         row = sum(tensor.nbytes for tensor in self._task.feeds(np.zeros(1, np.int64)).values())
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
@@ -91,7 +91,7 @@ class Parity:
         times = micros(self._table["event_timestamp"].take(rows)).tolist()
         return ParityRows(cases, [*map(str, labels)], times)
 
-    def on_device(
+    def device_rows(
         self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
     ) -> tuple[ParityRows, Index]:
         """Return rows with a device's inputs and the student's outputs, to check a package as a device runs it.
@@ -163,7 +163,7 @@ class Parity:
                 continue
             expected = [[*prompt.answers.get(variant.file, ())] for prompt in recorded]
             try:
-                actual = generated(package, variant, open_session(package, variant, 1), recorded)
+                actual = generate_greedy(package, variant, open_session(package, variant, 1), recorded)
             except PackageError as error:
                 compared[name] = self._unanswered(variant, error.found)
                 continue

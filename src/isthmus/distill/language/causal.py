@@ -9,7 +9,7 @@ from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
 from isthmus.distill.settings import TrainingSettings, failed_checks
 from isthmus.features.contract.schema import Contract
-from isthmus.features.definition.failure import mistyped
+from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import Spine
 from isthmus.features.errors import Problem
 from isthmus.features.types import Int64
@@ -115,7 +115,7 @@ class Causal:
 
     def problems(self, where: str, gates: tuple[str, ...]) -> list[Problem]:
         """Return a problem for each invalid value; `gates` has the metrics that have a gate in the distillation."""
-        if wrong := mistyped(self, f"{where}: "):
+        if wrong := type_problems(self, f"{where}: "):
             return wrong
         distilled = self.teacher is not None
         needs_teacher = "0: there is no teacher"
@@ -165,7 +165,7 @@ class Causal:
         name = self.license.lower()
         return name in _FORBID or "nd" in name.split("-")
 
-    def unknown(self, where: str, contract: Contract, service: str) -> list[Problem]:
+    def template_problems(self, where: str, contract: Contract, service: str) -> list[Problem]:
         from isthmus.package.generation.prompt import unknown_features
 
         problems = unknown_features(self.decoding.template, contract, service)

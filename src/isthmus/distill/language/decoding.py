@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from isthmus.distill.settings import failed_checks
-from isthmus.features.definition.failure import mistyped
+from isthmus.features.definition.failure import type_problems
 from isthmus.features.errors import Problem
 
 Precision = Literal["fp32", "int8", "int4"]
@@ -55,7 +55,7 @@ class DecodingSettings:
     threads: int = 1
 
     def problems(self, where: str) -> list[Problem]:
-        if wrong := mistyped(self, f"{where}: "):
+        if wrong := type_problems(self, f"{where}: "):
             return wrong
         shares = all(name in PRECISIONS and 0 <= share <= 1 for name, share in self.agreement.items())
         checks = [

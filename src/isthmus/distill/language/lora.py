@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from isthmus.distill.settings import failed_checks
-from isthmus.features.definition.failure import mistyped
+from isthmus.features.definition.failure import type_problems
 from isthmus.features.errors import Problem
 
 
@@ -27,7 +27,7 @@ class Lora:
     layers: tuple[str, ...] = ()
 
     def problems(self, where: str) -> list[Problem]:
-        if wrong := mistyped(self, f"{where}: "):
+        if wrong := type_problems(self, f"{where}: "):
             return wrong
         checks = [
             ("rank", self.rank >= 1, "at least 1"),

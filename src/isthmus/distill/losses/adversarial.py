@@ -5,7 +5,7 @@ from torch.func import functional_call
 from torch.nn.functional import relu
 from torch.nn.utils.parametrizations import spectral_norm
 
-from isthmus.distill.shapes import agree, floats, precise
+from isthmus.distill.shapes import check_tensors, floats, to_float32
 
 
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
@@ -14,15 +14,15 @@ def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
     The loss is mean max(0, 1 - real) + mean max(0, 1 + fake). `real` has the discriminator's scores of the teacher's
     outputs, and `fake` of the student's. Detach the student's outputs first, or the student gets a gradient, too.
     """
-    agree("hinge discriminator", real=floats(real, "..."))
-    agree("hinge discriminator", fake=floats(fake, "..."))
-    return relu(1 - precise(real)).mean() + relu(1 + precise(fake)).mean()
+    check_tensors("hinge discriminator", real=floats(real, "..."))
+    check_tensors("hinge discriminator", fake=floats(fake, "..."))
+    return relu(1 - to_float32(real)).mean() + relu(1 + to_float32(fake)).mean()
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
     """Return the student's hinge loss: minus the mean of `fake`, its discriminator scores (Lim and Ye, 2017)."""
-    agree("hinge generator", fake=floats(fake, "..."))
-    return -precise(fake).mean()
+    check_tensors("hinge generator", fake=floats(fake, "..."))
+    return -to_float32(fake).mean()
 
 
 class PatchDiscriminator(nn.Sequential):
@@ -63,7 +63,7 @@ class Adversarial(nn.Module):
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the student's loss; its backward pass also gives the discriminator the gradient of its own loss."""
-        student, teacher = precise(student), precise(teacher.detach())
+        student, teacher = to_float32(student), to_float32(teacher.detach())
         constants = {name: weights.detach() for name, weights in self.discriminator.named_parameters()}
         generating = hinge_generator(functional_call(self.discriminator, constants, (student,)))
         learning = hinge_discriminator(self.discriminator(teacher), self.discriminator(student.detach()))

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from isthmus.distill.losses.logits import divergence
-from isthmus.distill.shapes import agree, agree_pair, average, booleans, floats, positive, precise, select
+from isthmus.distill.shapes import average, booleans, check_pair, check_tensors, floats, positive, select, to_float32
 from isthmus.features.errors import Problem
 
 
@@ -15,7 +15,7 @@ def cosine(student: Tensor, teacher: Tensor, *, mask: Tensor | None = None) -> T
     s and t are (..., width) embeddings of student and teacher. `mask`, bool (...), is True for the embeddings that
     count; None means all. The loss is 0 if the mask has no True. The cosine with a zero vector is 0.
     """
-    agree_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
+    check_pair("cosine", "... width", student, teacher, mask=booleans(mask, "..."))
     return average(1 - cosine_similarity(select(student, mask), select(teacher.detach(), mask), dim=-1))
 
 
@@ -30,18 +30,18 @@ def similarities(student: Tensor, teacher: Tensor, *, temperature: float) -> Ten
     The embeddings are (batch, width), with at least three rows; the models may have different widths. T, the
     temperature, is usually below 0.1, since cosines differ by little. The loss has no factor T².
     """
-    agree(
+    check_tensors(
         "similarities",
         positive("temperature", temperature),
         student=floats(student, "batch student"),
         teacher=floats(teacher, "batch teacher"),
     )
     rows = len(student)
-    agree("similarities", Problem("batch", f"{rows} rows", "at least 3") if rows < 3 else None)
+    check_tensors("similarities", Problem("batch", f"{rows} rows", "at least 3") if rows < 3 else None)
     others = ~torch.eye(rows, dtype=torch.bool, device=student.device)
 
     def neighbors(embeddings: Tensor) -> Tensor:
-        unit = normalize(precise(embeddings), dim=-1)
+        unit = normalize(to_float32(embeddings), dim=-1)
         return (unit @ unit.mT)[others].view(rows, rows - 1) / temperature
 
     return divergence(neighbors(student), neighbors(teacher)).mean()

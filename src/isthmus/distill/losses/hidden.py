@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from isthmus.distill.shapes import agree, average, booleans, floats, select
+from isthmus.distill.shapes import average, booleans, check_tensors, floats, select
 from isthmus.features.errors import Problem
 
 
@@ -36,7 +36,7 @@ class HiddenStates(nn.Module):
                 count = len(self.widths[party])
                 if not 0 <= layer < count:
                     problems.append(Problem(f"layers: {party}", f"layer {layer}", f"0 to {count - 1}"))
-        agree("hidden states", *problems)
+        check_tensors("hidden states", *problems)
         self.projections = nn.ModuleDict()
         for ours, theirs in layers.items():
             if (widths := (student_widths[ours], teacher_widths[theirs]))[0] != widths[1]:
@@ -63,9 +63,9 @@ class HiddenStates(nn.Module):
             for party, states in (("student", student), ("teacher", teacher))
             if len(states) != len(self.widths[party])
         ]
-        agree("hidden states", *counts)
+        check_tensors("hidden states", *counts)
         for ours, theirs in self.layers.items():
-            agree(
+            check_tensors(
                 f"hidden states {ours} -> {theirs}",
                 student=floats(student[ours], f"... {self.widths['student'][ours]}"),
                 teacher=floats(teacher[theirs], f"... {self.widths['teacher'][theirs]}"),

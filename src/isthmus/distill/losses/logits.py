@@ -7,7 +7,17 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import kl_div, log_softmax
 
-from isthmus.distill.shapes import agree, agree_pair, average, below, booleans, floats, integers, positive, select
+from isthmus.distill.shapes import (
+    average,
+    below,
+    booleans,
+    check_pair,
+    check_tensors,
+    floats,
+    integers,
+    positive,
+    select,
+)
 from isthmus.features.errors import Problem
 
 IGNORED = -100
@@ -24,9 +34,9 @@ def hard_targets(student: Tensor, labels: Tensor, *, ignored: int = IGNORED) -> 
     count. Raises a ConfigurationError if types, shapes or labels do not fit.
     """
     where = "hard targets"
-    agree(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
+    check_tensors(where, student=floats(student, "... classes"), labels=integers(labels, "..."))
     wanted, counts = _counting(labels, ignored)
-    agree(where, below("labels", wanted, student.shape[-1]))
+    check_tensors(where, below("labels", wanted, student.shape[-1]))
     return average(functional.cross_entropy(select(student, counts), wanted, reduction="none"))
 
 
@@ -37,7 +47,7 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
     the elements that count; None means all. Raises a ConfigurationError if types or shapes do not fit.
     """
     where = "binary hard targets"
-    agree(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
+    check_tensors(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))
     logits, wanted = select(student, mask), select(labels, mask)
     return average(functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none"))
 
@@ -51,7 +61,7 @@ def soft_targets(student: Tensor, teacher: Tensor, *, temperature: float, mask: 
     shapes do not fit.
     """
     problem = positive("temperature", temperature)
-    agree_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
+    check_pair("soft targets", "... classes", student, teacher, problem, mask=booleans(mask, "..."))
     softened = [select(logits, mask) / temperature for logits in (student, teacher)]
     return average(divergence(*softened)) * temperature**2
 
@@ -62,7 +72,7 @@ def binary_soft_targets(student: Tensor, teacher: Tensor, *, temperature: float,
     A probability is sigmoid(logit / temperature). `mask`, bool (...), is True for the elements that count; None means
     all. Raises a ConfigurationError if types or shapes do not fit.
     """
-    agree_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
+    check_pair("binary soft targets", "...", student, teacher, mask=booleans(mask, "..."))
     two = [torch.stack([torch.zeros_like(logits), logits], -1) for logits in (student, teacher)]
     return soft_targets(*two, temperature=temperature, mask=mask)
 
@@ -114,7 +124,7 @@ def generalized(
     Logits s and t are (..., classes) and finite. `mask`, bool (...), is True for the rows that count; None means all.
     """
     problems = positive("temperature", temperature), _share("beta", beta)
-    agree_pair("generalized targets", "... classes", student, teacher, *problems, mask=booleans(mask, "..."))
+    check_pair("generalized targets", "... classes", student, teacher, *problems, mask=booleans(mask, "..."))
     q, p = (log_softmax(select(logits, mask) / temperature, -1) for logits in (student, teacher.detach()))
     return average(_between(q, p, beta)) * temperature**2
 
@@ -177,7 +187,7 @@ def _in_k(
     where: str, student: Tensor, probabilities: Tensor, indexes: Tensor, temperature: float, mask: Tensor | None,
     *problems: Problem | None,
 ) -> Tensor:  # fmt: skip
-    agree(
+    check_tensors(
         where,
         positive("temperature", temperature),
         *problems,
@@ -189,5 +199,5 @@ def _in_k(
     classes, k = student.shape[-1], indexes.shape[-1]
     in_k = (indexes if mask is None else indexes[mask]).long()
     more = Problem("indexes", f"{k} a row", f"at most the student's {classes} classes") if k > classes else None
-    agree(where, more, below("indexes", in_k, classes))
+    check_tensors(where, more, below("indexes", in_k, classes))
     return in_k

@@ -162,7 +162,7 @@ class Objective(nn.Module):
     def asks_teacher(self) -> bool:
         return any(term.asks_teacher for term in self.terms.values())
 
-    def alone(self) -> "Objective | None":
+    def without_teacher(self) -> "Objective | None":
         """Return an objective of the terms that use no teacher, to train the control; None if all terms use it."""
         terms = {name: term for name, term in self.terms.items() if not term.asks_teacher}
         return Objective(terms) if terms else None

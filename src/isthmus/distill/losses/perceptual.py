@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from isthmus.distill.shapes import agree, agree_pair, precise
+from isthmus.distill.shapes import check_pair, check_tensors, to_float32
 from isthmus.distill.teachers.taps import tapped
 from isthmus.features.errors import ConfigurationError, Problem
 
@@ -45,16 +45,18 @@ class Perceptual(nn.Module):
 
         The teacher's images get no gradient. Raises a ConfigurationError if shapes differ or a layer returns no tensor.
         """
-        agree_pair("perceptual loss", "batch channels height width", student, teacher)
+        check_pair("perceptual loss", "batch channels height width", student, teacher)
         (network,) = self._network
         with tapped(network, self.layers) as seen:
-            network(precise(student))
+            network(to_float32(student))
         with torch.no_grad(), tapped(network, self.layers) as wanted:
-            network(precise(teacher))  # cached outputs have half precision
+            network(to_float32(teacher))  # cached outputs have half precision
         problems = [
             Problem(layer, f"returns a {type(seen[layer]).__name__}" if layer in seen else "is not called", "a tensor")
             for layer in self.layers
             if not isinstance(seen.get(layer), Tensor)
         ]
-        agree("perceptual loss: layers of the network", *problems)
-        return torch.stack([mse_loss(precise(seen[layer]), precise(wanted[layer])) for layer in self.layers]).sum()
+        check_tensors("perceptual loss: layers of the network", *problems)
+        return torch.stack(
+            [mse_loss(to_float32(seen[layer]), to_float32(wanted[layer])) for layer in self.layers]
+        ).sum()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from isthmus.distill.losses.logits import divergence
-from isthmus.distill.shapes import agree, agree_pair, average, booleans, floats, integers, positive, precise
+from isthmus.distill.shapes import average, booleans, check_pair, check_tensors, floats, integers, positive, to_float32
 from isthmus.features.errors import Problem
 
 _NO_GAIN = -1e4
@@ -19,7 +19,7 @@ def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: T
     count; the loss is 0 if no query is left.
     """
     _agree("lists", student, teacher, mask, positive("temperature", temperature))
-    scores = [precise(scores) / temperature for scores in (student, teacher)]
+    scores = [to_float32(scores) / temperature for scores in (student, teacher)]
     if mask is None:
         return average(divergence(*scores))
     scores = [row.masked_fill(~mask, torch.finfo(row.dtype).min) for row in scores]
@@ -27,9 +27,9 @@ def lists(student: Tensor, teacher: Tensor, *, temperature: float = 1.0, mask: T
 
 
 def _agree(where: str, student: Tensor, teacher: Tensor, mask: Tensor | None, problem: Problem | None = None) -> None:
-    agree_pair(where, "queries candidates", student, teacher, problem, mask=booleans(mask, "queries candidates"))
+    check_pair(where, "queries candidates", student, teacher, problem, mask=booleans(mask, "queries candidates"))
     if student.shape[-1] < 2:
-        agree(where, Problem("candidates", "a single candidate per query", "at least two"))
+        check_tensors(where, Problem("candidates", "a single candidate per query", "at least two"))
 
 
 def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperature: float) -> Tensor:
@@ -40,10 +40,10 @@ def grouped_lists(student: Tensor, teacher: Tensor, groups: Tensor, *, temperatu
     row's query. T² keeps the gradient's size when T changes. A query with a single row adds 0 to the mean.
     """
     problem = positive("temperature", temperature)
-    agree_pair("grouped lists", "rows", student, teacher, problem, groups=integers(groups, "rows"))
+    check_pair("grouped lists", "rows", student, teacher, problem, groups=integers(groups, "rows"))
     place, shape = _places(groups)
     mask = torch.zeros(shape, dtype=torch.bool, device=student.device).index_put(place, torch.ones_like(groups).bool())
-    pair = [precise(scores).new_zeros(shape).index_put(place, precise(scores)) for scores in (student, teacher)]
+    pair = [to_float32(scores).new_zeros(shape).index_put(place, to_float32(scores)) for scores in (student, teacher)]
     return lists(*pair, temperature=temperature, mask=mask) * temperature**2
 
 
@@ -54,12 +54,12 @@ def graded_lists(student: Tensor, relevance: Tensor, groups: Tensor) -> Tensor:
     g_i = 2**relevance_i - 1 is the gain of a row, and p_i = g_i / Σ g. The scores s are (rows,) and finite.
     `relevance`, at least 0, and `groups`, the number of each row's group, are integers (rows,).
     """
-    agree(
+    check_tensors(
         "graded lists", student=floats(student, "rows"), relevance=integers(relevance, "rows"),
         groups=integers(groups, "rows"),
     )  # fmt: skip
     place, shape = _places(groups)
-    scores = precise(student)
+    scores = to_float32(student)
     gains = scores.new_zeros(shape).index_put(place, relevance.to(scores.dtype).exp2() - 1)
     mask = torch.zeros(shape, dtype=torch.bool, device=student.device).index_put(place, torch.ones_like(groups).bool())
     mask = mask & (gains.sum(-1, keepdim=True) > 0)

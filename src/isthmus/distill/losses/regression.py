@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from isthmus.distill.shapes import agree, average, floats, precise
+from isthmus.distill.shapes import average, check_tensors, floats, to_float32
 
 
 def squared_errors(student: Tensor, wanted: Tensor) -> Tensor:
@@ -10,8 +10,8 @@ def squared_errors(student: Tensor, wanted: Tensor) -> Tensor:
 
     `wanted` has the same shape and gets no gradient. A student with the least loss predicts the conditional mean.
     """
-    agree("squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
-    return average((precise(student) - precise(wanted.detach())).square())
+    check_tensors("squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
+    return average((to_float32(student) - to_float32(wanted.detach())).square())
 
 
 def absolute_errors(student: Tensor, wanted: Tensor) -> Tensor:
@@ -19,5 +19,5 @@ def absolute_errors(student: Tensor, wanted: Tensor) -> Tensor:
 
     `wanted` has the same shape and gets no gradient. A student with the least loss predicts the conditional median.
     """
-    agree("absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
-    return average((precise(student) - precise(wanted.detach())).abs())
+    check_tensors("absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
+    return average((to_float32(student) - to_float32(wanted.detach())).abs())

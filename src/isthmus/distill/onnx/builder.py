@@ -31,13 +31,13 @@ class Building:
             self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         return name
 
-    def include(self, model: onnx.ModelProto, part: str, known: Mapping[str, str]) -> dict[str, str]:
+    def include(self, model: onnx.ModelProto, part: str, names: Mapping[str, str]) -> dict[str, str]:
         """Move the nodes of `model` into this graph, renamed to `part/name`, without Identity nodes; changes `model`.
 
-        `known` maps the inputs of `model`, and tensors that this graph already computes, to names in this graph. Return
+        `names` maps the inputs of `model`, and tensors that this graph already computes, to names in this graph. Return
         the new name of each output of `model`.
         """
-        same = dict(known)
+        same = dict(names)
 
         def renamed(name: str) -> str:
             return same.get(name) or f"{part}/{name}"
@@ -45,7 +45,7 @@ class Building:
         for node in model.graph.node:
             if node.op_type == "Identity":
                 same[node.output[0]] = renamed(node.input[0])
-            elif not known.keys() >= set(node.output):
+            elif not names.keys() >= set(node.output):
                 node.name = renamed(node.name)
                 node.input[:] = map(renamed, node.input)
                 node.output[:] = map(renamed, node.output)

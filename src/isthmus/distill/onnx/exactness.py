@@ -40,7 +40,7 @@ def make_exact(quantized: onnx.ModelProto, model: onnx.ModelProto, layer: onnx.N
     return result
 
 
-def powers_of_two(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
+def power_of_two_steps(optimized: onnx.GraphProto) -> dict[str, tuple[Array, Array]]:
     """Return new quantization steps, by tensor, with which all runtimes add and multiply integers to equal bits.
 
     Runtimes scale such integers by the ratio of their steps and round differently. With powers of two, each product and

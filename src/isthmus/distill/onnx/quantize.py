@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-from isthmus.distill.onnx.exactness import make_exact, powers_of_two
+from isthmus.distill.onnx.exactness import make_exact, power_of_two_steps
 from isthmus.distill.onnx.runtime import optimized
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
@@ -62,7 +62,7 @@ def quantize(model: onnx.ModelProto, calibration: Iterable[Feeds], operators: Se
     onnx.helper.set_model_props(source, {"onnx.quant.pre_process": "onnxruntime.quant"})
     rows, names = [*calibration], [node.name for node in layers]
     quantized = _quantized(source, rows, operators, names, {})
-    if steps := powers_of_two(optimized(quantized)):
+    if steps := power_of_two_steps(optimized(quantized)):
         quantized = _quantized(source, rows, operators, names, steps)
     return bytes(make_exact(quantized, model, layers[-1]).SerializeToString(deterministic=True))
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.distill.shapes import agree, positive
+from isthmus.distill.shapes import check_tensors, positive
 from isthmus.distill.types import Array
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 
@@ -44,7 +44,7 @@ class OutputFormat:
             checks.append(
                 Problem("temperature", repr(self.temperature), "1 without top_k, since logits are stored as they are")
             )
-        agree("form of outputs", *checks)
+        check_tensors("form of outputs", *checks)
 
     def encode(self, answers: Mapping[str, Tensor], rows: Sequence[int] | Array, where: str) -> dict[str, Array]:
         """Convert a teacher's outputs, float32 (n, ...) by key, to the arrays that the cache stores.

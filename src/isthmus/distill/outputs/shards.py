@@ -57,7 +57,7 @@ def write(folder: Path, shard: Shard) -> str:
         (fresh / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(Record(len(shard.rows), sums))))
 
     name = f"shard-{secrets.token_hex(16)}"
-    publish(folder / name, fill, kind=_KIND)
+    publish(folder / name, fill, scratch_name=_KIND)
     return name
 
 

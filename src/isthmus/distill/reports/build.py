@@ -28,7 +28,7 @@ from isthmus.distill.reports.report import (
     TrainingRun,
     WorstSlice,
 )
-from isthmus.distill.restore import origins
+from isthmus.distill.restore import provenance
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.split import PARTS
@@ -99,7 +99,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     return RunReport(
         id=identity,
         contract=task.material.contract,
-        made_of=origins(task),
+        made_of=provenance(task),
         name=declared.name,
         task=declared.kind,
         pipeline=task.pipeline,
@@ -116,7 +116,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
             for (name, seed), pupil in trained.items()
             for state in (pupil.run.state,)
         ],
-        **_gains(task, measured, seeds),
+        **_gain_over_control(task, measured, seeds),
         measures={**dict.fromkeys(task.measured), **task.measures(quality), **_age_cost(task, ages, quality)},
         agreement={
             name: task.agreement(answers[name, shipped], answers["teacher", None]) for name in PUPILS
@@ -192,7 +192,9 @@ def _age_cost(task: Task, ages: Sequence[AtAge], quality: Mapping[str, Mapping[s
     return {"age_cost": (fresh - quality["student"][task.metric]) * (1 if task.more else -1)}
 
 
-def _gains(task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]) -> dict[str, Any]:
+def _gain_over_control(
+    task: Task, measured: Mapping[_Key, Mapping[str, float]], seeds: Sequence[int]
+) -> dict[str, Any]:
     """Return the student's gain over the control, and its share of the gap from control to teacher.
 
     Both are means over the seeds, where student and control of the same seed are compared.

@@ -23,7 +23,7 @@ from isthmus.package.golden import TensorBytes
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import TensorInfo
 from isthmus.package.replay import SECONDS
-from isthmus.package.sandbox import confine
+from isthmus.package.sandbox import limit_memory
 
 MEMORY = 4 << 30
 """Bytes of memory for the process, besides its libraries and the file."""
@@ -265,7 +265,7 @@ def serve(prepare: Callable[[], Callable[[bytes], Loaded]]) -> None:
         load = prepare()
     except ImportError as error:
         return send(_Message(missing=f"cannot be imported ({error})"))
-    confine(memory)
+    limit_memory(memory)
     try:
         loaded = load(model)
     except Exception as error:  # noqa: BLE001 - any error is sent

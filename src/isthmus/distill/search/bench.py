@@ -22,7 +22,7 @@ from isthmus.distill.export.candidate import Candidate, ParityLimits, StudentRef
 from isthmus.distill.export.conversion import in_precision
 from isthmus.distill.onnx.runtime import ort_format
 from isthmus.distill.outputs.cache import TeacherOutputs
-from isthmus.distill.restore import legacy_origins, origins
+from isthmus.distill.restore import legacy_origins, provenance
 from isthmus.distill.search.trials import Budget, SearchTrial
 from isthmus.distill.tasks.graph import student_graph
 from isthmus.distill.tasks.task import Task
@@ -173,7 +173,7 @@ class Bench:
 
     def _trained(self, task: Task, progress: Progress) -> nn.Module:
         """Return a trained student of the task's shape: load it, or train it once for all precisions and budgets."""
-        origin, depends = origins(task), {
+        origin, depends = provenance(task), {
             "contract": task.material.contract, "shape": dict(task.shape),
             "settings": self._settings.identity(), "outputs": self.outputs.path.name,
             "profile": task.material.profile.identity(), "torch": torch.__version__,

@@ -18,7 +18,7 @@ Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Known:
+class Outcome:
     """The outcome of a trial: the measurements of the student at a point of the search space.
 
     `values` has quality, median latency and bytes, where lower is better in each; None if they were not measured.
@@ -30,7 +30,7 @@ class Known:
     over: Mapping[str, float] = field(default_factory=dict)
 
 
-def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
+def propose(known: Sequence[Outcome], sizes: Mapping[str, int], seed: int) -> Place | None:
     """Return the point of the search space to try next; None if all points have been tried.
 
     A point has an index per option of the student. `known` has the trials so far, and `sizes` the number of values of
@@ -48,7 +48,7 @@ def propose(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Plac
     return place
 
 
-def _estimated(known: Sequence[Known], sizes: Mapping[str, int], seed: int) -> Place | None:
+def _estimated(known: Sequence[Outcome], sizes: Mapping[str, int], seed: int) -> Place | None:
     # A failed trial says nothing about its neighbors.
     outcomes = [outcome for outcome in known if outcome.values is not None or outcome.over]
     if not outcomes:

@@ -18,9 +18,9 @@ from isthmus.distill.export.acceptance import allowed_precisions
 from isthmus.distill.onnx.host import host
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.preflight import rehearse, require_measured
-from isthmus.distill.restore import create_task, legacy_origins, origins, require_shape
+from isthmus.distill.restore import create_task, legacy_origins, provenance, require_shape
 from isthmus.distill.search.bench import Bench
-from isthmus.distill.search.sampler import Known, propose
+from isthmus.distill.search.sampler import Outcome, propose
 from isthmus.distill.search.trials import FORMAT, Budget, SearchTrial, Trials, front, nearest, recommended, values_at
 from isthmus.distill.tasks.task import Material, Task
 from isthmus.distill.training.teacheroutputs import TeacherCost, complete_outputs, open_outputs
@@ -166,7 +166,7 @@ def _dependencies(task: Task, declared: Search, outputs: TeacherOutputs, profile
     return {
         "format": FORMAT,
         "contract": material.contract,
-        "made_of": legacy_origins(origins(task)),
+        "made_of": legacy_origins(provenance(task)),
         "seed": [material.declaration.seed, declared.seed],
         "shape": {name: list(values) for name, values in declared.shape.items()},
         "most_bytes": declared.most_bytes,
@@ -199,14 +199,14 @@ class _Search:
             done.append(trial)
             report(f"{trial.name}: {self.summary(trial)}", 1.0)
 
-    def known(self, trial: SearchTrial) -> Known:
+    def known(self, trial: SearchTrial) -> Outcome:
         values = {**trial.shape, PRECISION: trial.precision}
         # Compare as JSON, where tuples and lists are the same.
         place = tuple(
             [json.dumps(value) for value in choices].index(json.dumps(values[name]))
             for name, choices in self.space.items()
         )
-        return Known(place, self.objectives(trial), trial.over)
+        return Outcome(place, self.objectives(trial), trial.over)
 
     def objectives(self, trial: SearchTrial) -> tuple[float, float, float] | None:
         if trial.score is None or trial.p50_us is None or trial.bytes is None:

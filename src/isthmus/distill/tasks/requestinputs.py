@@ -25,7 +25,7 @@ class RequestInputs:
 
     @classmethod
     def of(cls, contract: Contract, service: str) -> "RequestInputs":
-        transforms = contract.used(service)
+        transforms = contract.transforms_of(service)
         stored = dict.fromkeys(contract.stored(pair) for transform in transforms for pair in transform.stored)
         request = dict.fromkeys(column for transform in transforms for column in transform.request)
         pairs = contract.service(service).computed

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus.distill.shapes import agree, floats
+from isthmus.distill.shapes import check_tensors, floats
 from isthmus.distill.teachers.teacher import BY_CLASS, Teacher, misfit
 from isthmus.features.errors import ConfigurationError, DataError, Problem
 
@@ -64,7 +64,9 @@ def compatible(
     absent = [key for key in outputs if key not in teacher.keys]
     problems += [Problem(f"output {key}", f"it gives {', '.join(teacher.keys)}", key) for key in absent]
     try:
-        agree("outputs", **{key: floats(answers[key], layout) for key, layout in outputs.items() if key in answers})
+        check_tensors(
+            "outputs", **{key: floats(answers[key], layout) for key, layout in outputs.items() if key in answers}
+        )
     except ConfigurationError as error:
         problems += [Problem(f"output {p.where}", p.found, p.expected) for p in error.problems]
     if labels is not None:

@@ -125,14 +125,14 @@ def pack(module: nn.Module, optimizer: torch.optim.Optimizer, best: Tensors) -> 
     return {name: value.cpu().contiguous() for name, value in tensors.items()}
 
 
-def final(best: Tensors) -> dict[str, torch.Tensor]:
+def pack_best(best: Tensors) -> dict[str, torch.Tensor]:
     return {f"best.{name}": value.cpu().contiguous() for name, value in best.items()}
 
 
 def restore(tensors: Tensors, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Load the tensors of a checkpoint, from `pack` or `final`, into module and optimizer; return the best weights.
+    """Load the tensors of a checkpoint, from `pack` or `pack_best`, into module and optimizer; return the best weights.
 
-    Tensors of `final` are only the best weights. They go into the module, and the optimizer starts anew.
+    Tensors of `pack_best` are only the best weights. They go into the module, and the optimizer starts anew.
     """
     begin = "best." if all(name.startswith(("best.", "random.")) for name in tensors) else "module."
     weights = {name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)}

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from isthmus.distill.accelerator import enough_memory, peak
 from isthmus.distill.settings import TrainingSettings
 from isthmus.distill.throttle.policy import Throttle
-from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, final, pack, restore
+from isthmus.distill.training.checkpoint import Checkpoints, RunState, copy_weights, pack, pack_best, restore
 from isthmus.distill.training.groups import group_problems, whole_groups
 from isthmus.distill.training.runlog import RunLog
 from isthmus.distill.training.signals import interruption
@@ -356,7 +356,7 @@ class _Run:
             random[name] = torch.stack(generators)
         if not self.rank:
             best = self.best_weights
-            tensors = final(best) if state.over else pack(self.module, self.optimizer, best)
+            tensors = pack_best(best) if state.over else pack(self.module, self.optimizer, best)
             self.checkpoints.write(state, {**tensors, **random})
         self.accelerator.wait_for_everyone()
         self.saved = time.monotonic()

@@ -87,7 +87,7 @@ def changed_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
     return [part for part in dict.fromkeys((*after, *before)) if before.get(part) != after.get(part)]
 
 
-def stored_parts(before: ViewContract, after: ViewContract) -> list[str]:
+def rebuild_reasons(before: ViewContract, after: ViewContract) -> list[str]:
     """Return the changed settings of a view that make its table outdated. A new `ttl`, for example, does not."""
     columns = [[(column.name, column.dtype, column.size) for column in view.fields] for view in (before, after)]
     unstored = {"ttl", "entities", "lookback", *(["fields"] if columns[0] == columns[1] else [])}
@@ -108,7 +108,9 @@ def service_differences(old: Contract, new: Contract, service: str) -> list[str]
     definitions = [contract.views[view] for contract in (old, new) for view in views if view in contract.views]
     relevant = {("service", service), ("project", old.project)}
     relevant |= {("view", view) for view in views}
-    relevant |= {("transform", transform.name) for contract in contracts for transform in contract.used(service)}
+    relevant |= {
+        ("transform", transform.name) for contract in contracts for transform in contract.transforms_of(service)
+    }
     relevant |= {("source", source) for view in definitions for source in view.sources}
     every = changes(old, new)
     # If none of these declarations differs, the service depends on something else: list all changes.
@@ -119,7 +121,7 @@ def view_differences(old: ViewContract, new: ViewContract) -> str:
     return "; ".join(_parts(old.as_dict(), new.as_dict(), set()))
 
 
-def consequences(old: Contract, new: Contract) -> list[ServiceChange]:
+def service_changes(old: Contract, new: Contract) -> list[ServiceChange]:
     """Return the effect of the change from `old` to `new` on each service's models, sorted by service name."""
     result = []
     for name in sorted({*old.services, *new.services}):

@@ -92,20 +92,20 @@ class Generations:
     def views(self) -> dict[str, ViewContract]:
         return {view.hash: view for contract in self.contracts() for view in contract.views.values()}
 
-    def of_model(self, exported: Contract, service: str) -> Contract | None:
+    def compatible_contract(self, exported: Contract, service: str) -> Contract | None:
         """Return the served contract under which models of `service` from the contract `exported` run, or None."""
         for contract in self.served():
             if service in contract.services and not service_differences(exported, contract, service):
                 return contract
         return None
 
-    def require_model(self, where: str, exported: Contract, service: str) -> Contract:
+    def require_compatible(self, where: str, exported: Contract, service: str) -> Contract:
         """Return the served contract under which models of `service` from the contract `exported` run.
 
         Raise ContractMismatch, with `where` in the message, if no served contract fits. Raise RequestError if neither
         `exported` nor the current contract has the service.
         """
-        contract = self.of_model(exported, service)
+        contract = self.compatible_contract(exported, service)
         if contract is not None:
             return contract
         if self.current is None:

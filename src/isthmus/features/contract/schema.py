@@ -288,17 +288,17 @@ class Contract:
 
         Columns that only transforms read come last in each group. Computed features are not included.
         """
-        used = self.used(service)
+        used = self.transforms_of(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))
         return (*map(self.stored, self.read(service)), *dict.fromkeys(request))
 
-    def used(self, service: str) -> list[TransformContract]:
+    def transforms_of(self, service: str) -> list[TransformContract]:
         """Return the request transforms that compute features of a service."""
         return [self.transforms[name] for name in dict.fromkeys(name for name, _ in self.service(service).computed)]
 
     def read(self, service: str) -> list[tuple[str, str]]:
         """Return the stored features that a service and its request transforms read, as (view, feature)."""
-        transformed = (pair for transform in self.used(service) for pair in transform.stored)
+        transformed = (pair for transform in self.transforms_of(service) for pair in transform.stored)
         return list(dict.fromkeys((*self.service(service).features, *transformed)))
 
     def stored(self, pair: tuple[str, str]) -> Column:

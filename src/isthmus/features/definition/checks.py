@@ -11,7 +11,7 @@ from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import RESERVED, SEPARATOR, STATUS, Column
 from isthmus.features.definition import codehash, expectations
 from isthmus.features.definition.devices import snapshot_problems
-from isthmus.features.definition.failure import mistyped
+from isthmus.features.definition.failure import type_problems
 from isthmus.features.definition.spec import (
     OWNER,
     Entity,
@@ -43,7 +43,7 @@ _TITLES: dict[type, str] = {
 }  # fmt: skip
 
 _CHECKED_ELSEWHERE = ("dtype", "available", "description", "tolerance", "size")
-"""Attributes of a field that `mistyped` skips: `_schema` and `_transform` check them, or they may be anything."""
+"""Attributes of a field that `type_problems` skips: `_schema` and `_transform` check them, or they may be anything."""
 
 
 class Declarations:
@@ -69,7 +69,7 @@ class Declarations:
             where = f"declaration {declaration!r}"
             self._wrong(where, f"is of type {type(declaration).__name__}", one_of(_TITLES.values()))
             return False
-        wrong = mistyped(declaration, f"{title} {declaration.name}, ", ("description",))
+        wrong = type_problems(declaration, f"{title} {declaration.name}, ", ("description",))
         function = getattr(declaration, "function", None)
         if not isinstance(function, FunctionType | NoneType):
             actual = f"its function is a {type(function).__name__}"
@@ -80,7 +80,7 @@ class Declarations:
         wrong += [
             problem
             for field in nested
-            for problem in mistyped(field, f"{title} {declaration.name}, field ", _CHECKED_ELSEWHERE)
+            for problem in type_problems(field, f"{title} {declaration.name}, field ", _CHECKED_ELSEWHERE)
         ]
         self.problems += [problem for problem in wrong if problem not in self.problems]
         parts = [item.view if isinstance(item, FeatureProjection) else item for item in items]

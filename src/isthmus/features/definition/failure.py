@@ -48,7 +48,7 @@ def explain_arguments(function: F, name: str = "") -> F:
     return call  # type: ignore[return-value]
 
 
-def mistyped(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
+def type_problems(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
     """Return a problem for each value of a dataclass that has a wrong type, except for the fields in `but`."""
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
@@ -120,7 +120,7 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
     return None
 
 
-def reason(error: BaseException) -> tuple[str, str]:
+def explain_error(error: BaseException) -> tuple[str, str]:
     """Explain an error that user code raised. Return the problem and the expected value, or "" if that is unknown."""
     text = str(error).rstrip(".")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

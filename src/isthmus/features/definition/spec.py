@@ -223,11 +223,11 @@ class FeatureProjection:
 
 
 def _projection(view: FeatureView | RequestTransform, features: Sequence[str]) -> FeatureProjection:
-    names = listed(features)
+    names = as_tuple(features)
     return FeatureProjection(view, names if isinstance(names, tuple) else (features,))
 
 
-def listed(values: Any) -> Any:
+def as_tuple(values: Any) -> Any:
     """Return the values as a tuple, but a string or anything not iterable unchanged, so that a check can report it."""
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 

@@ -286,7 +286,7 @@ def newest(
     if source.created and known_at == "created":
         inside &= rows.created <= clock.now()
     places = np.flatnonzero(inside & (event <= last))
-    return rows, rows.latest(places)
+    return rows, rows.newest(places)
 
 
 def _bounds(start: datetime | None, end: datetime | None) -> tuple[int, int]:

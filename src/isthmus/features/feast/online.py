@@ -27,10 +27,10 @@ from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.lookup import FeastLookup, FeastRows, OnlineRequest, ViewLookup
 from isthmus.features.feast.views import contract_of, layout_of, online_name, project_of
 from isthmus.features.online import record
-from isthmus.features.online.scripts import lock_key, suspects
+from isthmus.features.online.scripts import lock_key, pushed_keys_key
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.address import Address
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.redis.pipeline import Client
 from isthmus.features.values import arrow
 from isthmus.features.values.columns import Ints, Values
@@ -242,7 +242,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
 
     async def initialize(self, config: RepoConfig) -> None:
         """Check that Redis answers, else raise DependencyError. Feast's server calls this before its first request."""
-        with answering(config.online_store.url, SETTING):
+        with translate_errors(config.online_store.url, SETTING):
             await self._connected_async(config).execute_command("PING")  # type: ignore[no-untyped-call]  # so in redis-py
 
     async def close(self) -> None:
@@ -271,12 +271,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
         return self._clients[loop]
 
     def _replies(self, lookup: FeastLookup) -> list[Any]:
-        with answering(lookup.config.online_store.url, SETTING):
+        with translate_errors(lookup.config.online_store.url, SETTING):
             pipeline = self._connected(lookup.config).pipeline(transaction=False)
             return list(lookup.queue(pipeline).execute())
 
     async def _replies_async(self, lookup: FeastLookup) -> list[Any]:
-        with answering(lookup.config.online_store.url, SETTING):
+        with translate_errors(lookup.config.online_store.url, SETTING):
             pipeline = self._connected_async(lookup.config).pipeline(transaction=False)
             return list(await lookup.queue(pipeline).execute())
 
@@ -289,7 +289,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
         known: Ints,
         values: Mapping[str, Values],
     ) -> None:
-        with answering(config.online_store.url, SETTING):
+        with translate_errors(config.online_store.url, SETTING):
             client, project = self._connected(config), project_of(config)
             seconds = config.online_store.key_ttl_seconds
             # All views of an entity share a hash, which expires whole.
@@ -317,12 +317,12 @@ class IsthmusOnlineStore(FeastOnlineStore):
         project = project_of(config)
         # The names of hashes start with the project and a colon, so other projects do not match.
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", project) + ":*"
-        with answering(config.online_store.url, SETTING):
+        with translate_errors(config.online_store.url, SETTING):
             client = self._connected(config)
             client.hdel(record.records(project).decode(), *fields)
             for field in fields:
                 client.delete(lock_key(project, field))
-                client.delete(suspects(project, field))
+                client.delete(pushed_keys_key(project, field))
             names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
             while batch := list(islice(names, BATCH)):
                 versions: list[list[bytes]] = [[]] * len(batch)

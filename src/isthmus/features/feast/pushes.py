@@ -19,7 +19,7 @@ from isthmus.features.feast.online import SETTING, TIMEOUT_SECONDS, IsthmusOnlin
 from isthmus.features.feast.views import contract_of, layout_of, project_of, tagged_contract
 from isthmus.features.offline.canonical import declared_schema
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.values.arrow import from_arrow, micros
 from isthmus.features.values.entitykey import entity_keys
 from isthmus.features.values.plain import plain
@@ -88,7 +88,7 @@ def _append(config: RepoConfig, view: ViewContract, columns: Mapping[str, pa.Chu
     features = {column.name: from_arrow(columns[column.name], column.dtype) for column in view.fields}
     event, known = micros(columns[_EVENT]), micros(columns[_KNOWN])
     with (
-        answering(config.online_store.url, SETTING),
+        translate_errors(config.online_store.url, SETTING),
         connect(config.online_store.url, TIMEOUT_SECONDS, SETTING) as client,
     ):
         project = project_of(config)

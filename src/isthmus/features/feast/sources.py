@@ -298,7 +298,7 @@ class SourceRows:
         spine = pa.table([at, *columns], ["event_timestamp", *names])
         return point_in_time(spine, [self.history], threads)[self.history.view.full_name("place")]
 
-    def latest(self, places: Ints) -> Ints:
+    def newest(self, places: Ints) -> Ints:
         """Return the position of the newest row of each key. `places` has the positions of the rows to choose from."""
         history = ViewHistory(self.history.view, self.history.table().take(places), 0)
         return places[LatestRows.of(history, LAST).place]

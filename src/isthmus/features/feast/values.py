@@ -69,7 +69,7 @@ FORMS: Mapping[str, ValueForm] = {
 """The Feast types that match one of our types, by Feast's names."""
 
 
-def form_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
+def encoding_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
     """Return how rows store a Feast type, or None if no proto has it. With `written`, numbers are stored as protos."""
     if str(dtype) in FORMS:
         form = FORMS[str(dtype)]

@@ -15,7 +15,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, Contract, ViewContract, sha256
 from isthmus.features.errors import ConfigurationError, ContractMismatch, Problem, one_of
 from isthmus.features.feast import values as feast_values
-from isthmus.features.feast.values import FORMS, ValueForm, form_of
+from isthmus.features.feast.values import FORMS, ValueForm, encoding_of
 from isthmus.features.types import KEY_TYPES
 from isthmus.features.values.entitykey import KeyValue
 
@@ -130,7 +130,7 @@ def _derive(
     problems: list[Problem] = []
     # Sorted by name: Feast ignores the order of fields.
     for field, dtype in sorted(fields, key=itemgetter(0)):
-        if form := form_of(dtype, written=written):
+        if form := encoding_of(dtype, written=written):
             forms[field] = form
         else:
             problems.append(Problem(f"{name}.{field}", f"has type {dtype}", "a type with values"))

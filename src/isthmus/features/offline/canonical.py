@@ -133,7 +133,7 @@ class Duplicates:
         row = rows.select(identity(self.view)).slice(int(same[0]), 1).to_pydict().items()
         self.first = self.first or ", ".join(f"{name}={value[0]}" for name, value in row)
 
-    def refuse(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise DataError, with the number of rows and the first, if `add` has found rows with equal keys and times."""
         if self.count:
             raise DataError(

@@ -52,7 +52,7 @@ class LatestRows:
     def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
         """Compare with a `later` state; return a mask: True at i if row i of `later` is equal to row `places[i]` here.
 
-        `places` comes from `matches`; -1 counts as different. Without `times`, compare only the content hashes.
+        `places` comes from `index_of_keys`; -1 counts as different. Without `times`, compare only the content hashes.
         """
         same: Mask = places >= 0
         old = np.maximum(places, 0)
@@ -89,7 +89,7 @@ def _until(known: Ints, at: int) -> int:
     return int(known[known <= at].max(initial=-(1 << 63)))
 
 
-def matches(left: pa.Table, right: pa.Table) -> Places:
+def index_of_keys(left: pa.Table, right: pa.Table) -> Places:
     """Return, for each key of `right`, the index of the same key in `left`, or -1. Keys of `left` must be distinct."""
     if left.equals(right):
         return np.arange(len(right))

@@ -85,7 +85,7 @@ def reader(view: ViewContract, rows: DaySpool) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def on(days: Sequence[int]) -> str:
+def days_predicate(days: Sequence[int]) -> str:
     """Return a Delta predicate that selects all rows of these days (counted from 1970-01-01), to replace the days."""
     ranges = union(Days(day, day + 1) for day in days)
     name = DAY_COLUMN.name

@@ -15,7 +15,7 @@ from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
 from isthmus.features.offline.canonical import declared_schema, difference
 from isthmus.features.offline.delta import StoredTable, TableErrors
-from isthmus.features.offline.partitions import DAY_COLUMN, dataset, files_by_day, on, with_day
+from isthmus.features.offline.partitions import DAY_COLUMN, dataset, days_predicate, files_by_day, with_day
 from isthmus.features.values.arrow import micros
 from isthmus.features.values.columns import Ints
 
@@ -76,9 +76,9 @@ class PushLog:
         with self._stored.reading():
             table = self._stored.open(version)
             rows = None if table is None else self._read(table, days)
-        return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.formed(view, rows)
+        return declared_schema(view).append(ACCEPTED).empty_table() if rows is None else self.to_view(view, rows)
 
-    def formed(self, view: ViewContract, rows: pa.Table) -> pa.Table:
+    def to_view(self, view: ViewContract, rows: pa.Table) -> pa.Table:
         """Convert rows read from the log to the view's columns and `_accepted`, the time of the push.
 
         Columns that the rows lack become null. Rows that lack one of the view's keys are dropped: they were pushed
@@ -138,7 +138,7 @@ class PushLog:
                 # In one commit with the new rows: the transaction counts for both.
                 before = with_day(self._read(table, days))
                 rows = pa.concat_tables([before, rows], promote_options="default")
-                options = {"mode": "overwrite", "predicate": on(days)}
+                options = {"mode": "overwrite", "predicate": days_predicate(days)}
         noted = [Transaction(APPLICATION, last)]
         self._stored.commit(table, rows, {_MARK: uuid4().hex}, transactions=noted, schema_mode="merge", **options)
 

@@ -75,7 +75,7 @@ class Scan:
         return batches
 
 
-def in_lots(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+def rebatch(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
     """Regroup batches into tables of `rows` rows each; the last one may be smaller. No table is empty."""
     waiting: list[pa.RecordBatch] = []
     count = 0

@@ -32,8 +32,8 @@ from isthmus.features.offline.partitions import (
     DAY_COLUMN,
     column_names,
     dataset,
+    days_predicate,
     files_by_day,
-    on,
     reader,
     require_readable,
 )
@@ -136,7 +136,7 @@ class OfflineStore:
         """
         table = self._stored(view.table).open()
         before = self._commit(view.table, table) if table else None
-        if table is not None and (problems := self.retyped(view, table)):
+        if table is not None and (problems := self.type_problems(view, table)):
             raise ConfigurationError(f"offline table of {view.table}", problems)
         if within is not None:
             _require_extendable(view, before)
@@ -166,7 +166,7 @@ class OfflineStore:
                     days[day] = entry
                     if rewrite or old.get(day) != entry:
                         differing.add(day_rows)
-            duplicates.refuse()
+            duplicates.raise_if_any()
             changed = [day for day, entry in days.items() if old.get(day) != entry]
             removed = [day for day in old if day not in days and (within is None or day in within)]
             days |= {day: entry for day, entry in old.items() if within is not None and day not in within}
@@ -176,7 +176,7 @@ class OfflineStore:
                 view, commit, before, table, differing, rewritten, ahead, (pushed, replaced), spools.pop_all()
             )
 
-    def under(self, view: ViewContract) -> Prepared:
+    def prepare_relabel(self, view: ViewContract) -> Prepared:
         """Prepare a commit that puts the stored rows of a view under its new definition `view`, if they stay valid.
 
         Pass the result to `write`.
@@ -221,7 +221,7 @@ class OfflineStore:
         elif days is None:
             options = {"mode": "overwrite", "schema_mode": "overwrite", "partition_by": [DAY_COLUMN.name]}
         elif days:
-            options = {"mode": "overwrite", "predicate": on(days)}
+            options = {"mode": "overwrite", "predicate": days_predicate(days)}
         # The file of a day is small: dictionaries would make it larger and slower to read.
         properties = WriterProperties(default_column_properties=ColumnProperties(dictionary_enabled=False))
         stored = self._stored(view.table)
@@ -312,7 +312,7 @@ class OfflineStore:
             require_readable(table)
         return table, commit
 
-    def retyped(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
+    def type_problems(self, view: ViewContract, table: DeltaTable | None = None) -> list[Problem]:
         """Return a problem for each column whose stored type differs from the declared type.
 
         `table` is the view's open table, if the caller has it.

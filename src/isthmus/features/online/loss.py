@@ -62,15 +62,15 @@ def read(file: Path) -> dict[str, LastMaterialization]:
         return {}
 
 
-def note(file: Path, view: ViewContract, record: Published) -> None:
+def record_materialization(file: Path, view: ViewContract, record: Published) -> None:
     """Record a view's last materialization, described by `record`, in the file. Concurrent calls lose entries."""
     entry = LastMaterialization(record.contract, record.built, record.at, record.horizon)
     write_atomically(file, msgspec.json.encode({**read(file), view.online_name: entry}))
 
 
-def sample(project: str, view: ViewContract) -> bytes:
+def sample_key(project: str, view: ViewContract) -> bytes:
     """Return the name of the Redis key that holds a view's sample: some of its entity keys, to detect lost rows."""
-    return records.beside(project, view.online_name, "sample")
+    return records.view_key(project, view.online_name, "sample")
 
 
 def decode_sample(text: bytes | None) -> list[bytes]:
@@ -93,7 +93,7 @@ def check(
     """
     lost, commands = dict[str, str](), list[Command]()
     query = records.query(project, views)
-    texts, *samples = yield [query, *((b"GET", sample(project, view)) for view in views)]
+    texts, *samples = yield [query, *((b"GET", sample_key(project, view)) for view in views)]
     for view, text, keys in zip(views, texts, samples, strict=True):
         record, last = records.decode(text), written.get(view.online_name)
         if why := _differs(record, last if last is not None and last.contract == view.hash else None, nodes):

@@ -102,7 +102,7 @@ class LookupPlan:
                 packed = [reply[position] for reply in part]
                 codec = self.codecs[view.name]
                 block, damaged = (
-                    (codec.decode(packed), None) if check is None else codec.decode_whole(packed, check=check)
+                    (codec.decode(packed), None) if check is None else codec.decode_lenient(packed, check=check)
                 )
                 answers[view.name] = answer(view, block, damaged, at, stamps.get(view.name), self.ahead)
         return answers

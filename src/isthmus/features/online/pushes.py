@@ -92,7 +92,7 @@ class Backlog:
 
 
 def stream(project: str, table: str) -> bytes:
-    return record.beside(project, table, "pushed")
+    return record.view_key(project, table, "pushed")
 
 
 def backlog_commands(project: str, table: str) -> list[Command]:
@@ -110,10 +110,10 @@ def backlog(replies: Sequence[Any]) -> Backlog:
 
 
 def _collected(project: str, table: str) -> bytes:
-    return record.beside(project, table, "collected")
+    return record.view_key(project, table, "collected")
 
 
-def appended(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
+def append_arguments(names: Sequence[bytes], rows: Sequence[bytes], accepted: int, limit: int) -> list[bytes]:
     pairs = [part for pair in zip(names, rows, strict=True) for part in pair]
     return [b"%d" % limit, b"%d" % accepted, *pairs]
 
@@ -163,13 +163,13 @@ def _entry(place: int, fields: Mapping[bytes, bytes]) -> Entry:
     return Entry(place, b"", b"?", -1)
 
 
-def aside(project: str, table: str) -> bytes:
-    return record.beside(project, table, "aside")
+def unreadable_stream(project: str, table: str) -> bytes:
+    return record.view_key(project, table, "aside")
 
 
 def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]) -> None:
     """Copy unreadable entries to a separate stream, unless it has them. `trim` later removes the originals."""
-    name = aside(project, table)
+    name = unreadable_stream(project, table)
     for place in (_id(entry.place) for entry in entries):
         if not client.xrange(name, place, place):
             for _, fields in cast("list[Any]", client.xrange(stream(project, table), place, place)):
@@ -181,12 +181,12 @@ def set_aside(client: Client, project: str, table: str, entries: Iterable[Entry]
 
 def put_back(client: Client, project: str, table: str) -> None:
     """Move the entries that `set_aside` copied back to the stream of pushed rows, except malformed ones."""
-    for name, fields in cast("list[Any]", client.xrange(aside(project, table))):
+    for name, fields in cast("list[Any]", client.xrange(unreadable_stream(project, table))):
         if fields.keys() >= {b"k", b"r"} and fields.get(b"a", b"").isdigit():
             arguments = [b"%d" % (1 << 62), fields[b"a"], fields[b"k"], fields[b"r"]]
             # If the process is killed here, the entry is in both streams, and counts as one row.
             run(client, APPEND, arguments, [([stream(project, table)], [])])
-            client.xdel(aside(project, table), name)
+            client.xdel(unreadable_stream(project, table), name)
 
 
 def trim(client: Client, project: str, table: str, place: int) -> int:

@@ -31,7 +31,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
         stamped = known <= self.until
         return np.where(stamped, self.event, event), np.where(stamped, self.known, known)
 
-    def alters(self, event: Ints, known: Ints) -> Mask:
+    def changes_times(self, event: Ints, known: Ints) -> Mask:
         altered: Mask = (known <= self.until) & ((event != self.event) | (known != self.known))
         return altered
 
@@ -73,7 +73,7 @@ def records(project: str) -> bytes:
     return f"{project}:tables".encode()
 
 
-def beside(project: str, view: str, what: str) -> bytes:
+def view_key(project: str, view: str, what: str) -> bytes:
     return f"{project}:tables|{view}|{what}".encode()
 
 

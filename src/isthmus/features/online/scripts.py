@@ -111,15 +111,15 @@ return {1}
 """)
 
 
-def suspects(project: str, view: str) -> bytes:
-    return record.beside(project, view, "suspects")
+def pushed_keys_key(project: str, view: str) -> bytes:
+    return record.view_key(project, view, "suspects")
 
 
 def lock_key(project: str, view: str) -> bytes:
-    return record.beside(project, view, "lock")
+    return record.view_key(project, view, "lock")
 
 
-def announced(names: Sequence[bytes], known: Ints) -> list[bytes]:
+def announce_arguments(names: Sequence[bytes], known: Ints) -> list[bytes]:
     return [part for name, time in zip(names, known.tolist(), strict=True) for part in (b"%d" % time, name)]
 
 

@@ -127,7 +127,7 @@ class OnlineStore:
         number of queued rows, including these. Raise DependencyError, without queueing a row, if there is no room for
         all of them.
         """
-        arguments = pushes.appended(names, rows, accepted, waiting)
+        arguments = pushes.append_arguments(names, rows, accepted, waiting)
         counts = run(self.client, pushes.APPEND, arguments, [([pushes.stream(self.contract.project, view.table)], [])])
         pushes.require_room(view.table, counts, len(names))
 
@@ -137,7 +137,7 @@ class OnlineStore:
     def _suspect(self, view: ViewContract, names: Sequence[bytes], known: Ints) -> None:
         for start in range(0, len(names), CHUNK):
             part = slice(start, start + CHUNK)
-            arguments = scripts.announced(names[part], known[part])
+            arguments = scripts.announce_arguments(names[part], known[part])
             run(self.client, scripts.ANNOUNCE, arguments, [([self._suspects(view)], [])])
 
     def _remember(self, view: ViewContract, names: Sequence[bytes], horizon: int) -> None:
@@ -152,7 +152,7 @@ class OnlineStore:
         self.client.zadd(self._suspects(view).decode(), {"*": float("inf")})
 
     def _suspects(self, view: ViewContract) -> bytes:
-        return scripts.suspects(self.contract.project, view.online_name)
+        return scripts.pushed_keys_key(self.contract.project, view.online_name)
 
     def record_text(self, view: ViewContract) -> bytes | None:
         return cast("bytes | None", self.client.hget(self._records, view.online_name))
@@ -257,16 +257,16 @@ class OnlineStore:
         """Delete a view's rows, record, sample and recorded pushed keys from Redis. Its stream of pushes stays."""
         self.client.hdel(self._records, view.online_name)
         self._remove(view, self._names(view), EVERYTHING)
-        for name in (self._suspects(view), loss.sample(self.contract.project, view)):
+        for name in (self._suspects(view), loss.sample_key(self.contract.project, view)):
             self.client.delete(name.decode())
 
     def keep_sample(self, view: ViewContract, keys: Mapping[str, Sequence[KeyValue]]) -> None:
         """Store these keys in Redis as the view's new sample, whose rows `lacks_sample` and `losses` look for."""
         names = entity_keys(self.contract.project, view.keys, keys)
-        self.client.set(loss.sample(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
+        self.client.set(loss.sample_key(self.contract.project, view).decode(), msgspec.msgpack.encode(names))
 
     def lacks_sample(self, view: ViewContract) -> bool:
-        keys = cast("bytes | None", self.client.get(loss.sample(self.contract.project, view).decode()))
+        keys = cast("bytes | None", self.client.get(loss.sample_key(self.contract.project, view).decode()))
         return not all(self._exist(view, loss.decode_sample(keys)))
 
     def losses(self, written: loss.LastMaterializations) -> loss.Losses:

@@ -16,7 +16,7 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column
-from isthmus.features.offline.scan import Scan, in_lots
+from isthmus.features.offline.scan import Scan, rebatch
 from isthmus.features.pointintime.asof import AsOfQueries
 from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints
@@ -85,16 +85,16 @@ class Join:
         Raises DataError if a row has no time or a value that does not fit its type. The message names the row, counted
         from `first`.
         """
-        for rows in in_lots(spine, self._rows):
+        for rows in rebatch(spine, self._rows):
             yield from self._joined(rows, first)
             first += len(rows)
 
-    def questions(self, spine: pa.Table, first: int) -> pa.Table:
+    def engine_inputs(self, spine: pa.Table, first: int) -> pa.Table:
         """Return the columns that another engine needs for this join: `event_timestamp` and all join keys.
 
         The columns get the types of the histories. `first` is the number of the first row, for messages. Raises
         DataError if a row has no time or a value that does not fit its type. Pass the engine's result to
-        `with_answers`.
+        `with_engine_output`.
         """
         columns: dict[str, pa.ChunkedArray | pa.Array] = {
             "event_timestamp": pa.array(moments(spine, first)).cast(_TIME)
@@ -104,7 +104,7 @@ class Join:
                 columns.setdefault(column.name, keys)
         return pa.table(columns)
 
-    def with_answers(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
+    def with_engine_output(self, spine: pa.RecordBatch, answers: pa.Table) -> pa.RecordBatch:
         """Add columns to spine rows from another engine's result, `answers`: a row per spine row, in the same order."""
         columns = list(spine.columns)
         for field in list(self.schema)[len(columns) :]:
@@ -209,7 +209,7 @@ def _labels(codes: "np.ndarray[Any, np.dtype[np.int8]]") -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes), _LABELS)
 
 
-def by_ttl(
+def apply_ttl(
     view: ViewContract, moments: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
     rows: pa.Table | Mapping[str, pa.ChunkedArray],
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip

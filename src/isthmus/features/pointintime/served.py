@@ -11,12 +11,12 @@ from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.errors import DataError
 from isthmus.features.offline.history import ViewHistory, status_column, table_schema
-from isthmus.features.offline.latest import LatestRows, matches
+from isthmus.features.offline.latest import LatestRows, index_of_keys
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.offline.pushes import ACCEPTED, PushLog
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.offline.store import OfflineStore
-from isthmus.features.pointintime.join import BATCH, PASS, Join, by_ttl
+from isthmus.features.pointintime.join import BATCH, PASS, Join, apply_ttl
 from isthmus.features.types import Bool, UnixTimestamp
 from isthmus.features.values.arrow import ARROW, from_arrow, micros
 from isthmus.features.values.columns import Ints, Mask
@@ -99,7 +99,7 @@ class ServedJoin:
         does not fit its type.
         """
         first = 0
-        for rows in in_lots(spine, PASS):
+        for rows in rebatch(spine, PASS):
             result = rows
             for view, fields, joins, comparison in self._views:
                 past, ideal = (
@@ -107,7 +107,7 @@ class ServedJoin:
                 )
                 present = pc.fill_null(past[view.full_name(PRESENT.name)], False)
                 event = past[view.full_name(EVENT.name)]
-                answers = by_ttl(view, rows["event_timestamp"], event, present, past)
+                answers = apply_ttl(view, rows["event_timestamp"], event, present, past)
                 comparison.add(ideal, past, answers)
                 names = [view.full_name(column.name) for column in fields]
                 for name in [*names, status_column(view)] if self._status else names:
@@ -136,7 +136,7 @@ class ServedPushes:
         self.rows = pushed.sort_by(ACCEPTED.name)
         names = [column.name for column in view.keys]
         self.keys = self.rows.select(names).group_by(names).aggregate([]).combine_chunks()
-        self._key = matches(self.keys, self.rows.select(names))
+        self._key = index_of_keys(self.keys, self.rows.select(names))
         values = {column.name: from_arrow(self.rows[column.name], column.dtype) for column in view.fields}
         content = RowCodec(view).content(values, len(self.rows))
         times = (micros(self.rows[name]) for name in ("event_timestamp", "known_at"))
@@ -174,7 +174,7 @@ class ServedPushes:
         UTC, and is newer than the run's row. The second mask has the keys whose pushed row the run replaces or removes.
         """
         stays, loses = np.zeros(len(self.keys), bool), np.zeros(len(self.keys), bool)
-        for key, place in enumerate(matches(state.keys, self.keys.cast(state.keys.schema)).tolist()):
+        for key, place in enumerate(index_of_keys(state.keys, self.keys.cast(state.keys.schema)).tolist()):
             row = None if place < 0 else (int(state.event[place]), int(state.known[place]), int(state.content[place]))
             served = self._served[key]
             if self._ahead[key] and served is not None and served[1] > horizon and (row is None or served > row):
@@ -252,17 +252,17 @@ def _changes(
     # Keys in `stays` have a newer pushed row, which the run did not change; keys in `loses` lost their pushed row.
     fresh, removed = np.ones(len(state.content), bool), state.keys.slice(0, 0)
     if before is not None:
-        old = matches(before.keys, state.keys)
+        old = index_of_keys(before.keys, state.keys)
         fresh = ~before.same(old, state)
         removed = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), old)))
     if loses is not None and len(loses):
-        places = matches(state.keys, loses.cast(state.keys.schema))
+        places = index_of_keys(state.keys, loses.cast(state.keys.schema))
         fresh[places[places >= 0]] = True
         gone = loses.cast(state.keys.schema).filter(pa.array(places < 0))
-        removed = pa.concat_tables([removed, gone.filter(pa.array(matches(removed, gone) < 0))])
+        removed = pa.concat_tables([removed, gone.filter(pa.array(index_of_keys(removed, gone) < 0))])
     if stays is not None and len(stays):
-        fresh &= matches(stays.cast(state.keys.schema), state.keys) < 0
-        removed = removed.filter(pa.array(matches(stays.cast(state.keys.schema), removed) < 0))
+        fresh &= index_of_keys(stays.cast(state.keys.schema), state.keys) < 0
+        removed = removed.filter(pa.array(index_of_keys(stays.cast(state.keys.schema), removed) < 0))
     rows = state.rows(np.flatnonzero(fresh))
     return [*(_past_rows(view, readable, part) for part in rows), _past_rows(view, readable, removed)]
 

@@ -12,8 +12,8 @@ from isthmus.features.clock import MICROSECOND
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.offline.history import ViewHistory, status_column
-from isthmus.features.offline.scan import in_lots
-from isthmus.features.pointintime.join import BATCH, PASS, Join, by_ttl, moments
+from isthmus.features.offline.scan import rebatch
+from isthmus.features.pointintime.join import BATCH, PASS, Join, apply_ttl, moments
 from isthmus.features.types import UnixTimestamp
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.columns import Ints, Mask
@@ -62,7 +62,7 @@ class AgedJoin:
 
     def batches(self, spine: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = 0
-        for rows in in_lots(spine, PASS):
+        for rows in rebatch(spine, PASS):
             at = moments(rows, first)
             made = pa.array(at - self._ages(at, first)).cast(ARROW[UnixTimestamp.name])
             place = rows.column_names.index("event_timestamp")
@@ -76,7 +76,7 @@ class AgedJoin:
                 present = pc.is_valid(event)
                 if self._keeps is not None:
                     present = pc.and_(present, pa.array(self._keeps(view, rows)))
-                answers = by_ttl(view, rows["event_timestamp"], event, present, past)
+                answers = apply_ttl(view, rows["event_timestamp"], event, present, past)
                 names = [view.full_name(column.name) for column in view.fields]
                 for name in [*names, status_column(view)] if self._status else names:
                     result = result.append_column(name, answers[name])
@@ -84,12 +84,12 @@ class AgedJoin:
             yield from result.cast(self.schema).combine_chunks().to_batches(max_chunksize=BATCH)
 
 
-def fixed(age: int | Ints) -> Ages:
+def fixed_ages(age: int | Ints) -> Ages:
     """Return ages for `AgedJoin`: the same age for each snapshot, or the n ages of an array, in microseconds."""
     return lambda at, first: np.full(len(at), age) if isinstance(age, int) else age[first : first + len(at)]
 
 
-def drawn(device: Snapshot, seed: int = 0) -> Ages:
+def random_ages(device: Snapshot, seed: int = 0) -> Ages:
     """Return ages for `AgedJoin`, drawn at random: how old a device's newest snapshot may be at each row's time.
 
     Snapshots are made at multiples of `device.every`, and devices use them up to the age `device.age`. The time since

@@ -100,12 +100,12 @@ def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContr
     commit = offline.commit(definitions[0])
     for view in definitions:
         if commit is not None and commit.contract == view.hash:
-            return offline.extend(view, log.formed(view, rows))
+            return offline.extend(view, log.to_view(view, rows))
     # Without a table, or with a table of a retired contract, the next build reads the log.
     return 0
 
 
-def stored(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
+def decode_entries(project: str, view: ViewContract, entries: Sequence[Entry]) -> pa.Table:
     """Decode stream entries of the view's contract to rows of the log of pushes. Raise DataError if one is invalid."""
     codec, packed = RowCodec(view), [entry.row for entry in entries]
     block = codec.decode(packed)
@@ -153,7 +153,7 @@ def _parts(
             wrong |= dict.fromkeys(own, f"has the unknown contract {prefix.hex()}" if prefix else "is not a row")
             continue
         try:
-            parts.append((stored(project, known[prefix], [entries[n] for n in own]), np.array(own)))
+            parts.append((decode_entries(project, known[prefix], [entries[n] for n in own]), np.array(own)))
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - one bad row must not block others

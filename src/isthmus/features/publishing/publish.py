@@ -17,16 +17,16 @@ from redis.lock import Lock
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import DependencyError, IsthmusError
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import LatestRows, Places, matches
+from isthmus.features.offline.latest import LatestRows, Places, index_of_keys
 from isthmus.features.offline.log import Materialization, MaterializationLog
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online import record as published
 from isthmus.features.online.loss import SAMPLE
 from isthmus.features.online.record import Published, Stamp
 from isthmus.features.online.store import EVERYTHING, LEASE_SECONDS, OnlineStore, WriteCounts
 from isthmus.features.redis.address import without_credentials
-from isthmus.features.redis.connection import answering
+from isthmus.features.redis.connection import translate_errors
 from isthmus.features.values import arrow
 from isthmus.features.values.entitykey import KeyValue
 
@@ -90,7 +90,7 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
     restarted, or if another run does not end or may have taken over. Raises DataError if the table is damaged.
     """
     started = time.perf_counter()
-    with answering(url):
+    with translate_errors(url):
         servers = store.servers()
         with _leased(store, history.view, url, waiting) as lease:
             try:
@@ -236,7 +236,7 @@ class _Run:
             counts = self._send(state, places, until)
         else:
             # Rows whose times the stamp would change come last, once the stamp is gone.
-            late = record.stamp.alters(state.event, state.known)
+            late = record.stamp.changes_times(state.event, state.known)
             first = self._send(state, places[~late], until)
             self._publish(msgspec.structs.replace(record, stamp=None))
             second = self._send(state, places[late], until)
@@ -275,7 +275,7 @@ class _Run:
             return self.send(state, places, until) if len(places) else WriteCounts(0, 0, 0)
         changed = written = 0
         with self.offline.reading(self.view.table):
-            for part in in_lots((batch for table in state.rows(places) for batch in table.to_batches()), PART):
+            for part in rebatch((batch for table in state.rows(places) for batch in table.to_batches()), PART):
                 self.lease.require()
                 counts = write_rows(self.store, self.view, part, until)
                 changed, written = changed + counts.changed, written + counts.written
@@ -315,22 +315,22 @@ class RowsDiff:
         are always sent or removed, and Redis decides which row stays. Return None if the stamp would change the times
         of a sent row.
         """
-        matched = matches(before.keys, after.keys)
+        matched = index_of_keys(before.keys, after.keys)
         same = before.same(matched, after, times=False)
         moved = same & ~before.same(matched, after)
         sent = ~same
-        suspect_places = matches(after.keys, suspect)
+        suspect_places = index_of_keys(after.keys, suspect)
         sent[suspect_places[suspect_places >= 0]] = True
         if moved.any():
             first = int(np.flatnonzero(moved)[0])
             fresh = Stamp(horizon, int(after.event[first]), int(after.known[first]))
             alike = (after.event[same] == fresh.event).all() and (after.known[same] == fresh.known).all()
-            if alike and not fresh.alters(after.event[sent], after.known[sent]).any():
+            if alike and not fresh.changes_times(after.event[sent], after.known[sent]).any():
                 stamp = fresh
             else:
                 sent |= moved
         places = np.flatnonzero(sent)
-        if stamp is not None and stamp.alters(after.event[places], after.known[places]).any():
+        if stamp is not None and stamp.changes_times(after.event[places], after.known[places]).any():
             return None
         gone = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), matched)))
         removed = pa.concat_tables([gone, suspect.filter(pa.array(suspect_places < 0))])

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from isthmus.features.contract.schema import Column, ViewContract
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.types import DataType
 from isthmus.features.values.arrow import ARROW
 from isthmus.features.values.rows import mix
@@ -105,7 +105,7 @@ def read(
         columns=list(columns), filter=where, batch_size=_BATCH, batch_readahead=2, fragment_readahead=1
     )
     # The bounds of the batches depend only on the rows, not on the files of the table.
-    for rows in in_lots(batches, _BATCH):
+    for rows in rebatch(batches, _BATCH):
         yield from rows.combine_chunks().to_batches()
 
 

@@ -11,7 +11,7 @@ from redis.exceptions import RedisClusterException
 from isthmus.features.errors import DependencyError
 from isthmus.features.redis.address import SCHEMES, Address, without_credentials
 from isthmus.features.redis.pipeline import Client
-from isthmus.features.redis.refusal import Refusal, refusal, rejects_only_writes, words
+from isthmus.features.redis.refusal import Refusal, explain, message_of, rejects_only_writes
 
 SETTING = "stores.online in isthmus.toml"
 
@@ -23,7 +23,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
     also of later commands, in seconds. `setting` is the name of the setting that has the URL, for error messages.
     """
     options: dict[str, Any] = {"protocol": 2, "socket_timeout": timeout, "socket_connect_timeout": timeout}
-    with answering(url, setting):
+    with translate_errors(url, setting):
         try:
             address = Address.of(url)
             if address.cluster:
@@ -44,7 +44,7 @@ def connect(url: str, timeout: float = 5.0, setting: str = SETTING) -> Client:
 
 
 @contextmanager
-def answering(url: str, setting: str = SETTING) -> Iterator[None]:
+def translate_errors(url: str, setting: str = SETTING) -> Iterator[None]:
     """Convert Redis and socket errors in a `with` block to DependencyError, without the password. File errors stay."""
     try:
         yield
@@ -53,7 +53,7 @@ def answering(url: str, setting: str = SETTING) -> Iterator[None]:
             raise  # an error of a file, not of the connection
         embedded = _embedded(setting)
         start = f"start it{',' if embedded else ' or'} correct {setting}{embedded}"
-        cause = refusal(error) or Refusal(f"does not answer ({words(error)})", start, passes=True)
+        cause = explain(error) or Refusal(f"does not answer ({message_of(error)})", start, passes=True)
         remedy, text, shown = cause.remedy.replace("{setting}", setting), cause.problem, True
         for node in Address.of(url).urls:
             if password := parse_url(node).get("password"):  # type: ignore[no-untyped-call]

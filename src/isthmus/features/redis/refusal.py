@@ -71,7 +71,7 @@ _UNTRUSTED = "give its authority with ?ssl_ca_certs=FILE in {setting}, and use t
 _NO_TLS = "begin the URL in {setting} with rediss:// if Redis uses TLS, and with redis:// if it does not"
 
 
-def refusal(error: BaseException) -> Refusal | None:
+def explain(error: BaseException) -> Refusal | None:
     """Explain an error of redis-py to the user by its first known cause. Return None if Redis did not answer."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -80,12 +80,13 @@ def refusal(error: BaseException) -> Refusal | None:
             return Refusal(f"does not accept the TLS connection ({cause.reason or cause})", _NO_TLS)
         code = _code(cause)
         if code == "NOPERM":
-            return Refusal(f"{_REFUSALS[code].problem} ({words(cause)})", _REFUSALS[code].remedy)
+            return Refusal(f"{_REFUSALS[code].problem} ({message_of(cause)})", _REFUSALS[code].remedy)
         if code in _REFUSALS:
             return _REFUSALS[code]
     if isinstance(error, redis.ResponseError):
         return Refusal(
-            f"returned an error ({words(error)})", "see its message, and correct {setting} if this is the wrong Redis"
+            f"returned an error ({message_of(error)})",
+            "see its message, and correct {setting} if this is the wrong Redis",
         )
     return None
 
@@ -103,7 +104,7 @@ def rejects_only_writes(error: BaseException) -> bool:
     return _code(error) == "MISCONF"
 
 
-def words(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     message = str(error).rpartition("of pipeline caused error: ")[2].strip().rstrip(".")
     return message or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
 

@@ -50,7 +50,7 @@ class OneRow:
         parts = steps.add(nodes, constants, parts)
         self.pays = steps.calls * _NODES_A_CALL <= len(nodes) + _NODES_A_RUN
         valid, raises = (SlotArray("bool", masks) for masks in np.split(parts[MASKS].slots, [len(layout.fields)]))
-        present = steps.mapped(Operation("Greater", "bool"), gt, valid, raises)
+        present = steps.elementwise(Operation("Greater", "bool"), gt, valid, raises)
         results = {element: parts[output_name(element)] for element in layout.outputs}
         goals = [slot for part in (present, raises, *results.values()) for slot in part.listed()]
         self._program, self._slots, places = steps.program(goals)

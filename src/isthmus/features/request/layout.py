@@ -11,7 +11,7 @@ import numpy as np
 from isthmus.features.errors import DataError
 from isthmus.features.request.onnxbytes import NUMPY
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import Mask, Values, other_size
+from isthmus.features.values.columns import Mask, Values, first_wrong_size
 
 # Each tensor adds as much to a call of the runtime as several nodes, so columns of one element type are the rows of one
 # tensor. A graph takes `given_<element>` of shape (columns, n) for each of bool, int32, int64, float, double and string
@@ -114,7 +114,7 @@ def _rows(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 def _elements(name: str, values: Values, element: str, size: int) -> np.ndarray[Any, Any]:
-    if wrong := other_size(values.data, size):
+    if wrong := first_wrong_size(values.data, size):
         raise DataError(f"column {name}", f"an array of {wrong[1]} elements in row {wrong[0]}", expected=f"{size}")
     rows = np.full((len(values.data), size), "" if element == "string" else 0, NUMPY[element])
     if arrays := values.data[values.valid].tolist():

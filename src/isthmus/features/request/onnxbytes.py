@@ -55,7 +55,9 @@ def read(model: bytes) -> tuple[list[OnnxNode], dict[str, OnnxTensor]]:
         raise UnreadableGraph(f"damaged bytes ({error})") from error
 
 
-def single(node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]) -> bytes:
+def one_node_model(
+    node: OnnxNode, inputs: Sequence[tuple[str, tuple[int, ...]]], output: str, shape: tuple[int, ...]
+) -> bytes:
     """Return the bytes of an ONNX model with one standard node, to compute the node by ONNX Runtime.
 
     `inputs` are pairs of element type and shape. The model's inputs are named "0", "1" and so on, its output "y".

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isthmus.features.request.kernels import Function, function
-from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, OnnxNode, OnnxTensor, UnreadableGraph, single
+from isthmus.features.request.onnxbytes import ELEMENTS, NUMPY, OnnxNode, OnnxTensor, UnreadableGraph, one_node_model
 
 # When a graph is loaded, its tensors become arrays of slots, one slot per element. NumPy then performs every operation
 # that only moves elements, and constants are computed. A row fills the input slots, and the steps fill the remaining
@@ -227,9 +227,9 @@ class ProgramBuilder:
             # The runtime turns -0.0 of the first choice into 0.0; for the second, if only the first has many elements.
             zero = self._single(yes.element, 0.0)
             if condition.slots.size == no.slots.size == 1 < yes.slots.size:
-                no = self.mapped(Operation("Add", yes.element), add, no, zero)
+                no = self.elementwise(Operation("Add", yes.element), add, no, zero)
             else:
-                yes = self.mapped(Operation("Add", yes.element), add, yes, zero)
+                yes = self.elementwise(Operation("Add", yes.element), add, yes, zero)
         operation = Operation("Where", yes.element)
         slots = np.broadcast_arrays(condition.slots, yes.slots, no.slots)
         out = [self._choice(operation, triple) for triple in zip(*(part.flat for part in slots), strict=True)]
@@ -259,7 +259,7 @@ class ProgramBuilder:
         constant = [] if second is None else [self._single(operation.output, second)]
         return self._mapped(operation, apply, *inputs, *constant, operands=slice(len(inputs)))
 
-    def mapped(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
+    def elementwise(self, operation: Operation, apply: Function, left: SlotArray, right: SlotArray) -> SlotArray:
         """Add steps that call `apply` on the elements of two broadcast tensors. `operation` is its ONNX operator."""
         return self._mapped(operation, apply, left, right, operands=slice(2))
 
@@ -287,7 +287,7 @@ class ProgramBuilder:
         """Let ONNX Runtime compute a node: all elements in one call, when the first element is needed."""
         element, shape = operation.output, np.broadcast_shapes(*(part.slots.shape for part in inputs))
         tensors = [(part.element, part.slots.shape) for part in inputs]
-        run = self._session(single(node, tensors, element, shape)).run
+        run = self._session(one_node_model(node, tensors, element, shape)).run
         ends = [*accumulate(part.slots.size for part in inputs)]
         feeds = [(str(place), slice(end - part.slots.size, end), NUMPY[part.element], part.slots.shape)
                  for place, (part, end) in enumerate(zip(inputs, ends, strict=True))]  # fmt: skip
@@ -304,7 +304,7 @@ class ProgramBuilder:
                for place in range(prod(shape))]  # fmt: skip
         return SlotArray(element, np.array(out, np.intp).reshape(shape))
 
-    def listed(self, goals: Sequence[int]) -> list[Listed]:
+    def steps_for(self, goals: Sequence[int]) -> list[Listed]:
         """Return, in order, the steps that compute the slots `goals`, including both sides of every Where."""
         needed, steps = {*goals}, []
         for step in reversed(self._steps):

@@ -29,7 +29,7 @@ def null_elements(column: pa.ChunkedArray | pa.Array) -> int:
     return int(pc.list_flatten(column).null_count) if pa.types.is_list(column.type) else 0
 
 
-def other_sizes(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
+def wrong_size_rows(column: pa.ChunkedArray | pa.Array, size: int) -> list[int]:
     rows: list[int] = pc.indices_nonzero(pc.not_equal(pc.list_value_length(column), size)).to_pylist()
     return rows
 

@@ -78,7 +78,7 @@ def array_of(value: Any, element: DataType, where: str = "") -> Any:
     return array if element.numpy is not None else array.tolist()
 
 
-def other_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
+def first_wrong_size(arrays: Iterable[Any], size: int) -> tuple[int, int] | None:
     sizes = ((row, len(array)) for row, array in enumerate(arrays) if array is not None)
     return next((pair for pair in sizes if pair[1] != size), None)
 

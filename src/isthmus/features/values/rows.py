@@ -24,7 +24,7 @@ from isthmus.features.contract.diff import view_differences
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.errors import ContractMismatch, DamagedRowError, DataError
 from isthmus.features.types import DataType
-from isthmus.features.values.columns import Ints, Mask, Values, other_size
+from isthmus.features.values.columns import Ints, Mask, Values, first_wrong_size
 from isthmus.features.values.variable import pack, unpack
 
 VERSION = 1
@@ -214,7 +214,7 @@ class RowCodec:
         block = self._decode(rows)
         return self.refuse(rows) if block is None else block
 
-    def decode_whole(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
+    def decode_lenient(self, rows: Sequence[bytes | None], *, check: bool) -> tuple[Block, Mask | None]:
         """Unpack the rows of n keys, but treat damaged rows, and rows of another contract, as missing.
 
         Return the decoded rows and a mask of these bad rows. The mask is None if every row is good. With `check`, a row
@@ -234,7 +234,7 @@ class RowCodec:
                 return block, None
         whole = [None if bad else row for row, bad in zip(rows, damaged.tolist(), strict=True)]
         # Each remaining row can be decoded. Check the content now if damaged rows have prevented that above.
-        block, altered = self.decode_whole(whole, check=check and block is None)
+        block, altered = self.decode_lenient(whole, check=check and block is None)
         return block, damaged if altered is None else damaged | altered
 
     def _foreign(self, rows: Sequence[bytes | None]) -> bool:
@@ -280,7 +280,7 @@ class RowCodec:
         for i, column in enumerate(self._variable):
             where = f"feature {column.name} of view {self.view.name}"
             data = columns[column.name].data
-            if column.size is not None and (wrong := other_size(data, column.size)):
+            if column.size is not None and (wrong := first_wrong_size(data, column.size)):
                 raise DataError(where, f"an array of {wrong[1]} elements in row {wrong[0]}",
                                 expected=f"{column.size}, as declared")  # fmt: skip
             encoded = pack(data, column.dtype, where)

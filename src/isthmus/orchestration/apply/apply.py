@@ -24,7 +24,7 @@ from isthmus.features.offline.log import MaterializationLog
 from isthmus.orchestration.apply.switch import register
 from isthmus.orchestration.frames import spine_columns
 from isthmus.orchestration.project import Project
-from isthmus.package.snapshot.selection import disclosed, kept_views
+from isthmus.package.snapshot.selection import exposed_features, kept_views
 from isthmus.package.snapshot.store import SnapshotFolder
 from isthmus.transforms import engine, sources
 from isthmus.transforms.views.compute import analyze
@@ -102,7 +102,7 @@ def _withdraw(project: Project, contract: Contract) -> None:
     for folder in project.snapshots.glob("*/"):
         service, shelf = project.definitions.services.get(folder.name), SnapshotFolder(folder)
         device = None if service is None else service.device
-        allowed = disclosed(kept_views(contract, folder.name), device) if device else ()
+        allowed = exposed_features(kept_views(contract, folder.name), device) if device else ()
         # A snapshot that is being written may still use the previous contract, so take its lock.
         with shelf.locked():
             before = shelf.latest_or_none()
@@ -124,7 +124,7 @@ def _retyped(project: Project, contract: Contract) -> list[Problem]:
     for view in contract.views.values():
         # Damaged tables are reported by the steps that read them.
         with suppress(DataError):
-            problems += store.retyped(view)
+            problems += store.type_problems(view)
     return problems
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.features.contract.diff import ContractChange, ServiceChange, changes, consequences
+from isthmus.features.contract.diff import ContractChange, ServiceChange, changes, service_changes
 from isthmus.features.contract.schema import Contract, ServiceContract, TransformContract, ViewContract
 from isthmus.features.errors import PackageError, RequestError
 from isthmus.orchestration.project import Project
@@ -92,7 +92,7 @@ def compare(before: LocatedContract, after: LocatedContract) -> ContractDifferen
     contracts = before.contract, after.contract
     names = before.learned.keys() | after.learned.keys() if before.learned and after.learned else set()
     learned = sorted(name for name in names if before.learned.get(name) != after.learned.get(name))
-    return ContractDifference(before, after, changes(*contracts), consequences(*contracts), learned)
+    return ContractDifference(before, after, changes(*contracts), service_changes(*contracts), learned)
 
 
 def _learned(file: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from isthmus.features.contract.diff import changed_parts, differences, stored_parts
+from isthmus.features.contract.diff import changed_parts, differences, rebuild_reasons
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
@@ -87,7 +87,7 @@ def apply_diff(project: Project) -> ApplyDiff:
                 why = "the view has another version" if view.name in contract.views else "the view was removed"
                 tables[view.table] = TableChange("leave", [why], len(commit.days or {}), commit.rows)
     changes = differences(before, contract) if before else []
-    return ApplyDiff(before.hash if before else "", contract.hash, changes, tables, _stale(project, contract))
+    return ApplyDiff(before.hash if before else "", contract.hash, changes, tables, _stale_artifacts(project, contract))
 
 
 def applied_contract(project: Project) -> Contract | None:
@@ -102,7 +102,7 @@ def _table_change(
 ) -> TableChange:
     try:
         commit = store.commit(view)
-        retyped = store.retyped(view)
+        retyped = store.type_problems(view)
     except DataError as error:
         return TableChange("refuse", [error.found])
     if commit is None:
@@ -115,10 +115,10 @@ def _table_change(
     if (built := known.get(commit.contract)) is None:
         return TableChange("rebuild", [f"built under {commit.contract[:12]}"], *size)
     parts = changed_parts(built.as_dict(), view.as_dict())
-    return TableChange("rebuild" if stored_parts(built, view) else "record", parts, *size)
+    return TableChange("rebuild" if rebuild_reasons(built, view) else "record", parts, *size)
 
 
-def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
+def _student_remedy(project: Project, contract: Contract, artifacts: Artifacts) -> str:
     declared, made_of = artifacts.declared, artifacts.last_report()["made_of"]
     if not isinstance(declared.task, str) or "training" not in made_of:
         return ""
@@ -138,7 +138,7 @@ def _student(project: Project, contract: Contract, artifacts: Artifacts) -> str:
     return "" if now["kind"] == made_of["kind"] else "only its package has changed: run `isthmus model export`"
 
 
-def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
+def _stale_artifacts(project: Project, contract: Contract) -> dict[str, list[str]]:
     """Return stale distillations by kind of artifact.
 
     A training set needs this exact contract, a model only its inputs.
@@ -156,7 +156,7 @@ def _stale(project: Project, contract: Contract) -> dict[str, list[str]]:
                 stale["package"].append(declared.name)
         # The task is user code and may need libraries that are not installed here.
         with suppress(Exception):
-            if needed := _student(project, contract, artifacts):
+            if needed := _student_remedy(project, contract, artifacts):
                 stale.setdefault("student", []).append(f"{declared.name}: {needed}")
     if project.deployment_file.exists():
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))

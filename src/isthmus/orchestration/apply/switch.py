@@ -23,7 +23,7 @@ from isthmus.features.values.rows import RowCodec
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.server.serve import FEAST_SERVER, address
 from isthmus.package.manifest import open_package, read_contract
-from isthmus.serving.rollout.releases import in_force
+from isthmus.serving.rollout.releases import current_deployment
 
 
 def register(project: Project, contract: Contract) -> list[str]:
@@ -110,7 +110,7 @@ def switch(project: Project, store: OnlineStore) -> bool:
             read_back(store, offline, view)
             before = generations.current and generations.current.views.get(view.name)
             if before:
-                _carry(store, before, view)
+                _copy_pushed_rows(store, before, view)
         register(project, contract)
         generations.switch(contract, clock.now()).write(project.contract_file)
         return True
@@ -121,7 +121,7 @@ def _changed(generations: Generations, contract: Contract) -> list[ViewContract]
     return [view for view in contract.views.values() if view not in known]
 
 
-def _carry(store: OnlineStore, before: ViewContract, view: ViewContract) -> None:
+def _copy_pushed_rows(store: OnlineStore, before: ViewContract, view: ViewContract) -> None:
     """Copy the rows that clients pushed to a view from its old definition in Redis to its new one.
 
     Fields whose name, type or size has changed become null. Nothing is copied if the join keys have changed. A row is
@@ -202,15 +202,15 @@ def _needed(project: Project, generations: Generations) -> set[str]:
         changed = file.stat().st_mtime_ns // 1000
     except FileNotFoundError:
         return set()
-    deployed = in_force(file)
+    deployed = current_deployment(file)
     if deployed is None or changed + LEAST > clock.now():
         # A server may still run an earlier deployment.
         return every
     needed = set()
-    for deployment in deployed.loaded(clock.now() - LEAST):
+    for deployment in deployed.to_load(clock.now() - LEAST):
         try:
             package = open_package(Path(deployment.package))
-            contract = generations.of_model(read_contract(package), package.manifest.service)
+            contract = generations.compatible_contract(read_contract(package), package.manifest.service)
         except (IsthmusError, OSError):
             # The package is unreadable now, but a server may have loaded it earlier under any contract.
             return every

@@ -55,7 +55,7 @@ def day_range(first: str | None, end: str | None) -> Days | None:
     return None if first is None or end is None else Days.parse(first, end)
 
 
-def refuse(options: Mapping[str, object], beside: str) -> None:
+def reject_combined(options: Mapping[str, object], beside: str) -> None:
     """Raise RequestError if an option with a value (not None or []) cannot be combined with the option `beside`."""
     if named := [name for name, value in options.items() if value not in (None, [])]:
         raise RequestError(", ".join(named), f"cannot be combined with {beside}", remedy="remove the option")
@@ -94,7 +94,7 @@ def attribute(  # noqa: PLR0913 - the options of the command
     declared, product = artifacts.declared, _product(runtime or "ort")
     answers = None
     if recorded:
-        refuse({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--recorded")
+        reject_combined({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--recorded")
         progress("reading recorded answers", 0.0)
         answers = predictions(ServedAnswers(project), declared, days)
         package, precision = answers.package, answers.precision

@@ -14,10 +14,10 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import SEPARATOR
 from isthmus.features.days import DAY, Days
 from isthmus.features.errors import DataError, RequestError
-from isthmus.features.offline.latest import matches
+from isthmus.features.offline.latest import index_of_keys
 from isthmus.features.offline.log import MaterializationLog
 from isthmus.features.pointintime.served import ServedJoin
-from isthmus.features.pointintime.staleness import fixed
+from isthmus.features.pointintime.staleness import fixed_ages
 from isthmus.features.values.arrow import micros
 from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
@@ -81,7 +81,7 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
     if declared.student.device is not None:
         age = declared.student.device.age // clock.MICROSECOND
         return with_stale_inputs(
-            project, declared, rows.examples, rows.table, fixed(np.full(len(rows.places), age)), computed=False
+            project, declared, rows.examples, rows.table, fixed_ages(np.full(len(rows.places), age)), computed=False
         )
     features: dict[str, list[str]] = {}
     for view, feature in contract.read(service):
@@ -122,7 +122,7 @@ def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[s
         types = {name: str(rows.schema.field(name).type) for name in key_columns}
         raise DataError(source, f"its keys have the wrong types ({error})", expected=str(types)) from error
     unique = _unique(names)
-    places = matches(names.take(pa.array(unique)), rows.select(key_columns))
+    places = index_of_keys(names.take(pa.array(unique)), rows.select(key_columns))
     matched = np.flatnonzero(places >= 0)
     if not len(matched):
         problem = f"none of its {len(table):,} rows is one of the {len(rows):,} rows"
@@ -134,7 +134,7 @@ def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[s
 
 def _unique(names: pa.Table) -> Index:
     distinct = names.group_by(names.column_names).aggregate([])
-    groups = matches(distinct, names)
+    groups = index_of_keys(distinct, names)
     counts = np.bincount(groups[groups >= 0], minlength=len(distinct))
     return np.flatnonzero((groups >= 0) & (counts[groups] == 1))
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from isthmus.distill.gates import GateResult, require_held
+from isthmus.distill.gates import GateResult, require_passed
 from isthmus.orchestration.attribution.shapley import Shares
 
 _OMITTED = ("table", "folder", "bounds")
@@ -91,7 +91,7 @@ class Attribution:
 def require_bounds(result: Attribution) -> None:
     """Raise GateFailed if a stage's effect exceeds its declared bound. An effect that is not known breaks its bound."""
     remedy = f"open {page_file(result.folder)}, or change the bounds in the definitions"
-    require_held(f"attribution of {result.name}", result.bounds, remedy)
+    require_passed(f"attribution of {result.name}", result.bounds, remedy)
 
 
 def page_file(folder: Path) -> Path:

@@ -93,7 +93,7 @@ def open_models(
             str(folder), f"cannot run under contract {contract.hash[:12]} ({'; '.join(changes)})",
             remedy="run `isthmus features training-set`, `isthmus distill` and `isthmus model export`",
         )  # fmt: skip
-    files = _files(package, precision, product.formats[-1])
+    files = _model_files(package, precision, product.formats[-1])
     requests = RequestInputs.of(contract, declared.teacher.name)
     progress("opening the student", 0.0)
     with student_of_package(artifacts.project, declared, package) as trained:
@@ -101,7 +101,7 @@ def open_models(
         yield PackageModels(scores, trained.task.material, package, files, product, requests)
 
 
-def _files(package: Package, precision: str, suffix: Format) -> dict[int, Variant]:
+def _model_files(package: Package, precision: str, suffix: Format) -> dict[int, Variant]:
     """Choose the model files that separate the effect of the precision from the effect of the runtime, by model number.
 
     The model numbers are IN_PRECISION, IN_RUNTIME and AS_ANSWERED; for fp32, the result has IN_RUNTIME only.

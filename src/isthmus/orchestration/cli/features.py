@@ -173,7 +173,7 @@ def snapshot(
     opened = open_project(project)
     if to:
         run.require_hostable(opened, service)  # before anything is written
-    lines = run.undisclosed(opened, service)
+    lines = run.newly_disclosed_features(opened, service)
     for line in lines:
         say(f"anyone who can fetch the snapshot gets {line}")
     if lines and not yes and sys.stdin.isatty():

@@ -117,14 +117,14 @@ def attribute(
     features, contract and model. Exit code 1 if a bound of the distillation is exceeded.
     """
     from isthmus.orchestration.attribution.attribute import attribute as run
-    from isthmus.orchestration.attribution.attribute import day_range, refuse
+    from isthmus.orchestration.attribution.attribute import day_range, reject_combined
 
     days = day_range(first, end)
     if against is not None:
-        refuse({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--against")
+        reject_combined({"--fed": fed, "--precision": precision, "--runtime": runtime}, "--against")
         _change(name, days, against, by or [], package_against, recorded, project, as_json)
         return
-    refuse({"--by": by, "--package-against": package_against}, "attribute without --against")
+    reject_combined({"--by": by, "--package-against": package_against}, "attribute without --against")
     with progress() as bar:
         result = run(
             open_project(project), name, days=days, fed=fed, precision=precision, runtime=runtime,

@@ -54,12 +54,12 @@ def _confined(package: Path) -> None:
 
     The parent does not return: it exits with the child's code, or raises PackageError if a signal ended the child.
     """
-    from isthmus.package.sandbox import confine, fork_and_wait, limit
+    from isthmus.package.sandbox import fork_and_wait, limit_cpu, limit_memory
 
     ended = fork_and_wait()
     if ended is None:
-        limit(SECONDS)
-        confine(MEMORY)
+        limit_cpu(SECONDS)
+        limit_memory(MEMORY)
     elif ended >= 0:
         sys.exit(ended)  # the child has written everything
     else:

@@ -19,7 +19,7 @@ from isthmus.package.manifest import open_package, read_contract
 from isthmus.package.verdict import Verdict
 from isthmus.serving.deployment.record import Deployment
 from isthmus.serving.rollout import releases
-from isthmus.serving.rollout.releases import Rollout, happened
+from isthmus.serving.rollout.releases import Rollout, full_history
 
 SWITCH_SECONDS = 5.0  # how long to wait for a running server to load a deployment
 _PAUSE_SECONDS = 0.02
@@ -63,7 +63,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
     with _contracts(project) as contracts:
-        contracts.require_model(
+        contracts.require_compatible(
             f"package of {declared.name}", read_contract(open_package(package)), declared.student.name
         )
         done = releases.deploy(
@@ -137,7 +137,7 @@ def _contracts(project: Project) -> Iterator[Generations]:
 
 
 def history(project: Project) -> list[dict[str, Any]]:
-    return [event.as_dict() for event in reversed(happened(project.deployment_file))]
+    return [event.as_dict() for event in reversed(full_history(project.deployment_file))]
 
 
 def _released(project: Project, done: Rollout) -> ReleaseReport:

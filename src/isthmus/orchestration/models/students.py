@@ -145,7 +145,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     import pyarrow.parquet as pq
 
     from isthmus.distill.tabular.tensors import columns
-    from isthmus.features.pointintime.staleness import fixed
+    from isthmus.features.pointintime.staleness import fixed_ages
     from isthmus.features.values.arrow import to_arrow
     from isthmus.orchestration.training.staleness import device_rows_file, rows_file, with_stale_inputs
 
@@ -155,7 +155,7 @@ def _on_device(artifacts: Artifacts, examples: TrainingSet, material: "Material"
     def at_ages(rows: Index, ages: Sequence[int]) -> list[pa.Table]:
         # Join all ages as one spine, so that each view is read once.
         spine, each = pa.concat_tables([table.take(rows)] * len(ages)), np.repeat(np.array(ages, np.int64), len(rows))
-        joined = with_stale_inputs(project, declared, examples, spine, fixed(each), computed=False)
+        joined = with_stale_inputs(project, declared, examples, spine, fixed_ages(each), computed=False)
         return [joined.slice(place * len(rows), len(rows)) for place in range(len(ages))]
 
     def completed() -> pa.Table:
@@ -282,12 +282,12 @@ def ladder(project: Project, name: str | None = None, *, runtimes: "Mapping[str,
     the student is outdated.
     """
     with extra("distill"):
-        from isthmus.distill.export.ladder import climb
+        from isthmus.distill.export.ladder import compare_forms
     artifacts = Artifacts.of(project, name)
     package, model = open_package(artifacts.last_package()), artifacts.last_model()
     material = _material(artifacts, artifacts.training_set(package.manifest.training_set))
     with project.importing():
-        return climb(material, package, model, runtimes)
+        return compare_forms(material, package, model, runtimes)
 
 
 def _package_of(artifacts: Artifacts, student: str) -> Path | None:

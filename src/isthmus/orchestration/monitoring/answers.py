@@ -75,7 +75,7 @@ def read_answers(
     raise no error: see `PackageAnswers.unread`. Raise DataError if the table cannot be read.
     """
     rows = ServedAnswers(project).read(route="predict", callers=project.settings.monitor.callers, columns=_READ)
-    models = _models(project)
+    models = _model_name_lookup(project)
     only_model = next(iter(project.definitions.distillations)) if len(project.definitions.distillations) == 1 else None
     digests = [
         digest for digest in pc.unique(rows["package"]).to_pylist() if (models(digest) or only_model) == declared.name
@@ -98,7 +98,7 @@ def read_answers(
     return sorted(packages, key=lambda each: (int(each.at.max()), pc.max(each.part["written"]).as_py()), reverse=True)
 
 
-def _models(project: Project) -> Callable[[str], str | None]:
+def _model_name_lookup(project: Project) -> Callable[[str], str | None]:
     events = DeploymentHistory(project.deployment_file).read()
     deployed = {event.deployment.digest: event.deployment.model for event in events}
 
@@ -164,7 +164,7 @@ def _request(
             known = private().by_hash(column)
             values = [None if text is None else known.get(text) for text in _TEXTS.decode(raw)]
         else:
-            values = decode.field(raw, column)
+            values = decode.decode_field(raw, column)
         if len(values) != rows:
             raise ValueError(f"{len(values)} values for {rows} rows")
         yield name, values

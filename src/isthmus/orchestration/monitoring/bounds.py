@@ -7,7 +7,7 @@ from statistics import NormalDist
 import msgspec
 
 from isthmus.distill.evaluation.interval import LEVEL
-from isthmus.distill.gates import SLICES, Gate, describe, requirement
+from isthmus.distill.gates import SLICES, Gate, limits_text, value_text
 from isthmus.features.errors import GateFailed
 from isthmus.features.production import Bound, MeasuredValue, PackageQuality, Production, SliceQuality
 
@@ -18,8 +18,8 @@ KEEPS, LIKE = "keeps_its_quality_in_production", "is_served_what_it_learned_from
 def require_bounds(result: Production, page: Path) -> None:
     if broken := [bound for bound in result.bounds if bound.broken]:
         raise GateFailed(
-            f"production of {result.model}", "; ".join(map(describe, broken)),
-            expected="; ".join(map(requirement, broken)),
+            f"production of {result.model}", "; ".join(map(value_text, broken)),
+            expected="; ".join(map(limits_text, broken)),
             remedy=f"open {page}; `isthmus deploy rollback` restores the previous package",
         )  # fmt: skip
     if result.undone:
@@ -33,7 +33,7 @@ def problems(result: Production) -> Mapping[str, list[str]]:
     The check `KEEPS` lists broken bounds, and a rollback or its failure. The check `LIKE` lists drifted inputs of the
     first package, which is the deployed one if it has answers.
     """
-    broken = [f"{describe(bound)}, expected {requirement(bound)}" for bound in result.bounds if bound.broken]
+    broken = [f"{value_text(bound)}, expected {limits_text(bound)}" for bound in result.bounds if bound.broken]
     drifted = [
         f"{found.name} has drifted: {', '.join(found.exceeded)}; psi {found.psi:.3g}"
         for package in result.packages[:1]
@@ -44,7 +44,7 @@ def problems(result: Production) -> Mapping[str, list[str]]:
     return {KEEPS: broken, LIKE: drifted}
 
 
-def judge(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
+def check_bound(bound: Gate, package: PackageQuality | None, slices: Sequence[SliceQuality] = ()) -> Bound:
     """Check a bound on production quality against a package: its overall value, and its newest weekly value.
 
     The bound is broken if the whole 95 % interval of a value violates it. A missing package or measure does not break

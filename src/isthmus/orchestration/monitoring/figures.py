@@ -34,7 +34,7 @@ Measures = Mapping[str, MeasuredValue]
 Measuring = Callable[[Array, Array], Measures]
 
 
-def metric(declared: Distillation) -> tuple[str, bool]:
+def main_measure(declared: Distillation) -> tuple[str, bool]:
     """Return the main quality measure of a label, and True if higher is better. Raise RequestError if it has none."""
     label = declared.label
     if isinstance(label, Binary):
@@ -55,7 +55,7 @@ def measuring(declared: Distillation) -> Measuring:
     return _classes if isinstance(declared.label, Classes) else _number
 
 
-def numbers(declared: Distillation, column: pa.ChunkedArray) -> Array:
+def numeric_labels(declared: Distillation, column: pa.ChunkedArray) -> Array:
     """Return labels as float64, NaN for null. Raise DataError if a label is not finite, or a binary one not 0 or 1."""
     values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy()
     binary = isinstance(declared.label, Binary)

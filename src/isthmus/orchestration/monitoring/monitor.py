@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.gates import PRODUCTION, bounds_on, describe, requirement
+from isthmus.distill.gates import PRODUCTION, bounds_on, limits_text, value_text
 from isthmus.distill.labels import Classes
 from isthmus.distill.types import Array
 from isthmus.features.clock import MICROSECOND
@@ -33,7 +33,7 @@ from isthmus.features.progress import Progress, silent
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.monitoring import figures
 from isthmus.orchestration.monitoring.answers import PackageAnswers, package_folder, read_answers
-from isthmus.orchestration.monitoring.bounds import judge
+from isthmus.orchestration.monitoring.bounds import check_bound
 from isthmus.orchestration.monitoring.deploymentloss import losses, roll_back_if_worse
 from isthmus.orchestration.monitoring.drift import served_drift
 from isthmus.orchestration.monitoring.labels import CODES, LabelMatches, Without, match_labels, nearest_answers
@@ -44,7 +44,7 @@ from isthmus.orchestration.recording.served import key_values
 from isthmus.orchestration.server.collect import describe_error, run_every
 from isthmus.package.manifest import read_package
 from isthmus.serving.deployment.record import Deployment
-from isthmus.serving.rollout.releases import in_force
+from isthmus.serving.rollout.releases import current_deployment
 from isthmus.transforms.views.compute import compute_spine
 
 # Between two turns of `follow`: each computes the spine.
@@ -62,7 +62,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
     the answers or the spine cannot be read, or a label is invalid.
     """
     declared = project.distillation(name)
-    decides = figures.metric(declared)
+    decides = figures.main_measure(declared)
     contract = project.applied()
     label = declared.spine.label.name
     columns = [
@@ -82,7 +82,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
 
     collect(project, progress=progress)
     progress("reading recorded answers", 0.0)
-    deployment = in_force(project.deployment_file)
+    deployment = current_deployment(project.deployment_file)
     measured = read_answers(project, declared, columns, keys)
     if deployment is not None:
         # The deployed package comes first, even if a candidate or a rolled-back package answered later.
@@ -102,7 +102,7 @@ def monitor(project: Project, name: str | None = None, *, progress: Progress = s
         model=declared.name, metric=decides[0], higher_is_better=decides[1], at=project.now(),
         left_out={why.value: left_out[why] for why in Without if left_out[why]}, packages=tuple(packages),
         bounds=tuple(
-            judge(bound, packages[0] if packages else None, all_slices)
+            check_bound(bound, packages[0] if packages else None, all_slices)
             for bound in bounds_on(declared.bounds, PRODUCTION)
         ),
         undone="" if deployment is None else roll_back_if_worse(project, deployment, lost),
@@ -134,7 +134,7 @@ def follow(project: Project, name: str | None, say: Callable[[str], None], stopp
                 )
                 continue
             for bound in (bound for bound in result.bounds if bound.broken):
-                say(f"{each}: {describe(bound)}, expected {requirement(bound)}")
+                say(f"{each}: {value_text(bound)}, expected {limits_text(bound)}")
             if result.undone:
                 say(f"{each}: {result.undone}")
         return "\n".join(problems)
@@ -216,12 +216,12 @@ def _matched_labels(work: _Work, answers: PackageAnswers, spine: pa.Table) -> La
     declared, count = work.declared, len(answers.at)
     names = list(answers.columns.column_names)
     match = names if declared.monitor.match is None else list(declared.monitor.match)
-    requirement = np.isin(names, match)
+    limits_text = np.isin(names, match)
     row, distance = np.full(count, -1), np.zeros(count, np.int64)
     why = np.full(count, CODES[Without.UNMATCHED])
-    patterns, of = np.unique(answers.had & requirement, axis=0, return_inverse=True)
+    patterns, of = np.unique(answers.had & limits_text, axis=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
-        if not pattern.any() or (declared.monitor.match is not None and not pattern[requirement].all()):
+        if not pattern.any() or (declared.monitor.match is not None and not pattern[limits_text].all()):
             continue
         own = of.reshape(-1) == number
         columns = answers.columns.select([name for name, there in zip(names, pattern, strict=True) if there])
@@ -252,4 +252,4 @@ def _labels(declared: Distillation, spine: pa.Table, folder: Path | None, width:
         return places
     if width > 1:
         return "it predicts classes, but the label has no classes now"
-    return figures.numbers(declared, column)
+    return figures.numeric_labels(declared, column)

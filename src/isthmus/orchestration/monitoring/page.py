@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from isthmus.distill.gates import describe, requirement
+from isthmus.distill.gates import limits_text, value_text
 from isthmus.features import clock
 from isthmus.features.document.blocks import (
     Block,
@@ -122,7 +122,11 @@ def _blocks(result: Production, *, narrow: bool = False) -> Iterator[Block]:
         for bound in result.bounds:
             known = bound.found is not None
             rows.append(
-                [requirement(bound), bad("broken") if bound.broken else good("holds") if known else "", describe(bound)]
+                [
+                    limits_text(bound),
+                    bad("broken") if bound.broken else good("holds") if known else "",
+                    value_text(bound),
+                ]
             )
         yield TableBlock(["bound", "", "found"], rows)
     found = [loss for package in result.packages for loss in package.lost]

@@ -67,7 +67,7 @@ def write(
     )
 
 
-def readable(training_set: TrainingSet) -> bool:
+def has_statistics(training_set: TrainingSet) -> bool:
     """Return True if the statistics of a training set exist and can be read. Otherwise `write` must run again."""
     try:
         _read(training_set.path)

@@ -22,7 +22,7 @@ from isthmus.package.manifest import open_package, read_contract
 from isthmus.serving.deployment.cache import folder_of
 from isthmus.serving.recorder.batch import AnswerBatch, DamagedBatchError, OtherVersionError, batches, count, size
 from isthmus.serving.recorder.options import Recording
-from isthmus.serving.recorder.spool import SUFFIX, ended, note_collected, segments
+from isthmus.serving.recorder.spool import SUFFIX, is_complete, note_collected, segments
 
 # Answers per commit, approximately.
 LOT = 1 << 16
@@ -86,7 +86,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
         for number, path in enumerate(paths):
             progress("collecting recorded answers", number / len(paths))
             # Checked before reading: batches written later are left to the next run.
-            finished, again = ended(path), table.batches(_run(path)) if _AGAIN in path.name else None
+            finished, again = is_complete(path), table.batches(_run(path)) if _AGAIN in path.name else None
             for batch in _whole(path, problems, finished=finished):
                 before = last[batch.run]
                 done = batch.number in again if again is not None else batch.number <= before
@@ -149,7 +149,7 @@ def _commit(project: Project, table: RecordedAnswers, lot: _Lot, last: Mapping[s
     return added
 
 
-def absence(project: Project, identity: str) -> RequestError:
+def missing_answer_error(project: Project, identity: str) -> RequestError:
     """Return, but do not raise, a RequestError that explains why the table of recorded answers lacks this id."""
     run, _, number = identity.rpartition("-")
     where = f"answer {identity}"

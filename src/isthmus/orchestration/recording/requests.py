@@ -97,7 +97,7 @@ def lookup_of(contract: Contract, body: bytes, graphs: Callable[[str], RowGraph]
     return Lookup(contract, features, full_names=True, graphs=graphs)
 
 
-def features_of(body: str) -> str:
+def feature_group_key(body: str) -> str:
     """Return a text that is equal for lookup requests of the same features, to group them; "?" if unreadable."""
     try:
         message = _LOOKUP.decode(body)

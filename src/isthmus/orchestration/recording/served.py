@@ -24,21 +24,28 @@ from isthmus.features.request.graph import RowGraph
 from isthmus.features.values.arrow import ARROW, micros
 from isthmus.features.values.columns import Ints, Mask, Values
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.recording.collect import absence, find_contract
-from isthmus.orchestration.recording.requests import Keys, Requests, features_of, lookup_of, read_requests, unreadable
+from isthmus.orchestration.recording.collect import find_contract, missing_answer_error
+from isthmus.orchestration.recording.requests import (
+    Keys,
+    Requests,
+    feature_group_key,
+    lookup_of,
+    read_requests,
+    unreadable,
+)
 from isthmus.orchestration.recording.storedrows import (
     StoredRows,
     columns_of,
     from_history,
-    served_rows,
     view_answers,
+    with_values,
 )
 from isthmus.orchestration.recording.table import RecordedAnswers, by_view
 from isthmus.orchestration.server.secret import known_secret
 from isthmus.package.manifest import Package, open_package
 from isthmus.package.prompts import generation_of
 from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.deployment.record import unapproved
+from isthmus.serving.deployment.record import unverified_deployment
 from isthmus.serving.lookup.lookup import Lookup
 from isthmus.serving.lookup.prompt import Prompt
 from isthmus.serving.predict.model import DeployedModel
@@ -112,7 +119,7 @@ class Group:
     def served(self) -> tuple[dict[str, StoredRows], Mask]:
         """Return the rows that Redis returned, by view, with values; and a mask of the rows with known values."""
         found = {
-            name: served_rows(history, self.requests.keys, self.now[name], self.then[name])
+            name: with_values(history, self.requests.keys, self.now[name], self.then[name])
             for name, history in self.histories.items()
         }
         known: Mask = np.logical_and.reduce([np.ones(len(self.answer), bool), *(own for _, own in found.values())])
@@ -142,7 +149,7 @@ class ServedAnswers:
     def answer(self, identity: str) -> pa.Table:
         answers = self.table.read(ds.field("id") == identity)
         if not len(answers):
-            raise absence(self.project, identity)
+            raise missing_answer_error(self.project, identity)
         return answers
 
     def read(
@@ -266,7 +273,7 @@ class ServedAnswers:
 
         def opened() -> DeployedModel:
             profile = msgspec.convert({"precision": precision, "threads": int(threads)}, ServingProfile)
-            return DeployedModel(unapproved(self.package(digest), profile, 0, None))
+            return DeployedModel(unverified_deployment(self.package(digest), profile, 0, None))
 
         return self._once(("model", digest, variant), opened)
 
@@ -335,7 +342,7 @@ def _reader(
 def groups(answers: pa.Table) -> Iterator[pa.Table]:
     """Split recorded answers into tables for `open`: each has one route, contract, package, views and features."""
     pairs = zip(answers["route"].to_pylist(), answers["request"].to_pylist(), strict=True)
-    features = [features_of(text) if route == "lookup" else "" for route, text in pairs]
+    features = [feature_group_key(text) if route == "lookup" else "" for route, text in pairs]
     parts = [answers[name] for name in ("route", "contract", "package", "variant")]
     parts += [pc.binary_join(answers[name], ",") for name in ("views", "hashes", "hashed")]
     joined = pc.binary_join_element_wise(*parts, pa.array(features, pa.string()), "\n")

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 from isthmus.features.clock import Status
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import matches
+from isthmus.features.offline.latest import index_of_keys
 from isthmus.features.online.plan import ViewAnswer
 from isthmus.features.pointintime.join import Join
 from isthmus.features.types import Int64, UnixTimestamp
@@ -121,13 +121,13 @@ def find_recorded(
     places = np.full(len(then.status), -1)
     if len(rows):
         distinct = rows.select(lookup.column_names)
-        places[present] = matches(distinct.cast(lookup.schema), lookup)
+        places[present] = index_of_keys(distinct.cast(lookup.schema), lookup)
     known = (places >= 0) | (then.status != Status.PRESENT)
     matched = rows.take(pa.array(places, mask=places < 0))
     return {column.name: from_arrow(matched[column.name], column.dtype) for column in view.fields}, known
 
 
-def served_rows(
+def with_values(
     history: ViewHistory, keys: Mapping[str, Sequence[Any]], now: StoredRows, then: StoredRows
 ) -> tuple[StoredRows, Mask]:
     """Return the rows that Redis returned (`then`) with feature values, and a mask (n,) of the rows with known values.

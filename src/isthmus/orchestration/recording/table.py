@@ -166,10 +166,10 @@ def _days(table: DeltaTable) -> Counter[date]:
 
 def answers_of(batch: AnswerBatch) -> pa.Table:
     """Convert a batch to table rows, one per answer. Raise ValueError or ArrowException if a value does not fit."""
-    return pa.concat_tables([SCHEMA.empty_table(), *(answers(batch, group) for group in batch.groups)])
+    return pa.concat_tables([SCHEMA.empty_table(), *(group_rows(batch, group) for group in batch.groups)])
 
 
-def answers(batch: AnswerBatch, group: AnswerGroup) -> pa.Table:
+def group_rows(batch: AnswerBatch, group: AnswerGroup) -> pa.Table:
     """Convert a group of a batch to rows of the table, one per answer. Raise ValueError if columns differ in length."""
     found = np.frombuffer(group.answers, ANSWER)
     count, rows, length = len(found), found["rows"].astype(np.int64), found["length"].astype(np.int64)

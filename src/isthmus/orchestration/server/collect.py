@@ -11,7 +11,7 @@ from isthmus.features.online import pushes
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.collect import CollectedPushes
 from isthmus.features.publishing.collect import collect as collect_table
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.project import Project
 from isthmus.serving.log import place
 
@@ -32,7 +32,7 @@ def collect(
     failure: Exception | None = None
     with project.redis() as url, connect(url) as client:
         for table in tables if again else ():
-            with answering(url):
+            with translate_errors(url):
                 pushes.put_back(client, project.name, table)
         turns = [(table, False) for table in tables]
         while turns:
@@ -40,7 +40,7 @@ def collect(
             done = len(collected) / len(tables)
             progress(f"collecting pushed rows of {table}{', after its build' if late else ''}", done)
             try:
-                with project.adding_to(table, wait=late), answering(url):
+                with project.adding_to(table, wait=late), translate_errors(url):
                     counts = collected[table] = collect_table(client, project.name, offline, table, tables[table])
                 for problem in _problems(project, table, counts):
                     progress(problem, done)
@@ -103,7 +103,7 @@ def _problems(project: Project, table: str, counts: CollectedPushes) -> Iterator
         since = clock.moment(counts.lost_after).isoformat(timespec="seconds")
         yield f"Redis has lost pushed rows of {table}: rows pushed after {since} may be missing from the table"
     if counts.aside:
-        where = f"they are set aside in Redis as {pushes.aside(project.name, table).decode()}"
+        where = f"they are set aside in Redis as {pushes.unreadable_stream(project.name, table).decode()}"
         yield (
             f"{counts.aside:,} pushed rows of {table} cannot be collected (the last one {counts.why}): {where}; "
             "`isthmus pushes collect --again` retries them"

@@ -7,7 +7,7 @@ from isthmus.features import clock
 from isthmus.features.errors import ConfigurationError, RequestError, one_of
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
-from isthmus.serving.keys import Keyring, make, problems, required
+from isthmus.serving.keys import Keyring, make, problems, required_marker
 
 
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
         key, secret = make(name, scopes, clock.now())
         ring = Keyring(keys=(*ring.keys, key))
         # Require keys before writing the key file, so that losing the file later does not open the server.
-        required(project.keys_file).touch()
+        required_marker(project.keys_file).touch()
         write_atomically(project.keys_file, ring.dumps(), mode=0o600)
     return {"name": key.name, "scopes": list(key.scopes), "key": secret}
 

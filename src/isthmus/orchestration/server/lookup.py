@@ -10,7 +10,7 @@ from isthmus.features.contract.schema import Column
 from isthmus.features.errors import RequestError
 from isthmus.features.online import loss
 from isthmus.features.online.store import OnlineStore
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.features.types import Bytes, String
 from isthmus.orchestration.project import Project
 from isthmus.serving.limits import Limits
@@ -41,7 +41,7 @@ def lookup(project: Project, name: str, arguments: Sequence[str]) -> dict[str, A
     raws = {key: msgspec.Raw(_json(values, columns.get(key))) for key, values in texts.items()}
     keys, fields = decode.entities(raws, state.join_keys, plan.request, plan.optional)
     inputs = plan.inputs(keys, fields, Limits())
-    with project.redis() as url, answering(url), connect(url) as client:
+    with project.redis() as url, translate_errors(url), connect(url) as client:
         answers = plan.plan.read(client, inputs.keys, project.now())
         if project.settings.server.missing == "refuse":
             losses = OnlineStore(client, state.contract).losses(loss.read(project.state / loss.FILE))

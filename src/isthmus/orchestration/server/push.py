@@ -47,9 +47,9 @@ def push(
     """
     from isthmus.features.errors import RequestError, one_of
     from isthmus.features.online.store import OnlineStore
-    from isthmus.features.redis.connection import answering, connect
+    from isthmus.features.redis.connection import connect, translate_errors
     from isthmus.orchestration.project import Project
-    from isthmus.serving.lookup.push import FIRST, PUSH, Times, by_table, packed
+    from isthmus.serving.lookup.push import FIRST, PUSH, Times, first_per_table, pack_all
     from isthmus.serving.state import State
 
     opened = project if isinstance(project, Project) else Project(Path(project))
@@ -57,12 +57,12 @@ def push(
         raise RequestError("to", f"is {to!r}", expected=one_of(DESTINATIONS))
     state, now, limits = State(opened.generations()), opened.now(), opened.settings.server.limits
     definitions, previous = state.pushed(view, PUSH)
-    parts = packed(definitions, previous, _columns(rows, definitions[0].view), limits, Times(FIRST, now))
+    parts = pack_all(definitions, previous, _columns(rows, definitions[0].view), limits, Times(FIRST, now))
     count, written = len(parts[0][2]), [0]
-    with opened.redis() as url, answering(url), connect(url) as client:
+    with opened.redis() as url, translate_errors(url), connect(url) as client:
         store = OnlineStore(client, state.contract)
         if to != "online":
-            for definition, names, part in by_table(parts):
+            for definition, names, part in first_per_table(parts):
                 store.append(definition, names, part, now, limits.waiting_rows)
         if to != "offline":
             written = [store.put(definition, names, part).written for definition, names, part in parts]

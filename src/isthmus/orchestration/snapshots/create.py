@@ -31,7 +31,7 @@ from isthmus.package.signature import PASSWORD
 from isthmus.package.snapshot.delta import difference
 from isthmus.package.snapshot.file import LARGEST, Header, Rows, SnapshotFile, read_snapshot, to_snapshot_row
 from isthmus.package.snapshot.owners import OwnFile, split_by_owner
-from isthmus.package.snapshot.selection import disclosed, kept_views, of_kept_keys
+from isthmus.package.snapshot.selection import exposed_features, kept_views, rows_in_snapshot
 from isthmus.package.snapshot.signature import SnapshotSigner, create_key
 from isthmus.package.snapshot.store import Latest, SnapshotFolder
 
@@ -82,7 +82,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
     """
     service, device = device_service(project, name)
     place, sealer = snapshot_folder(project, service.name), signer(project)
-    for line in undisclosed(project, service.name):
+    for line in newly_disclosed_features(project, service.name):
         progress(f"devices get {line}", 0.0)
     with place.locked():
         # Take the time before reading the tables, so that rows that become known meanwhile are in the next snapshot.
@@ -100,7 +100,7 @@ def snapshot(project: Project, name: str | None = None, *, progress: Progress = 
         if not any(rows.values()):
             raise DataError(f"snapshot of {service.name}", "no row has a key that devices keep",
                             expected="at least one", remedy="look at `keys` of its Snapshot")  # fmt: skip
-        before, discloses = place.latest_or_none(), disclosed(views, device)
+        before, discloses = place.latest_or_none(), exposed_features(views, device)
         number = max(clock.now(), before.number + 1 if before else 0)
         counts = tuple((view.name, len(rows[view.name])) for view in views)
         header = Header(
@@ -181,7 +181,7 @@ def _require_small(service: str, size: int, remedy: str) -> None:
                         expected=f"at most {LARGEST:,}, the limit of devices", remedy=remedy)  # fmt: skip
 
 
-def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
+def newly_disclosed_features(project: Project, name: str | None = None) -> tuple[str, ...]:
     """List the features that the next snapshot of service `name` has and the newest one on devices does not have.
 
     Each text names a view, its new features and its keys. The command line shows the list before it writes the
@@ -190,7 +190,9 @@ def undisclosed(project: Project, name: str | None = None) -> tuple[str, ...]:
     service, device = device_service(project, name)
     before = snapshot_folder(project, service.name).latest_or_none()
     known = () if before is None else before.discloses
-    lines = [line for line in disclosed(kept_views(project.applied(), service.name), device) if line not in known]
+    lines = [
+        line for line in exposed_features(kept_views(project.applied(), service.name), device) if line not in known
+    ]
     parts = [(view, *feature.split(" of ", 1)) for view, feature in (line.split(":", 1) for line in lines)]
     return tuple(
         f"{view}: {', '.join(feature for _, feature, _ in features)} of {keys}"
@@ -283,7 +285,7 @@ def require_hostable(project: Project, name: str | None) -> FeatureService:
 def _rows(history: ViewHistory, view: ViewContract, device: Declared, at: int) -> dict[bytes, bytes]:
     state = LatestRows.of(history, at)
     codec, packed_rows = RowCodec(view), dict[bytes, bytes]()
-    for rows in state.rows(np.flatnonzero(of_kept_keys(view, state.keys, device))):
+    for rows in state.rows(np.flatnonzero(rows_in_snapshot(view, state.keys, device))):
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in view.fields}
         event, known = micros(rows["event_timestamp"]), micros(rows["known_at"])
         packed = codec.encode(event, known, columns)

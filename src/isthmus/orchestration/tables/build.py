@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from isthmus.features.clock import MICROSECOND
-from isthmus.features.contract.diff import stored_parts
+from isthmus.features.contract.diff import rebuild_reasons
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.days import DAY, FIRST, LAST, Days, day_name, day_of
 from isthmus.features.definition.spec import FeatureView
@@ -60,7 +60,7 @@ def build(
         prepared: dict[str, Prepared] = {}
         for name, before in _same_rows(project, selected, contents).items():
             findings += gate.findings(project, name, store.history(before).data)
-            prepared[name] = stack.enter_context(store.under(contract.views[name]))
+            prepared[name] = stack.enter_context(store.prepare_relabel(contract.views[name]))
         missing = [view for view in selected if view.name not in prepared]
         nothing: AbstractContextManager[Frames] = nullcontext({})
         with source_frames(project, missing, landed) if missing else nothing as frames:
@@ -93,7 +93,7 @@ def _same_rows(
     for view in views:
         compiled, commit = contract.views[view.name], store.commit(contract.views[view.name])
         before = known.get(commit.contract) if commit and commit.days is not None else None
-        if commit and before and before != compiled and not stored_parts(before, compiled):
+        if commit and before and before != compiled and not rebuild_reasons(before, compiled):
             content = _content(view, contents)
             if content and _record(project, view.name) == _BuildRecord(commit.contract, commit.base, content):
                 same[view.name] = before

@@ -11,7 +11,7 @@ from isthmus.features.online import loss
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.progress import Progress, silent
 from isthmus.features.publishing.publish import Publication, Send, publish, require_same
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.apply.switch import forget, switch
 from isthmus.orchestration.frames import view_names
 from isthmus.orchestration.project import Project
@@ -51,7 +51,7 @@ def materialize(
     written = {}
     with project.redis() as url, connect(url) as client, _executors(project, contract, offline, url) as send:
         store = OnlineStore(client, contract)
-        with answering(url):
+        with translate_errors(url):
             servers, policy = store.servers(), store.losses({}).policy
         if policy:
             progress(policy, 0.0)
@@ -59,11 +59,11 @@ def materialize(
             progress(f"writing {name}", n / len(names))
             waiting = partial(progress, f"waiting for another run that writes {name}", n / len(names))
             written[name] = publish(store, url, offline, history, project.now, full=full, send=send, waiting=waiting)
-            with answering(url), project.locked("materialized"):
+            with translate_errors(url), project.locked("materialized"):
                 record = store.published(history.view)
                 if record is not None and not record.pending:
-                    loss.note(project.state / loss.FILE, history.view, record)
-        with answering(url):
+                    loss.record_materialization(project.state / loss.FILE, history.view, record)
+        with translate_errors(url):
             require_same(url, servers, store.servers())
             progress("all rows are written", 1.0)
             if switch(project, store):

@@ -18,7 +18,7 @@ from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ContractMismatch, DataError, RequestError, nearest, one_of
 from isthmus.features.files import publish, require_local, write_atomically
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.features.pointintime.served import ServedJoin
@@ -218,10 +218,10 @@ def training_data(
         name = str(rows.path) if rows.path else "rows"
     computed = request_columns(project, contract, selection.computed)
     origin = TrainingOrigin(contract.hash, name, histories, selection.stored, status, computed)
-    return data_of(project, rows, origin, join=join, served=as_served)
+    return prepare_join(project, rows, origin, join=join, served=as_served)
 
 
-def data_of(
+def prepare_join(
     project: Project, spine: SpineRows, origin: TrainingOrigin, *, join: str, served: bool | Mapping[str, int]
 ) -> TrainingData:
     """Prepare the join of the views in `origin` to a spine (training examples). Rows are joined when they are read.
@@ -331,7 +331,7 @@ class HashedSpine:
     def batches(self) -> Iterator[pa.RecordBatch]:
         with ExitStack() as open_files:
             file = self._file and open_files.enter_context(pa.ipc.new_stream(self._file, self._spine.schema))
-            for rows in in_lots(self._spine.batches(), BATCH):
+            for rows in rebatch(self._spine.batches(), BATCH):
                 for batch in rows.combine_chunks().to_batches():
                     self._hash.update(batch.serialize())
                     self.rows += len(batch)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from isthmus.features.errors import DataError, RequestError
 from isthmus.features.files import scratch_folder
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.pointintime.join import BATCH, PASS, Join
 from isthmus.transforms import engine
@@ -59,21 +59,21 @@ class EngineJoin:
         with scratch_folder(Path(self._offline.root), "_join") as folder:
             count = self._write(spine, folder)
             self._run(folder)
-            answers = executorjoin.answers(folder, [history.view.name for history in self._histories], count, _PART)
+            answers = executorjoin.read_joined(folder, [history.view.name for history in self._histories], count, _PART)
             with pa.ipc.open_stream(folder / _ROWS) as rows:
                 for batch in rows:
-                    yield self._join.with_answers(batch, next(answers) if self._histories else pa.table({}))
+                    yield self._join.with_engine_output(batch, next(answers) if self._histories else pa.table({}))
 
     def _write(self, spine: Iterable[pa.RecordBatch], folder: Path) -> int:
-        count, questions = 0, self._join.questions(self._spine.empty_table(), 0).schema
+        count, questions = 0, self._join.engine_inputs(self._spine.empty_table(), 0).schema
         with (
             pa.ipc.new_stream(folder / _ROWS, self._spine) as spine_file,
             pq.ParquetWriter(folder / _QUESTIONS, questions) as questions_file,
         ):
-            for rows in in_lots(spine, BATCH):
+            for rows in rebatch(spine, BATCH):
                 for batch in rows.combine_chunks().to_batches():
                     spine_file.write_batch(batch)
-                questions_file.write_table(self._join.questions(rows, count))
+                questions_file.write_table(self._join.engine_inputs(rows, count))
                 count += len(rows)
         return count
 

@@ -17,7 +17,7 @@ from isthmus.features.types import TYPES
 from isthmus.features.values.arrow import ARROW
 from isthmus.orchestration.artifacts import DATA, RECORD, SPINE, TrainingSet, records_folder
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, column_types, data_of
+from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, column_types, prepare_join
 from isthmus.orchestration.training.requestcolumns import RequestColumns, request_columns
 
 
@@ -46,7 +46,7 @@ def reproduce(project: Project, record: str, out: Path | str | None = None, *, j
     origin = TrainingOrigin(
         past.contract, past.spine, histories, past.features, past.options["status"], _request_columns(project, past)
     )
-    data = data_of(project, spine, origin, join=join, served=past.served or False)
+    data = prepare_join(project, spine, origin, join=join, served=past.served or False)
     return data.write(out or past.path, like=past)
 
 

@@ -42,7 +42,7 @@ class RequestColumns:
         first = list(islice(rows, 1))
         settings = self.project.settings
         with engine.session(settings.engine, settings.profiles.training.threads) as spark, self.project.importing():
-            yield from compute.computed(spark, self.transforms, chain(first, rows), Graphs(self.contract))
+            yield from compute.append_fields(spark, self.transforms, chain(first, rows), Graphs(self.contract))
 
 
 def request_columns(project: Project, contract: Contract, fields: Mapping[str, Sequence[str]]) -> RequestColumns | None:

@@ -14,7 +14,7 @@ from isthmus.orchestration.artifacts import RECORD, TrainingSet
 from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality import baseline
-from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, data_of, require_join, training_data
+from isthmus.orchestration.training.data import HashedSpine, TrainingOrigin, prepare_join, require_join, training_data
 from isthmus.orchestration.training.record import reproduce
 from isthmus.orchestration.training.requestcolumns import request_columns
 from isthmus.transforms.views.compute import compute_spine
@@ -76,7 +76,7 @@ def training_set(
     offline = project.offline_store()
     services = [service.name for service in (declared.teacher, declared.student)]
     views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
-    transforms = {transform.name: transform for service in services for transform in contract.used(service)}
+    transforms = {transform.name: transform for service in services for transform in contract.transforms_of(service)}
     histories = [offline.history(contract.views[view]) for view in views]
     progress(f"computing {declared.spine.name}", 0.0)
     with source_frames(project, [declared.spine]) as frames:
@@ -90,7 +90,7 @@ def training_set(
     fields = {name: [column.name for column in transform.fields] for name, transform in transforms.items()}
     columns = request_columns(project, contract, fields)
     origin = TrainingOrigin(contract.hash, declared.spine.name, histories, features, status=True, computed=columns)
-    data = data_of(project, rows, origin, join=join, served=as_served)
+    data = prepare_join(project, rows, origin, join=join, served=as_served)
     identity = data.identity(HashedSpine(rows).read())
     latest = project.state / "training" / declared.name / "latest"
     folder = latest.with_name(identity)
@@ -98,7 +98,7 @@ def training_set(
         progress(f"joining {', '.join(views)} to {len(spine)} rows", 0.4)
         data.write(folder)
     written = TrainingSet.read(folder)
-    if not baseline.readable(written):
+    if not baseline.has_statistics(written):
         inputs = dict.fromkeys(column for service in services for column in contract.inputs(service))
         baseline.write(written, list(inputs), histories, offline)
     write_atomically(latest, identity.encode())

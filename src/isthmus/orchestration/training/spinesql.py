@@ -34,7 +34,7 @@ def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], thre
         "autoinstall_known_extensions": False, "autoload_known_extensions": False,
     })  # fmt: skip
     known = f"the tables are {', '.join(sorted(tables))}"
-    with _failing(known):
+    with sql_errors_as_data_errors(known):
         statements = database.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise RequestError("spine", f"its SQL is {len(statements)} statements or writes", expected="one SELECT")
@@ -46,14 +46,14 @@ def spine_from_sql(query: str, tables: Mapping[str, ds.Dataset | pa.Table], thre
         reader = database.sql(query).to_arrow_reader(BATCH)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with _failing(known), database:
+        with sql_errors_as_data_errors(known), database:
             yield from reader
 
     return SpineRows(reader.schema, batches, once=True)
 
 
 @contextmanager
-def _failing(known: str) -> Iterator[None]:
+def sql_errors_as_data_errors(known: str) -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, pa.ArrowException) as error:

@@ -10,12 +10,12 @@ from isthmus.distill.declaration import Distillation
 from isthmus.features.contract.schema import SEPARATOR, sha256
 from isthmus.features.definition.spec import Snapshot
 from isthmus.features.files import publish
-from isthmus.features.pointintime.staleness import AgedJoin, Ages, drawn
+from isthmus.features.pointintime.staleness import AgedJoin, Ages, random_ages
 from isthmus.orchestration.artifacts import TrainingSet
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.training.record import history_of
 from isthmus.orchestration.training.requestcolumns import request_columns
-from isthmus.package.snapshot.selection import of_kept_keys
+from isthmus.package.snapshot.selection import rows_in_snapshot
 
 _FOLDER, _FILE = "device", "rows.parquet"
 
@@ -31,7 +31,7 @@ def device_rows_file(project: Project, declared: Distillation, examples: Trainin
     device, service = _device(declared), project.applied().service(declared.student.name)
 
     def rows() -> pa.Table:
-        return with_stale_inputs(project, declared, examples, examples.table(), drawn(device))
+        return with_stale_inputs(project, declared, examples, examples.table(), random_ages(device))
 
     return rows_file(examples, device, rows, service=service.hash)
 
@@ -78,7 +78,7 @@ def with_stale_inputs(
     transformed = request_columns(project, contract, fields) if computed else None
     feature_prefixes = tuple(f"{name}{SEPARATOR}" for name in (*examples.features, *examples.computed))
     spine = rows.select([name for name in rows.column_names if not name.startswith(feature_prefixes)])
-    keeps = partial(of_kept_keys, device=_device(declared))
+    keeps = partial(rows_in_snapshot, device=_device(declared))
     join = AgedJoin(
         spine.schema, [history_of(offline, examples, view) for view in features], ages=ages, keeps=keeps,
         features=features, status=False, threads=project.settings.profiles.training.threads, reading=offline.reading,

@@ -35,8 +35,8 @@ from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_value
 from isthmus.package.manifest import Package
 from isthmus.package.snapshot.file import Header, SnapshotFile, read_header, read_rows, read_snapshot, to_online_row
 from isthmus.package.snapshot.owners import Lines, Owners, open_owners, text_of
-from isthmus.package.snapshot.selection import kept_views, of_kept_keys
-from isthmus.package.snapshot.signature import require_sealed, signed_by
+from isthmus.package.snapshot.selection import kept_views, rows_in_snapshot
+from isthmus.package.snapshot.signature import require_sealed, signature_checker
 from isthmus.package.snapshot.store import Latest, SnapshotFolder
 from isthmus.package.verdict import EXAMPLES, FeatureVerdict, ValueDifference
 
@@ -193,7 +193,7 @@ def device_rows(
     types |= {column.name: column.dtype for column in request}
     examples = Artifacts(project, declared).training_set(manifest.training_set).table()
     complete = sample_with_keys(examples, keys, ROWS).select(list(dict.fromkeys((*keys, *types))))
-    kept = np.logical_and.reduce([of_kept_keys(view, complete, device) for view in views])
+    kept = np.logical_and.reduce([rows_in_snapshot(view, complete, device) for view in views])
     for column in (column for view in views for column in view.keys):
         if column.dtype == String:
             # Devices never ask about an empty text.
@@ -236,7 +236,7 @@ def _rows_of_owners(
     owners: Owners, views: Sequence[ViewContract], public_key: str
 ) -> tuple[SnapshotFile, FeatureVerdict]:
     """Merge the files of all owners into one snapshot, and count files that devices reject; DataError if unreadable."""
-    generation, signed = owners.generation, signed_by(public_key)
+    generation, signed = owners.generation, signature_checker(public_key)
     rows: dict[str, dict[bytes, bytes]] = {view.name: {} for view in views}
     of, per_owner = [name for name, _ in generation.header.views], [shared is None for shared in generation.shared]
     if of != [*rows] or per_owner != [generation.column in view.keys for view in views]:
@@ -293,7 +293,7 @@ def _compare(
 ) -> dict[str, FeatureVerdict]:
     names, made = [key.name for key in view.keys], file.header.made
     keys = LatestRows.of(history, made).keys
-    keys = keys.filter(pa.array(of_kept_keys(view, keys, device)))
+    keys = keys.filter(pa.array(rows_in_snapshot(view, keys, device)))
     asked = encode_keys(view.keys, key_values(view, keys))
     rows = [file.rows[view.name].get(key) for key in asked]
     on_device = _device_answer(view, rows, made)

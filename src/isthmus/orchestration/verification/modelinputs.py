@@ -63,7 +63,7 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     sample = sample_of(questions, examples, keys)
     offline = point_in_time(questions_at(questions, online.at), histories)
     for history in histories:
-        comparable = pa.array(~online.pushed_only(history, questions))
+        comparable = pa.array(~online.newer_than_table(history, questions))
         questions, offline = questions.filter(comparable), offline.filter(comparable)
     entities = _typed(questions, (column for history in histories for column in history.view.keys))
     served = questions

@@ -56,7 +56,7 @@ def page(verdict: Verdict, project: str) -> str:
         blocks.append(Paragraph("Nothing was compared, so the verdict fails."))
     blocks += [*_limits(verdict), Paragraph(_READING), _overview(verdict)]
     if verdict.runtimes:
-        blocks += [Heading("Runtimes"), runtimes(verdict)]
+        blocks += [Heading("Runtimes"), runtimes_table(verdict)]
     if differing:
         blocks += [Heading("Differences"), *(_card(name, differing[name]) for name in list(differing)[:MOST])]
         if len(differing) > MOST:
@@ -70,7 +70,7 @@ def screen(verdict: Verdict, file: Path) -> Iterator[Block]:
     """Yield blocks for the terminal: comparisons, differing values, outcome, and `file`, the path of the page."""
     yield _overview(verdict)
     if verdict.runtimes:
-        yield runtimes(verdict)
+        yield runtimes_table(verdict)
     differing = _differing(verdict)
     if differing:
         yield _table("differs", differing)
@@ -114,7 +114,7 @@ def _overview(verdict: Verdict) -> TableBlock:
     return TableBlock(["", *numbers, "share"], rows, numbers=numbers)
 
 
-def runtimes(verdict: Verdict) -> TableBlock:
+def runtimes_table(verdict: Verdict) -> TableBlock:
     """Return a table with a row per runtime: files, rows, differences from the student's answers, and milliseconds."""
     rows: list[list[Text]] = []
     for name, runtime in verdict.runtimes.items():

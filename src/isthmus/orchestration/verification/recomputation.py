@@ -40,7 +40,7 @@ def recompute(
     reason, if the training set has no values of its current definition.
     """
     services = (declared.teacher.name, declared.student.name) if declared else ()
-    transforms = {transform.name: transform for service in services for transform in contract.used(service)}
+    transforms = {transform.name: transform for service in services for transform in contract.transforms_of(service)}
     unused = "no distillation uses it" if declared is None else f"no service of {declared.name} uses it"
     for name in contract.transforms:
         if name not in transforms:
@@ -63,8 +63,8 @@ def recompute(
             continue
         declaration = project.definitions.transforms[name]
         compared = {
-            name: _Engine(transform, declaration, contract, table, keys).compare_graph(),
-            f"API {name}": _Engine(transform, declaration, contract, answered, keys).compare_answers(api),
+            name: EngineResults(transform, declaration, contract, table, keys).compare_graph(),
+            f"API {name}": EngineResults(transform, declaration, contract, answered, keys).compare_answers(api),
         }
         for title, (together, alone) in compared.items():
             verdict.views[title] = together
@@ -73,7 +73,7 @@ def recompute(
             verdict.samples["rows of request transforms"] = Sample(len(table), rows)
 
 
-class _Engine:
+class EngineResults:
     """Results of an engine for one request transform and the rows of a training set; `keys` are the key columns."""
 
     def __init__(

@@ -72,11 +72,11 @@ def compare_runtimes(
     JavaScript client's answers to the rows of `device`. If both are given, onnxruntime-web answers nothing else.
     """
     all_rows = parity.sample(parity.rows)
-    few = all_rows if all_keys or parity.sampled == parity.rows else parity.sample(parity.sampled)
+    few = all_rows if all_keys or parity.slow_runtime_rows == parity.rows else parity.sample(parity.slow_runtime_rows)
     device_sample = None
     if device is not None:
         names, at = device.rows.keys.tolist(), device.questions.at
-        device_sample = parity.on_device(device.offline, device.stored, names, at)
+        device_sample = parity.device_rows(device.offline, device.stored, names, at)
         if not len(device_sample[1]):
             verdict.skipped["what a device answers"] = f"a request transform refuses all {len(names):,} rows"
     for name, product in RUNTIMES.items():

@@ -14,7 +14,7 @@ from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import horizon
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import key_values
-from isthmus.features.redis.connection import answering
+from isthmus.features.redis.connection import translate_errors
 from isthmus.features.types import DataType
 from isthmus.features.values.columns import Mask, Values, objects
 from isthmus.features.values.entitykey import KeyValue
@@ -63,10 +63,10 @@ class OnlineSide:
     at: int
 
     def keys(self, view: ViewContract) -> Mapping[str, Sequence[KeyValue]]:
-        with answering(self.url):
+        with translate_errors(self.url):
             return self.store.keys(view)
 
-    def pushed_only(self, history: ViewHistory, keys: pa.Table) -> Mask:
+    def newer_than_table(self, history: ViewHistory, keys: pa.Table) -> Mask:
         """Return a mask (n,) of the keys whose row in Redis became known after every row of the offline table.
 
         `verify` skips these keys, because training cannot have their rows yet.
@@ -78,7 +78,7 @@ class OnlineSide:
 
         Times and hashes are null for keys without a valid row.
         """
-        with answering(self.url):
+        with translate_errors(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.
         ahead: Mask = (answer.known > horizon(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)

@@ -29,7 +29,7 @@ def _verify(work: Work) -> Results:
     if verdict.limits:
         metadata["limits"] = "; ".join(verdict.limits)
     if verdict.runtimes:
-        metadata["runtimes"] = markdown(page.runtimes(verdict))
+        metadata["runtimes"] = markdown(page.runtimes_table(verdict))
     yield "" if verdict.passed else f"{verdict.differing:,} of {verdict.compared:,} values differ", metadata
 
 

@@ -15,7 +15,7 @@ from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.store import OfflineStore
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.progress import Progress, silent
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.artifacts import Artifacts, page_file, serving_profile, verdict_file
 from isthmus.orchestration.models.students import parity
 from isthmus.orchestration.project import Project
@@ -35,7 +35,7 @@ from isthmus.orchestration.verification.views import compare_view
 from isthmus.package.manifest import Package, open_package
 from isthmus.package.signature import require_signature
 from isthmus.package.verdict import Verdict, merged
-from isthmus.serving.deployment.record import unapproved
+from isthmus.serving.deployment.record import unverified_deployment
 
 if TYPE_CHECKING:
     from isthmus.orchestration.verification.runtimes import ClientRun
@@ -80,7 +80,7 @@ def verify(
     exported = Artifacts(project, declared).exported(contract) if declared else None
     package = open_package(exported) if exported else None
     with project.redis() as url, connect(url) as client, TemporaryDirectory(prefix="isthmus-verify-") as folder:
-        with answering(url):
+        with translate_errors(url):
             client.ping()
         deployment = Path(folder) / "deployment.json"
         if package and package.manifest.inputs:
@@ -88,7 +88,9 @@ def verify(
             if project.public_key is not None:
                 require_signature(package.files, project.public_key)
             profile = serving_profile(project, package.files.folder)
-            write_atomically(deployment, unapproved(package, profile, at, project.public_key).dumps(deployment))
+            write_atomically(
+                deployment, unverified_deployment(package, profile, at, project.public_key).dumps(deployment)
+            )
         with private_api(project, contract, url, at, deployment) as api:
             online = OnlineSide(OnlineStore(client, contract), url, api, at)
             run = _Verification(project, contract, declared, package, histories, online, all_keys, progress)

@@ -64,7 +64,7 @@ class _Form:
         self._count = 0
 
     def add(self, goals: Sequence[int]) -> None:
-        for operation, operands, out in self._steps.listed(goals):
+        for operation, operands, out in self._steps.steps_for(goals):
             elements = _operands(operation)
             places = [self._read(slot, element) for slot, element in zip(operands, elements, strict=True)]
             self._places[out, operation.output] = self._step(operation, _attribute(operation), places)

@@ -18,7 +18,7 @@ Run = Callable[[dict[str, Array]], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class StepOutput:
     """Output of a model after some tokens.
 
     `logits` has shape (vocabulary,). `token` is the most likely token, and `lead` its logit minus the second highest
@@ -95,7 +95,7 @@ class Decoder:
             raise RequestError("prompt", f"{cache.length + len(tokens):,} tokens", expected=f"{cache.most:,} at most")
         return {TOKENS: np.array([tokens], np.int64), PAST: cache.values[None]}
 
-    def take(self, outputs: Mapping[str, Array], cache: Cache) -> Read:
+    def take(self, outputs: Mapping[str, Array], cache: Cache) -> StepOutput:
         """Append new keys and values to `cache`, and return the output; raise PackageError if a logit is not finite."""
         (logits,) = outputs[LOGITS]
         # Infinite logits have no lead: infinity minus itself is NaN.
@@ -108,9 +108,9 @@ class Decoder:
         cache.append(outputs[NEW][0])
         token = int(logits.argmax())
         lead = float(logits[token] - np.partition(logits, -2)[-2]) if len(logits) > 1 else np.inf
-        return Read(logits, token, lead)
+        return StepOutput(logits, token, lead)
 
-    def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> Read:
+    def read(self, run: Run, tokens: Sequence[int], cache: Cache) -> StepOutput:
         """Run the model on one or more tokens, in parts of limited size, and return the last output. Extends `cache`.
 
         Raises RequestError if the cache is too small, and PackageError for another model's cache, a NaN or infinity.
@@ -124,7 +124,7 @@ class Decoder:
         for begin in range(0, len(tokens), self.part):
             yield tokens[begin : begin + self.part]
 
-    def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[Read]:
+    def greedy(self, run: Run, prompt: Sequence[int], most: int | None = None) -> Iterator[StepOutput]:
         """Generate a text after a prompt: yield the output for each new token, always taking the most likely token.
 
         Ends after a token that ends the text, or after `most` tokens. The package's own limit always applies. Raises

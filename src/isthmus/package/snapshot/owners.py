@@ -88,7 +88,7 @@ def owner_column(owner: tuple[str, str]) -> Column:
     return Column(name, TYPES[dtype])
 
 
-def key_of(value: KeyValue, owner: Column) -> bytes:
+def encode_owner(value: KeyValue, owner: Column) -> bytes:
     return encode_keys([owner], {owner.name: [value]})[0]
 
 

@@ -27,7 +27,7 @@ def kept_views(contract: Contract, service: str) -> list[ViewContract]:
     return [replace(view, fields=tuple(c for c in view.fields if c.name in names)) for view, names in views]
 
 
-def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
+def rows_in_snapshot(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
     """Return a mask (n,) of the rows that belong in a snapshot: their keys are among those that `device` selects.
 
     A join key that is not in `device.keys`, such as the owner's, may have any value.
@@ -40,7 +40,7 @@ def of_kept_keys(view: ViewContract, rows: pa.Table, device: Snapshot) -> Mask:
     return mask
 
 
-def disclosed(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
+def exposed_features(views: Sequence[ViewContract], device: Snapshot) -> tuple[str, ...]:
     """Describe what a snapshot reveals to devices: a text per feature, such as "view:feature of every id"."""
     exposed = []
     for view in views:

@@ -70,11 +70,11 @@ def create_key(file: Path) -> None:
 
 def require_sealed(snapshot: SnapshotFile, public_key: str, where: str = "snapshot") -> None:
     """Raise DataError unless the private key that belongs to `public_key` (PEM) signed exactly this snapshot."""
-    if not signed_by(public_key, where)(snapshot.data):
+    if not signature_checker(public_key, where)(snapshot.data):
         raise DataError(where, "is not signed by the key of the project, or was changed after it was signed")
 
 
-def signed_by(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
+def signature_checker(public_key: str, where: str = "snapshot") -> Callable[[bytes], bool]:
     """Return a function that checks the signature of a snapshot's bytes with `public_key` (PEM)."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey

@@ -44,7 +44,7 @@ def fetch(
         require(fresh, digest, public_key)
         done("verify")
 
-    publish(target, write, kind="package")
+    publish(target, write, scratch_name="package")
     done("fetch")
     return target, moved
 

@@ -48,7 +48,7 @@ class DeploymentHistory(Journal[Event]):
         ]
 
 
-def succession(events: Sequence[Event]) -> list[Deployment]:
+def deployment_chain(events: Sequence[Event]) -> list[Deployment]:
     """Return the past and current deployments, oldest first, without repeated and rolled-back ones, for a rollback."""
     deployments: list[Deployment] = []
     for event in events:

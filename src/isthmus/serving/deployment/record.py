@@ -60,7 +60,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def without_trials(self) -> "Deployment":
         return msgspec.structs.replace(self, candidate=None, probation=None, undone=None)
 
-    def loaded(self, now: int) -> "list[Deployment]":
+    def to_load(self, now: int) -> "list[Deployment]":
         """Return the deployments to load at `now` (µs): this one, its candidate, and on probation the former one."""
         candidate = [] if self.candidate is None else [self.candidate.deployment]
         former = [] if self.probation is None or now >= self.probation.until else [self.probation.before]
@@ -162,7 +162,7 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     manifest = package.manifest
     where = f"package {manifest.name}"
     require_service(where, read_contract(package), contract, manifest.service)
-    deployment = unapproved(package, profile, at, public_key)
+    deployment = unverified_deployment(package, profile, at, public_key)
     if manifest.inputs:
         require_rows(manifest)
     verdict = _require_passed(where, deployment.digest, contract, verdict)
@@ -170,7 +170,7 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared, tuple(verdict.limits)))
 
 
-def unapproved(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
+def unverified_deployment(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
     """Return a deployment with an empty verdict, to run a package that is not verified. `at` is in microseconds."""
     manifest = package.manifest
     manifest.variant(profile.precision)

@@ -26,16 +26,16 @@ from isthmus.features.online.plan import ViewAnswer
 from isthmus.serving import log
 from isthmus.serving.http import push, snapshots
 from isthmus.serving.http.generate import TextGeneration
-from isthmus.serving.http.guard import Guarded, Limited, error_response, granted
+from isthmus.serving.http.guard import Guarded, Limited, error_response, grants_of
 from isthmus.serving.http.inference import Inference
 from isthmus.serving.http.middleware import Observed
-from isthmus.serving.http.predict import PredictCall, PredictionService, recorded_by
+from isthmus.serving.http.predict import PredictCall, PredictionService, reader_for
 from isthmus.serving.http.statuspage import deployed_models, page, status
 from isthmus.serving.lookup.lookup import Lookup, LookupInputs, TransformOutputs
 from isthmus.serving.metrics.gauges import ProductionGauges, SpoolGauges
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.predictor import Predictor
-from isthmus.serving.recorder.columns import RecordedAnswer, stored_of
+from isthmus.serving.recorder.columns import RecordedAnswer, stored_entries
 from isthmus.serving.recorder.options import MB
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.redis.store import Store
@@ -157,7 +157,7 @@ class Handlers:
         answer_format = negotiate(request.headers.get("accept", ""))
         body = await body_of(request)
         message = message_of(body, _LOOKUP)
-        granted(request).require_lookup(message.feature_service, message.features)
+        grants_of(request).require_lookup(message.feature_service, message.features)
         state = self._watch.state
         lookup = _compiled(state, message)
         keys, fields = await offload(
@@ -206,7 +206,7 @@ class Handlers:
         return await self._push(request, message_of(await body_of(request), _WRITE))
 
     async def _push(self, request: Request, rows: messages.PushRequest | messages.WriteRequest) -> Response:
-        granted(request).require("push", push.view_of(rows)[0])
+        grants_of(request).require("push", push.view_of(rows)[0])
         state = self._watch.state
         answer = await push.push(rows, state, self._store, self._limits, self._at())
         return reply(answer, state.contract.hash)
@@ -216,21 +216,21 @@ class Handlers:
         state = self._watch.state
         try:
             message = message_of(body, _PREDICT)
-            granted(request).require("predict", state.deployed(message.model).deployment.model)
+            grants_of(request).require("predict", state.deployed(message.model).deployment.model)
             predictor, predicted = await self._predictions.predict(PredictCall(state, message, body))
             assert isinstance(predictor, Predictor)  # noqa: S101 - other predictors refuse such a request
             stored, outputs = predicted.stored, predicted.outputs
             answer = await offload(len(outputs) > VALUES, predictor.encode, outputs, stored.answers)
-            if (reader := recorded_by(self._predicted, "predict", predictor)) is not None:
+            if (reader := reader_for(self._predicted, "predict", predictor)) is not None:
                 request.scope[ANSWER] = RecordedAnswer(
-                    reader, stored.at, body, stored.keys, stored_of(reader, stored.answers), stored.rows,
+                    reader, stored.at, body, stored.keys, stored_entries(reader, stored.answers), stored.rows,
                     outputs, predicted.inputs,
                 )  # fmt: skip
             return reply(answer, predictor.contract.hash)
         except RequestError as error:
             with suppress(IsthmusError):
                 # Show an example only to callers who may use the model.
-                granted(request).require("predict", state.deployed(None).deployment.model)
+                grants_of(request).require("predict", state.deployed(None).deployment.model)
                 if isinstance(deployed := state.predictor(), Predictor):
                     error.example = deployed.example
             raise
@@ -240,12 +240,12 @@ class Handlers:
 
     async def models(self, request: Request) -> Response:
         state = self._watch.state
-        granted(request).require_status(state.model.deployment.model if state.model else None)
+        grants_of(request).require_status(state.model.deployment.model if state.model else None)
         return reply(msgspec.json.encode(messages.Models(deployed_models(state), state.refused)))
 
     async def status(self, request: Request) -> Response:
         """Handle `/status`: return the status of server and project, as an HTML page for browsers, else as JSON."""
-        granted(request).require_status()
+        grants_of(request).require_status()
         state = self._watch.state
         answer = await status(self._settings, state, self._store, self.metrics, self._at())
         if "text/html" not in request.headers.get("accept", ""):
@@ -266,7 +266,7 @@ class Handlers:
 
     async def exposition(self, request: Request) -> Response:
         """Handle `/metrics`. If Redis fails, its metrics keep their values and `isthmus_ready` is 0."""
-        granted(request).require_status()
+        grants_of(request).require_status()
         gauges = self.metrics.gauges
         try:
             state, at = self._watch.state, self._at()

@@ -13,18 +13,18 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from isthmus.features.errors import IsthmusError
-from isthmus.package.generation.decoder import Read
+from isthmus.package.generation.decoder import StepOutput
 from isthmus.package.generation.prompt import Generation
 from isthmus.package.generation.tokenizer import LONG, GrowingText, Tokenizer
 from isthmus.serving.deadlines import DEADLINE, REFUSAL
-from isthmus.serving.http.guard import granted
-from isthmus.serving.http.predict import PredictionService, recorded_by
+from isthmus.serving.http.guard import grants_of
+from isthmus.serving.http.predict import PredictionService, reader_for
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.generator import Generator
-from isthmus.serving.recorder.columns import RecordedAnswer, stored_of
+from isthmus.serving.recorder.columns import RecordedAnswer, stored_entries
 from isthmus.serving.recorder.recorder import ANSWER, Recorder
 from isthmus.serving.state import State
-from isthmus.serving.threads import started
+from isthmus.serving.threads import start_task
 from isthmus.serving.wire.errors import BusyError, DefectError
 from isthmus.serving.wire.exchange import body_of, message_of
 from isthmus.serving.wire.messages import EventEnd, EventText, GenerateRequest
@@ -52,7 +52,7 @@ class TextGeneration:
         """
         body = await body_of(request)
         message, state = message_of(body, _REQUEST), self._state()
-        granted(request).require("predict", state.deployed(message.model).deployment.model)
+        grants_of(request).require("predict", state.deployed(message.model).deployment.model)
         generator = state.generator(message.model)
         if self._under_way >= self._limits.generations:
             raise BusyError("server", f"{self._under_way:,} texts are being generated",
@@ -78,8 +78,8 @@ class TextGeneration:
         room = generator.room(prompt, message.max_tokens, self._limits)
         tokens = generator.tokens(prompt, room)
         call = _GenerateCall(prompt, room, tokens, await anext(tokens))
-        if reader := recorded_by(self._recorder, "generate", generator.predictor, state.prompt.plan):
-            stored = stored_of(reader, answers)
+        if reader := reader_for(self._recorder, "generate", generator.predictor, state.prompt.plan):
+            stored = stored_entries(reader, answers)
             call.answer = RecordedAnswer(reader, at, body, inputs.keys, stored, 1, (prompt, call.generated))
         return call
 
@@ -99,7 +99,7 @@ async def tokens_of(
     if sum(len(part) for part in parts if isinstance(part, str)) <= LONG:
         return tokenizer.encode(parts, generation.context)
     await turn.acquire()
-    reading = started(asyncio.to_thread(tokenizer.encode, parts, generation.context))
+    reading = start_task(asyncio.to_thread(tokenizer.encode, parts, generation.context))
     reading.add_done_callback(lambda _: turn.release())
     return await asyncio.shield(reading)
 
@@ -110,8 +110,8 @@ class _GenerateCall:
 
     prompt: Sequence[int]
     room: int
-    tokens: AsyncIterator[Read]
-    first: Read
+    tokens: AsyncIterator[StepOutput]
+    first: StepOutput
     generated: list[int] = field(default_factory=list)
     answer: RecordedAnswer | None = None
 
@@ -179,7 +179,7 @@ def _body(data: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def _chained(call: _GenerateCall) -> AsyncGenerator[Read]:
+async def _chained(call: _GenerateCall) -> AsyncGenerator[StepOutput]:
     yield call.first
     async for read in call.tokens:
         yield read

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.features.errors import IsthmusError
 from isthmus.serving.deadlines import DEADLINE, REFUSAL, Deadline, Deadlines
-from isthmus.serving.keys import EVERYTHING, Grants, Keyring, required
+from isthmus.serving.keys import EVERYTHING, Grants, Keyring, required_marker
 from isthmus.serving.limits import Limits
 from isthmus.serving.watchedfile import WatchedFile
 from isthmus.serving.wire import errors
@@ -49,7 +49,7 @@ class Guarded:
     ) -> None:
         self._app = app
         self._file = None if file is None else WatchedFile(file, Keyring.checked)
-        self._required = None if file is None else str(required(file))
+        self._required = None if file is None else str(required_marker(file))
         self._unguarded = unguarded
         self._hosts = frozenset(hosts)
         self._had_keys = False
@@ -236,7 +236,7 @@ def _by_loopback(scope: Scope) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def granted(request: Request) -> Grants:
+def grants_of(request: Request) -> Grants:
     """Return the permissions that `Guarded` stored in a request. Raises KeyError for a path that never needs a key."""
     grants: Grants = request.scope["state"]["grants"]
     return grants

@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from isthmus.features.errors import RequestError, one_of
 from isthmus.package.manifest import TensorInfo
-from isthmus.serving.http.guard import granted
-from isthmus.serving.http.predict import PredictCall, PredictionService, recorded_by
+from isthmus.serving.http.guard import grants_of
+from isthmus.serving.http.predict import PredictCall, PredictionService, reader_for
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.tensors import TensorPredictor, require_elements
 from isthmus.serving.recorder.columns import RecordedAnswer
@@ -64,7 +64,7 @@ class Inference:
         return _encoded(wire.ServerReady(live=True, ready=True), contract.hash)
 
     async def model(self, request: Request) -> Response:
-        granted(request).require_status(request.path_params["model"])
+        grants_of(request).require_status(request.path_params["model"])
         state = self._state()
         predictor = _tensors_of(state, request)
         manifest = predictor.model.manifest
@@ -78,13 +78,13 @@ class Inference:
         return _encoded(metadata, predictor.contract.hash)
 
     async def model_ready(self, request: Request) -> Response:
-        granted(request).require_status(request.path_params["model"])
+        grants_of(request).require_status(request.path_params["model"])
         predictor = _predictor_of(self._state(), request)
         return _encoded(wire.ModelReady(predictor.model.deployment.model, ready=True), predictor.contract.hash)
 
     async def infer(self, request: Request) -> Response:
         state = self._state()
-        granted(request).require("predict", state.deployed(request.path_params["model"]).deployment.model)
+        grants_of(request).require("predict", state.deployed(request.path_params["model"]).deployment.model)
         predictor: AnyPredictor = _tensors_of(state, request)
         version = predictor if "version" in request.path_params else None
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
@@ -101,7 +101,7 @@ class Inference:
         require_elements("outputs", (array.shape for array in predicted.outputs.values()), self._limits)
         elements = sum(array.size for array in predicted.outputs.values())
         content, json = await offload(elements > VALUES, predictor.encode, predicted.outputs, message)
-        if (reader := recorded_by(self._recorder, "infer", predictor)) is not None:
+        if (reader := reader_for(self._recorder, "infer", predictor)) is not None:
             size = sum(array.nbytes for array in predicted.outputs.values())
             request.scope[ANSWER] = RecordedAnswer(
                 reader, predicted.stored.at, body, {}, [], 1, predicted.outputs, json=length % len(body), size=size

@@ -23,7 +23,7 @@ from isthmus.serving.recorder.recorder import Recorder
 from isthmus.serving.redis.store import Store
 from isthmus.serving.rollout.trial import CandidateRun, ProbationRun, Trial
 from isthmus.serving.state import AnyPredictor, State
-from isthmus.serving.threads import BYTES, offload, started
+from isthmus.serving.threads import BYTES, offload, start_task
 from isthmus.serving.wire.inference import TensorRequest
 from isthmus.serving.wire.messages import PredictRequest
 
@@ -74,7 +74,7 @@ class Predicted:
         return self.outputs if isinstance(self.outputs, np.ndarray) else flat(self.outputs)
 
 
-def recorded_by(
+def reader_for(
     recorder: Recorder | None, route: str, predictor: AnyPredictor, plan: LookupPlan | None = None
 ) -> AnswerReader | None:
     """Return the `AnswerReader` that records an answer; None without a recorder, or outside its random sample."""
@@ -189,13 +189,13 @@ class PredictionService:
             stored = await self._stored(tried, inputs)
         except Exception:  # noqa: BLE001 - the standby may read other views, or succeed on a second try
             return standby, await self._predicted(standby, request)
-        attempt = started(self._run(tried, stored))
+        attempt = start_task(self._run(tried, stored))
         try:
             # Leave half of the time to the standby in case this model hangs.
             await asyncio.wait({attempt}, timeout=self._limits.deadline_seconds / 2)
             outcome = _outcome(attempt)
             if outcome is None or unanswered(outcome.numbers).any():
-                instead = await self._instead(run, attempt, standby, request)
+                instead = await self._standby_answer(run, attempt, standby, request)
                 if instead is not None:
                     self._fail(run, stored.rows, attempt.exception() if attempt.done() else None)
                     return standby, instead
@@ -208,11 +208,11 @@ class PredictionService:
         run.judge()
         return tried, predicted
 
-    async def _instead(
+    async def _standby_answer(
         self, run: Trial, attempt: asyncio.Future[Predicted], standby: AnyPredictor, request: PredictCall
     ) -> Predicted | None:
         """Run the standby and return its answer, or None if `attempt` ends with an answer that is as good."""
-        second = started(self._predicted(standby, request))
+        second = start_task(self._predicted(standby, request))
         try:
             await asyncio.wait({attempt, second}, return_when=asyncio.FIRST_COMPLETED)
             late = _outcome(attempt)

@@ -4,7 +4,7 @@ import orjson
 
 from isthmus.features.days import DAY
 from isthmus.serving.limits import Limits
-from isthmus.serving.lookup.push import FEAST, FIRST, PUSH, PushFormat, Times, by_table, packed
+from isthmus.serving.lookup.push import FEAST, FIRST, PUSH, PushFormat, Times, first_per_table, pack_all
 from isthmus.serving.redis.store import Store
 from isthmus.serving.state import State
 from isthmus.serving.threads import BYTES, offload
@@ -28,10 +28,10 @@ async def push(request: PushRequest | WriteRequest, state: State, store: Store, 
     large = sum(len(memoryview(raw)) for raw in request.df.values()) > BYTES
     oldest = max(limits.push_days * DAY, *(each.view.ttl or 0 for each in declared))
     first = FIRST if to == "online" else max(FIRST, now - oldest)
-    parts = await offload(large, packed, declared, older, request.df, limits, Times(first, now))
+    parts = await offload(large, pack_all, declared, older, request.df, limits, Times(first, now))
     project, count = state.contract.project, len(parts[0][2])
     if to != "online":
-        for view, names, rows in by_table(parts):
+        for view, names, rows in first_per_table(parts):
             await store.append(project, view, names, rows, now, limits.waiting_rows)
     if to == "offline":
         return orjson.dumps({"rows": count, "written": 0})

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from isthmus.features.errors import DataError, RequestError, nearest, one_of
 from isthmus.package.snapshot import delta
-from isthmus.package.snapshot.owners import key_of, owner_column, value_of
+from isthmus.package.snapshot.owners import encode_owner, owner_column, value_of
 from isthmus.package.snapshot.store import Latest, SnapshotFolder
-from isthmus.serving.http.guard import granted
+from isthmus.serving.http.guard import grants_of
 from isthmus.serving.wire.errors import NotFoundError, NotReadyError
 from isthmus.serving.wire.formats import accepts
 
@@ -43,9 +43,9 @@ async def answer(request: Request, services: Collection[str], folder: str | None
     """
     service, value = request.path_params["service"], request.path_params.get("value")
     if value is None:
-        granted(request).require("snapshot", service)
+        grants_of(request).require("snapshot", service)
     else:
-        granted(request).require_owner(service, value)
+        grants_of(request).require_owner(service, value)
     if service not in services:
         raise NotFoundError("service", f"no service {service!r}{nearest(service, services)}", expected=one_of(services))
     shelf = None if folder is None else SnapshotFolder(Path(folder) / service)
@@ -111,7 +111,7 @@ def _own(
         remedy = f"request /snapshots/{service}/{owner.name.upper()}, with the value of the device's own {owner.name}"
         raise NotFoundError(where, f"differs by {owner.name}", remedy=remedy)
     try:
-        key = key_of(value_of(value, owner.dtype), owner)
+        key = encode_owner(value_of(value, owner.dtype), owner)
     except ValueError as error:
         raise RequestError(
             where, f"{value!r} is not a valid {owner.name}",

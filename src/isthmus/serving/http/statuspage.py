@@ -20,7 +20,7 @@ from isthmus.serving.deployment.history import Event
 from isthmus.serving.metrics.metrics import Metrics
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.redis.store import Store, ViewRows
-from isthmus.serving.rollout.releases import happened
+from isthmus.serving.rollout.releases import full_history
 from isthmus.serving.rollout.trial import CandidateRun, Counts, ProbationRun
 from isthmus.serving.settings import ServerSettings
 from isthmus.serving.state import State
@@ -71,7 +71,7 @@ def _read(deployment: Path, problems: list[str]) -> tuple[list[Event], ProjectSt
     events: list[Event] = []
     project = None
     try:
-        events = happened(deployment)
+        events = full_history(deployment)
     except DataError as error:
         problems.append(str(error))
     try:

@@ -145,7 +145,7 @@ class PushedView:
         return keys, event, np.array(known or [times.now] * len(event), np.int64), features
 
 
-def packed(
+def pack_all(
     declared: Sequence[PushedView], older: Sequence[PushedView], df: Raws, limits: Limits, times: Times
 ) -> list[Packed]:
     """Check pushed rows, and pack them for every definition of their view that they fit.
@@ -167,8 +167,8 @@ def packed(
     raise refusals[0]
 
 
-def by_table(parts: Sequence[Packed]) -> list[Packed]:
-    """Keep the first result of `packed` for each offline table, so that the table gets each row once."""
+def first_per_table(parts: Sequence[Packed]) -> list[Packed]:
+    """Keep the first result of `pack_all` for each offline table, so that the table gets each row once."""
     return list({part[0].table: part for part in reversed(parts)}.values())
 
 
@@ -179,7 +179,7 @@ def _key(column: Column, raw: msgspec.Raw) -> list[Any]:
 def _reader(column: Column) -> Callable[[msgspec.Raw], list[Any]]:
     if column.dtype.name == "UnixTimestamp":
         return partial(_times, _NULLABLE_TIMES)
-    return partial(decode.field, column=column)
+    return partial(decode.decode_field, column=column)
 
 
 def _seconds(column: Column) -> Callable[[msgspec.Raw], list[Any]]:

@@ -61,7 +61,7 @@ class Batches:
             self._runner = asyncio.create_task(self._run())
         return await waiting.outputs
 
-    async def beside(self, columns: Columns, *, in_thread: bool) -> Outputs:
+    async def predict_now(self, columns: Columns, *, in_thread: bool) -> Outputs:
         """Predict at once, outside the queue: in a thread if `in_thread`, else on the event loop, which this blocks."""
         return await offload(in_thread, self._predict, columns)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from isthmus.package.generation.decoder import Read
+from isthmus.package.generation.decoder import StepOutput
 from isthmus.package.generation.prompt import LOGITS, NEW
 from isthmus.package.prompts import generation_of
 from isthmus.serving.limits import Limits
@@ -30,7 +30,7 @@ class Generator:
             raise TooLargeError("max_tokens", f"is {wanted:,}", expected=f"1 to {most:,}")
         return min(self.decoder.require_prompt(prompt), most if wanted is None else wanted)
 
-    async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[Read]:
+    async def tokens(self, prompt: Sequence[int], room: int) -> AsyncIterator[StepOutput]:
         """Yield the most likely next token up to `room` times; an end token is the last. Canceling stops the run."""
         cache, fed = self.decoder.cache(len(prompt) + room), prompt
         for _ in range(room):

@@ -15,7 +15,7 @@ from isthmus.package.golden import Golden, read_golden
 from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.package.manifest import open_package, read_contract
 from isthmus.package.prompts import decoder_of, open_tokenizer
-from isthmus.package.replay import answers, open_session, require_fed, require_reproduced
+from isthmus.package.replay import answers, check_input_tensors, open_session, require_reproduced
 from isthmus.package.signature import require_signature
 from isthmus.serving.deployment.record import Deployment, require_rows
 
@@ -68,7 +68,7 @@ class DeployedModel:
         self._output = require_rows(manifest) if self.inputs else ""
         self.classes, self.rounding = manifest.classes, manifest.rounding
         golden = read_golden(package)
-        require_fed(f"package {manifest.name}", golden, manifest)
+        check_input_tensors(f"package {manifest.name}", golden, manifest)
         self.text = None if manifest.generation is None else (open_tokenizer(package), decoder_of(manifest, variant))
         self._session = open_session(package, variant, deployment.threads)
         began = time.perf_counter()
@@ -84,7 +84,7 @@ class DeployedModel:
         threads: int = self._session.get_session_options().intra_op_num_threads
         return threads
 
-    def again(self, deployment: Deployment) -> "DeployedModel":
+    def for_deployment(self, deployment: Deployment) -> "DeployedModel":
         """Return a copy for another deployment of the same package, without loading the model again."""
         model = copy(self)
         model.deployment = deployment

@@ -49,7 +49,7 @@ class Predictor:
         self.contract, self.model = contract, model
         self._join_keys = {column.name: column for view in contract.views.values() for column in view.keys}
         self.batches = Batches(model.predict, model.seconds, batch)
-        self._used, self._graphs = contract.used(deployment.service), graphs
+        self._used, self._graphs = contract.transforms_of(deployment.service), graphs
         needed = {item.name for item in model.inputs}
         self._features = [
             (view, feature, full)
@@ -90,7 +90,7 @@ class Predictor:
         entities = {**{name: request[name] for name in self.plan.keys if name in request}, **entities}
         request = {**{name: entities[name] for name in self._needed if name in entities}, **request}
         keys = decode.keys(entities, self._join_keys)
-        fields = {name: decode.field(raw, self._fields[name]) for name, raw in request.items()}
+        fields = {name: decode.decode_field(raw, self._fields[name]) for name, raw in request.items()}
         decode.require_keys(self.plan.keys, keys)
         for name in self._needed:
             if name not in fields and name not in self._optional:

@@ -19,7 +19,7 @@ from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import TensorInfo
 from isthmus.serving.limits import Limits
 from isthmus.serving.predict.model import DeployedModel
-from isthmus.serving.threads import started
+from isthmus.serving.threads import start_task
 from isthmus.serving.wire import tensors
 from isthmus.serving.wire.encode import OPTIONS
 from isthmus.serving.wire.errors import TooLargeError
@@ -64,14 +64,14 @@ class Turns:
         """Run the model in a thread, after earlier calls. Canceling stops the run, and the next run waits for that."""
         options = self._options(inputs)
         await self._lock.acquire()
-        run = started(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
+        run = start_task(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
         run.add_done_callback(lambda _: self._lock.release())
         return await _ended(run, options)
 
     async def beside(self, inputs: TensorInputs, *, in_thread: bool) -> TensorOutputs:  # noqa: ARG002 - always in one
         """Run the model at once, outside the queue, always in a thread. Canceling the caller stops the run."""
         options = self._options(inputs)
-        run = started(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
+        run = start_task(asyncio.to_thread(self._model.run, inputs.feeds, inputs.outputs, options))
         return await _ended(run, options)
 
     def _options(self, inputs: TensorInputs) -> "onnxruntime.RunOptions":

@@ -76,7 +76,7 @@ class RecordedAnswer(msgspec.Struct, gc=False):
 
     Attributes:
         at: request time in microseconds since 1970 UTC.
-        stored: one `stored_of` value per view, and no more: a long-lived object would leave the CPU cache cold.
+        stored: one `stored_entries` value per view, and no more: a long-lived object would leave the CPU cache cold.
         outputs: model outputs; None for a lookup. For generated text: the prompt's tokens and the generated tokens, a
             list that grows until the text ends.
         inputs: model inputs, or the outputs of request transforms by transform.
@@ -138,7 +138,7 @@ def text_of(body: bytes, json: int) -> bytes:
     return orjson.dumps({"json": orjson.Fragment(body[:json]), "binary": b64encode(body[json:]).decode()})
 
 
-def grouped(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> list[AnswerGroup]:
+def to_groups(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> list[AnswerGroup]:
     """Convert answers to one group per reader. `secret` is the hash key. Numbers new caller names in `callers`."""
     by_reader: dict[int, list[RecordedAnswer]] = {}
     for answer in answers:
@@ -190,7 +190,7 @@ def computed(outputs: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
     return {f"{name}{SEPARATOR}{field}": values for name, own in outputs.items() for field, values in own.items()}
 
 
-def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
+def stored_entries(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[Stored]:
     """Return the stored rows that an answer used, one entry per view of the reader, for `columns_of`."""
     stored: list[Stored] = []
     for view, _ in reader.views:
@@ -208,7 +208,7 @@ def stored_of(reader: AnswerReader, answers: Mapping[str, ViewAnswer]) -> list[S
 def columns_of(dtype: Any, stored: Sequence[Stored]) -> tuple[bytes, bytes, bytes, bytes]:
     """Join one view's rows of several answers; return the columns content, event, known and status as bytes.
 
-    `stored` has an entry of `stored_of` for each answer. `dtype` is the NumPy type of the view's packed rows.
+    `stored` has an entry of `stored_entries` for each answer. `dtype` is the NumPy type of the view's packed rows.
     """
     try:
         # Decode all answers in one call: decoding them one by one takes ten times as long.

@@ -16,7 +16,7 @@ from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.values.columns import Values
 from isthmus.serving import log
 from isthmus.serving.recorder.batch import AnswerBatch, AnswerGroup, encoded, merged
-from isthmus.serving.recorder.columns import AnswerReader, Lookups, RecordedAnswer, grouped, stored_of
+from isthmus.serving.recorder.columns import AnswerReader, Lookups, RecordedAnswer, stored_entries, to_groups
 from isthmus.serving.recorder.options import MB, Recording
 from isthmus.serving.recorder.spool import Spool
 
@@ -77,7 +77,7 @@ class _Pending:
         for start in range(0, len(self.left), PART):
             if start:
                 time.sleep(PAUSE)
-            left += grouped(self.left[start : start + PART], secret, self.callers)
+            left += to_groups(self.left[start : start + PART], secret, self.callers)
         return groups + merged(left)
 
 
@@ -147,7 +147,7 @@ class Recorder:
             return None
         # Drop the keys unless they will be hashed, to free their memory.
         return RecordedAnswer(
-            reader, at, body, keys if reader.private else NOTHING, stored_of(reader, answers), rows, None, computed
+            reader, at, body, keys if reader.private else NOTHING, stored_entries(reader, answers), rows, None, computed
         )
 
     def identity(self, answer: RecordedAnswer) -> bytes:

@@ -132,7 +132,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(path for path, _ in _segments(folder))
 
 
-def ended(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Return True if no process writes to the segment file any more, so that it is complete, or if it is missing."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
@@ -144,7 +144,7 @@ def ended(path: Path) -> bool:
 
 def remove(path: Path) -> int | None:
     """Delete a segment file and return its number of readable answers. Return None if a process still writes to it."""
-    if not ended(path):
+    if not is_complete(path):
         return None
     answers = 0
     with suppress(FileNotFoundError, DamagedBatchError, OtherVersionError):

@@ -144,13 +144,13 @@ class Cluster:
             self._nodes[url] = RedisNode(url)
         return self._nodes[url]
 
-    async def _learn(self, known: Sequence[str]) -> Sequence[str]:
-        """Fetch the owner of each slot, unless another request has replaced the outdated owners `known` by now."""
+    async def _learn(self, outdated: Sequence[str]) -> Sequence[str]:
+        """Fetch the owner of each slot, unless another request has replaced the `outdated` owners by now."""
         async with self._learning:
-            if self._owners and self._owners is not known:
+            if self._owners and self._owners is not outdated:
                 return self._owners
             failure: Exception = redis.ConnectionError("no node answers")
-            urls = list({*known, *self._address.urls})
+            urls = list({*outdated, *self._address.urls})
             random.shuffle(urls)
             for url in urls:
                 try:

@@ -56,7 +56,7 @@ class RedisNode:
         if before and any(map(is_replica_error, errors)):
             # These connections date from before a failover. New ones go where the name resolves to now.
             for wire in before:
-                wire.leave()
+                wire.close_when_idle()
             replies = await self._replies(packed, len(commands))
             errors = [reply for reply in replies if isinstance(reply, Exception)]
         if errors and not refusals:
@@ -152,7 +152,7 @@ class _Wire(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.writelines(parts)
 
-    def leave(self) -> None:
+    def close_when_idle(self) -> None:
         """Take no more requests, and close the connection once the pending ones are answered."""
         self.left = True
         if not self._waiting:

@@ -16,9 +16,9 @@ from isthmus.features.online import loss, pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.pushes import APPEND, Backlog
 from isthmus.features.online.record import NEVER, Published, Stamp
-from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announced, push_steps, suspects
+from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announce_arguments, push_steps, pushed_keys_key
 from isthmus.features.redis.address import Address
-from isthmus.features.redis.connection import answering
+from isthmus.features.redis.connection import translate_errors
 from isthmus.features.redis.refusal import is_type_error
 from isthmus.features.redis.routing import Command, Piece, total
 from isthmus.features.values.rows import known_times
@@ -99,7 +99,7 @@ class Store:
         of a view have another contract.
         """
         commands = await offload(rows > KEYS, plan.commands, keys)
-        with StoreWait(), answering(self._url), Deadline(self._deadlines):
+        with StoreWait(), translate_errors(self._url), Deadline(self._deadlines):
             stamps = await self._stamps.of(plan.contract)
             replies, foreign = await self._replies(commands)
         size = rows * sum(len(view.fields) for view in plan.views)
@@ -136,7 +136,7 @@ class Store:
 
     async def write(self, project: str, view: ViewContract, names: Sequence[bytes], rows: Sequence[bytes]) -> int:
         """Write pushed rows to Redis under the keys `names` unless a stored row is newer. Return the number written."""
-        announcement = announced(names, known_times(rows))
+        announcement = announce_arguments(names, known_times(rows))
         steps = push_steps(view)
         reply: Any = None
         async with self._bounded():
@@ -147,7 +147,9 @@ class Store:
                             ((text,),) = await self._redis.ask([record.query(project, [view])])
                             reply = record.decode(text)
                         case PushStep.ANNOUNCE:
-                            await self._redis.run(ANNOUNCE, announcement, ([suspects(project, view.online_name)], []))
+                            await self._redis.run(
+                                ANNOUNCE, announcement, ([pushed_keys_key(project, view.online_name)], [])
+                            )
                         case bytes(rule):
                             reply = total(
                                 await self._redis.run(WRITE, (view.online_name.encode(), rule), (names, rows))
@@ -166,7 +168,7 @@ class Store:
         """
         piece: Piece = ([pushes.stream(project, view.table)], [])
         async with self._bounded():
-            replies = await self._redis.run(APPEND, pushes.appended(names, rows, accepted, limit), piece)
+            replies = await self._redis.run(APPEND, pushes.append_arguments(names, rows, accepted, limit), piece)
         pushes.require_room(view.table, total(replies), len(rows))
 
     async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
@@ -177,7 +179,7 @@ class Store:
         if not views:
             return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
-        names = [suspects(project, view.online_name) for view in views]
+        names = [pushed_keys_key(project, view.online_name) for view in views]
         pushed = [(b"ZREVRANGEBYSCORE", name, *latest) for name in names]
         waiting = [pushes.backlog_commands(project, view.table) for view in views]
         async with self._bounded():
@@ -222,7 +224,7 @@ class Store:
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         # `read` does not use this generator because it is the hot path.
-        with StoreWait(), answering(self._url), Deadline(self._deadlines):
+        with StoreWait(), translate_errors(self._url), Deadline(self._deadlines):
             yield
 
 

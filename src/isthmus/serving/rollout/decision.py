@@ -16,7 +16,7 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: int
     why: str
 
-    def about(self, deployment: Deployment) -> bool:
+    def matches(self, deployment: Deployment) -> bool:
         return (self.digest, self.deployed_at) == (deployment.digest, deployment.deployed_at)
 
     def dumps(self) -> bytes:
@@ -44,4 +44,4 @@ def read_decision(file: Path, deployment: Deployment) -> Decision | None:
         decision = Decision.loads(file.read_bytes(), str(file))
     except (OSError, PackageError):
         return None
-    return decision if decision.about(deployment) else None
+    return decision if decision.matches(deployment) else None

@@ -17,7 +17,7 @@ from isthmus.features.profiles import ServingProfile
 from isthmus.package.manifest import read_contract
 from isthmus.package.verdict import Verdict
 from isthmus.serving.deployment import cache
-from isthmus.serving.deployment.history import DeploymentHistory, Event, succession
+from isthmus.serving.deployment.history import DeploymentHistory, Event, deployment_chain
 from isthmus.serving.deployment.record import CandidateDeployment, Deployment, Probation, Undone, approve
 from isthmus.serving.predict.model import DeployedModel
 from isthmus.serving.rollout.decision import read_decision
@@ -98,7 +98,7 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     same service beside it. Raises a DependencyError if another deployment is in progress or the disk is full, and a
     DataError if the history cannot be read.
     """
-    with _changing(file) as (history, _):
+    with _locked_history(file) as (history, _):
         rollout = Rollout()
         current = None if share is None else _beside(file)
         deployment = approve(package, verdict, contract, profile, tables=tables, at=at, public_key=public_key)
@@ -144,7 +144,7 @@ def promote(
     damaged, unsigned or not in the cache, and a ContractMismatch if `generations` lacks its contract. Raises a
     DependencyError if another deployment is in progress, and a DataError if the history is damaged.
     """
-    with _changing(file) as (history, _):
+    with _locked_history(file) as (history, _):
         rollout = Rollout()
         candidate = _beside(file).candidate
         if candidate is None:
@@ -175,10 +175,10 @@ def rollback(
     deployment, `to` is required. With `to`, a candidate is dropped, too. Writes the deployment file and the history.
     Raises GateFailed if not exactly one earlier package fits, and the other errors of `promote`.
     """
-    with _changing(file) as (history, events):
+    with _locked_history(file) as (history, events):
         rollout = Rollout()
         # `to` works even if the deployment file is damaged.
-        current = _read(file) if to is None else in_force(file)
+        current = _read(file) if to is None else current_deployment(file)
         if current is not None and current.candidate is not None and to is None:
             dropped = current.candidate.deployment
             rollout.switch(file, msgspec.structs.replace(current, candidate=None))
@@ -207,7 +207,7 @@ def undo(
     `why` is written to the deployment file and the history. Without `generations`, the package is not verified again: a
     server has its model loaded already. Raises the errors of `promote` other than GateFailed.
     """
-    with _changing(file) as (history, _):
+    with _locked_history(file) as (history, _):
         current = _read(file)
         if current is None or current.probation is None or current.without_trials != deployment.without_trials:
             return False
@@ -230,7 +230,7 @@ def _on_probation(file: Path, deployment: Deployment, seconds: float, objective_
 
     Returns it unchanged if `seconds` is 0, or without a previous deployment of the same model and service.
     """
-    before = in_force(file)
+    before = current_deployment(file)
     if before is not None and before.probation is not None and read_decision(file, before):
         # A server is waiting for the lock to undo it.
         before = before.probation.before
@@ -261,14 +261,14 @@ def _verified(
         raise PackageError(where, f"is no longer in {folder.parent}", expected=f"one of the last {CACHED}",
                            remedy="export and deploy it again, or choose another with --to")  # fmt: skip
     package = cache.require(folder, earlier.digest, public_key)
-    generations.require_model(where, read_contract(package), package.manifest.service)
+    generations.require_compatible(where, read_contract(package), package.manifest.service)
     rollout.done("verify")
     deployment = msgspec.structs.replace(earlier, deployed_at=at, public_key=public_key or earlier.public_key)
     rollout.load(deployment, public_key)
     return deployment
 
 
-def in_force(file: Path) -> Deployment | None:
+def current_deployment(file: Path) -> Deployment | None:
     """Return the current deployment from the deployment file; None if the file is missing or cannot be read."""
     with suppress(OSError, PackageError):
         return _read(file)
@@ -283,7 +283,7 @@ def _read(file: Path) -> Deployment | None:
 
 
 @contextmanager
-def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
+def _locked_history(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
     """Lock the deployment history for the block, and yield it with its events.
 
     First adds events that a killed process or a server did not write. Afterwards deletes packages from the cache that
@@ -296,13 +296,13 @@ def _changing(file: Path) -> Iterator[tuple[DeploymentHistory, list[Event]]]:
             events.append(event)
         yield history, events
         last = [event.deployment.digest for event in history.read()[-CACHED:]]
-        current = in_force(file)
+        current = current_deployment(file)
         # Keep the previous package even after probation: production quality may still undo the deployment.
-        named = [] if current is None else current.loaded(current.deployed_at)
+        named = [] if current is None else current.to_load(current.deployed_at)
         cache.prune(cache.folder_of(file), {*last, *(deployment.digest for deployment in named)})
 
 
-def happened(file: Path) -> list[Event]:
+def full_history(file: Path) -> list[Event]:
     """Return the deployment history, oldest first, without writing or locking it.
 
     Includes events that the deployment and decision files show but the history lacks.
@@ -312,10 +312,10 @@ def happened(file: Path) -> list[Event]:
 
 
 def _unnoted(file: Path, events: list[Event]) -> Iterator[Event]:
-    current = in_force(file)
+    current = current_deployment(file)
     if current is None:
         return
-    deployed, candidate = succession(events), current.candidate
+    deployed, candidate = deployment_chain(events), current.candidate
     alone = current.without_trials
     if not deployed or deployed[-1] != alone:
         # The process was killed between writing the two files, or the deployment predates the history.
@@ -346,7 +346,7 @@ def _earlier(file: Path, events: list[Event], current: Deployment | None, to: st
     if current is None:
         raise GateFailed(str(file), "nothing is deployed", expected="a deployment to go back from",
                          remedy="run `isthmus deploy`")  # fmt: skip
-    before = succession(events)[:-1]
+    before = deployment_chain(events)[:-1]
     if current.undone is not None:
         # The user may mean the deployment that failed, which is no longer in force.
         further = (

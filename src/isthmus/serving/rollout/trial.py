@@ -238,11 +238,15 @@ class ProbationRun(Trial):
         self.problem = str(former) if isinstance(former, IsthmusError) else None
         self._next = 0.0
 
-    def restored(self, deployment: Deployment) -> DeployedModel | None:
+    def reuse_former(self, deployment: Deployment) -> DeployedModel | None:
         """Return the previous model, already loaded, if `deployment` restores it after a failed trial; else None."""
         if deployment.undone is None or not isinstance(self.former, DeployedModel):
             return None
-        return self.former.again(deployment) if self.former.deployment.runtime_key == deployment.runtime_key else None
+        return (
+            self.former.for_deployment(deployment)
+            if self.former.deployment.runtime_key == deployment.runtime_key
+            else None
+        )
 
     def _slower(self, own: float, other: float) -> bool:
         """Return True if only the new model misses the objective, and chance is not a likely cause.

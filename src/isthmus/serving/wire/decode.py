@@ -12,7 +12,7 @@ import numpy as np
 from isthmus.features.contract.schema import Column
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.types import SCALARS, Array
-from isthmus.features.values.columns import Values, from_python, other_size
+from isthmus.features.values.columns import Values, first_wrong_size, from_python
 from isthmus.serving.wire.body import FAILURES, unreadable
 from isthmus.serving.wire.errors import TooLargeError
 
@@ -70,12 +70,12 @@ def entities(
             raise RequestError(f"entities.{name}", "is neither a join key nor a request field of these features",
                                expected=one_of({*join_keys, *request}))  # fmt: skip
     columns = keys({name: raw for name, raw in raws.items() if name in join_keys or name not in request}, join_keys)
-    fields = {name: columns[name] if name in columns else field(raws[name], column, "entities")
+    fields = {name: columns[name] if name in columns else decode_field(raws[name], column, "entities")
               for name, column in request.items() if name in raws}  # fmt: skip
     return columns, fields
 
 
-def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
+def decode_field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
     """Decode the values of a request field from JSON; null becomes None.
 
     Raises a RequestError for a wrong type or array size. The error names the field as `part.NAME`.
@@ -91,7 +91,7 @@ def field(raw: msgspec.Raw, column: Column, part: str = "request") -> list[Any]:
 
 
 def require_size(where: str, arrays: list[Any], column: Column) -> None:
-    if column.size is not None and (wrong := other_size(arrays, column.size)):
+    if column.size is not None and (wrong := first_wrong_size(arrays, column.size)):
         raise RequestError(where, f"an array of {wrong[1]} elements at `list[{wrong[0]}]`",
                            expected=f"arrays of {column.size} elements")  # fmt: skip
 

@@ -14,7 +14,7 @@ from isthmus.features.definition.spec import AtRequest, RequestSource
 from isthmus.features.errors import DataError, Problem
 from isthmus.features.request.graph import RowGraph
 from isthmus.features.types import INPUTS
-from isthmus.features.values.arrow import ARROW, from_arrow, null_elements, other_sizes
+from isthmus.features.values.arrow import ARROW, from_arrow, null_elements, wrong_size_rows
 from isthmus.transforms.request import fields as requestfields
 from isthmus.transforms.sources import failing_line, first_line
 
@@ -196,7 +196,7 @@ def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> p
     return schema
 
 
-def computed(
+def append_fields(
     spark: "SparkSession",
     transforms: Sequence[tuple[AtRequest, TransformContract]],
     joined: Iterable[pa.RecordBatch],
@@ -264,7 +264,7 @@ def _input(place: str, batch: pa.RecordBatch, name: str, contract: TransformCont
     if pa.types.is_list(arrow):
         if nulls := null_elements(values):
             raise DataError(where, f"its arrays hold {nulls} nulls", expected=expected)
-        if misfits := other_sizes(values, field.size or 0):
+        if misfits := wrong_size_rows(values, field.size or 0):
             raise DataError(where, f"an array of {len(values[misfits[0]])} elements in row {misfits[0]}",
                             expected=f"{field.size}, as declared")  # fmt: skip
         if not pa.types.is_null(column.type):

@@ -90,11 +90,11 @@ def _write(columns: pa.Schema, batches: Iterable[pa.RecordBatch], file: Path | p
     # A late import: it loads pandas, which takes a third of a second.
     from pyarrow import parquet
 
-    from isthmus.features.offline.scan import in_lots
+    from isthmus.features.offline.scan import rebatch
 
     rows = 0
     with parquet.ParquetWriter(file, columns) as writer:
-        for lot in in_lots(batches, _ROWS):
+        for lot in rebatch(batches, _ROWS):
             writer.write_table(lot)
             rows += len(lot)
     return rows

@@ -13,7 +13,7 @@ from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
 from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest, one_of
-from isthmus.features.values.arrow import ARROW, null_elements, other_sizes
+from isthmus.features.values.arrow import ARROW, null_elements, wrong_size_rows
 from isthmus.transforms.sources import failing_line, first_line
 from isthmus.transforms.tables.reaching import reaching
 
@@ -228,7 +228,7 @@ def _typed(place: str, table: pa.Table, columns: Sequence[Column], identity: Seq
                 remedy="remove them with array_compact, or make the array null",
             )  # fmt: skip
     for column in columns:
-        if column.size is not None and (misfits := other_sizes(table[column.name], column.size)):
+        if column.size is not None and (misfits := wrong_size_rows(table[column.name], column.size)):
             first = misfits[0]
             row = ", ".join(f"{name}={table[name][first]}" for name in identity if name in table.column_names)
             size = f"column {column.name} has {len(table[column.name][first])} elements at {row}"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.offline.history import ViewHistory, table_schema
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.pointintime.join import BATCH, Join
 from isthmus.transforms.sources import first_line
 from isthmus.transforms.tables.reaching import reaching
@@ -65,14 +65,14 @@ def join_files(  # noqa: PLR0913 - options of a join, by name
         raise RefusedError(first_line(error)) from error
 
 
-def answers(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
+def read_joined(folder: Path, views: Sequence[str], count: int, rows: int) -> Iterator[pa.Table]:
     """Yield the columns that `join_files` wrote, in the order of the spine's `count` rows.
 
     Pass the same `folder` and `rows` as to `join_files`.
     """
     for part in range(-(-count // rows)):
         files = [pq.ParquetFile(folder / _name(view, part)) for view in views]
-        for lots in zip(*(in_lots(file.iter_batches(BATCH), BATCH) for file in files), strict=True):
+        for lots in zip(*(rebatch(file.iter_batches(BATCH), BATCH) for file in files), strict=True):
             yield pa.table({name: lot[name] for lot in lots for name in lot.column_names})
 
 

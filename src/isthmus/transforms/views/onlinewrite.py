@@ -9,11 +9,11 @@ import pyarrow as pa
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import DependencyError
 from isthmus.features.offline.history import table_schema
-from isthmus.features.offline.scan import in_lots
+from isthmus.features.offline.scan import rebatch
 from isthmus.features.online.store import OnlineStore, WriteCounts
 from isthmus.features.publishing.publish import PART, write_rows
 from isthmus.features.redis.address import without_credentials
-from isthmus.features.redis.connection import answering, connect
+from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.transforms.sources import first_line
 from isthmus.transforms.tables.reaching import reaching
 
@@ -80,11 +80,11 @@ class _Write:
         contract = Contract.loads(self.contract)
         view = contract.view(self.view)
         done = []
-        with answering(self.url):
+        with translate_errors(self.url):
             client = None
             try:
                 # The batches of engines may have only a thousand rows.
-                for part in in_lots(batches, PART):
+                for part in rebatch(batches, PART):
                     if client is None:
                         client = connect(self.url)
                     rows = part.cast(table_schema(view))

@@ -12,7 +12,7 @@ import pytest
 from isthmus.distill.declaration import Distillation, Tabular
 from isthmus.distill.distillation import distill
 from isthmus.distill.labels import Binary, Classes, Isotonic, Label, Number, Rank, Temperature
-from isthmus.distill.restore import create_task, origins
+from isthmus.distill.restore import create_task, provenance
 from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
@@ -193,7 +193,7 @@ def test_a_default_is_an_answer_of_that_kind(label: Label, answer: Any, expected
 
 def test_a_label_of_0_and_1_keeps_the_identity_of_its_student() -> None:
     def kind(material: Material) -> str:
-        return origins(create_task(material))["kind"]
+        return provenance(create_task(material))["kind"]
 
     table = labelled("binary", ROWS)
     usual = material_of("binary", table)

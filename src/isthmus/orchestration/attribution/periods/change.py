@@ -41,7 +41,7 @@ from isthmus.orchestration.project import Project
 from isthmus.orchestration.recording.served import ServedAnswers, key_values, predict_all
 from isthmus.orchestration.recording.storedrows import from_history
 from isthmus.package.manifest import Package, open_package, read_contract
-from isthmus.serving.deployment.record import unapproved
+from isthmus.serving.deployment.record import unverified_deployment
 from isthmus.serving.predict.model import DeployedModel
 
 # Stored features as (view, feature).
@@ -167,7 +167,7 @@ def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, s
     one array. If the effect of the contracts cannot be computed, the scores are the same under both, and `unknown` gets
     the reason.
     """
-    models = [DeployedModel(unapproved(side.package, side.profile, 0, None)) for side in sides]
+    models = [DeployedModel(unverified_deployment(side.package, side.profile, 0, None)) for side in sides]
     if models[0].deployment.digest == models[1].deployment.digest:
         models[1] = models[0]
     contracts = [side.contract for side in sides]

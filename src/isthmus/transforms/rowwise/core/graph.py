@@ -140,7 +140,7 @@ class Graph:
             helper.make_node("Split", [data], names, name=f"split_{data}", axis=0, num_outputs=len(names))
         )
 
-    def together(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
+    def stacked(self, function: Stacked, argument: Tensor, number: int = 0, *, signless: bool = False) -> Tensor:
         """Return the result of `function` for `argument`, as a tensor whose nodes `model` adds later.
 
         `model` calls the function once for several independent results. It passes the stacked arguments, shape (k, n),

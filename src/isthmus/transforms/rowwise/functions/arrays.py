@@ -41,7 +41,7 @@ def _of(elements: Sequence[Value], array: Value) -> ArrayValue:
     return ArrayValue(array_of(kind, len(elements)), array.data, array.valid, array.raises, tuple(elements))
 
 
-def _inside(graph: Graph, of: ArrayValue, element: Value) -> Value:
+def _element_of(graph: Graph, of: ArrayValue, element: Value) -> Value:
     """Return an element of the array `of`: null where the array is null. Spark computes all elements first."""
     computed = graph.either(*(part.raises for part in of.elements), element.raises)
     raises = graph.either(of.raises, graph.guarded(computed, of.valid))
@@ -58,12 +58,14 @@ def _literal_index(node: ExpressionNode, argument: ExpressionNode) -> int:
 
 def _element(graph: Graph, of: ArrayValue, place: int, *, null: bool) -> Value:
     if 0 <= place < len(of.elements):
-        return _inside(graph, of, of.elements[place])
+        return _element_of(graph, of, of.elements[place])
     nothing = graph.literal(None, of.elements[0].kind)
     if null:
-        return _inside(graph, of, nothing)
+        return _element_of(graph, of, nothing)
     always = graph.number(True)
-    return graph.result(nothing.kind, nothing.data, [_inside(graph, of, replace(nothing, valid=None))], wrong=always)
+    return graph.result(
+        nothing.kind, nothing.data, [_element_of(graph, of, replace(nothing, valid=None))], wrong=always
+    )
 
 
 @rule("getitem", 2, null=False)
@@ -87,7 +89,7 @@ def _element_at(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> 
 @rule("size cardinality array_size", 1)
 def _size(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Value:
     of = array(node, values[0])
-    return _inside(graph, of, graph.literal(len(of.elements), INT))
+    return _element_of(graph, of, graph.literal(len(of.elements), INT))
 
 
 @rule("array", 1, 1000)
@@ -119,20 +121,20 @@ def aggregate(
             kinds = f"starts with type {total.kind} and merges to type {merged.kind}"
             raise NotCompilableError(node, kinds, "a cast of the initial value")
         total = merged
-    return _inside(graph, of, finish(total) if finish else total)
+    return _element_of(graph, of, finish(total) if finish else total)
 
 
 def quantified(graph: Graph, of: ArrayValue, body: Body, *, every: bool) -> Value:
     node = ExpressionNode("forall" if every else "exists")
     truths = [body(element) for element in of.elements]
-    return _inside(graph, of, logic.joined(graph, node, truths, operator="And" if every else "Or"))
+    return _element_of(graph, of, logic.joined(graph, node, truths, operator="And" if every else "Or"))
 
 
 @rule("array_max", 1, greatest=True)
 @rule("array_min", 1, greatest=False)
 def _extreme(graph: Graph, node: ExpressionNode, values: Sequence[Value], *, greatest: bool) -> Value:
     of = array(node, values[0])
-    return _inside(graph, of, logic.extreme(graph, node, of.elements, greatest=greatest))
+    return _element_of(graph, of, logic.extreme(graph, node, of.elements, greatest=greatest))
 
 
 @rule("array_contains", 2)
@@ -142,5 +144,5 @@ def _contains(graph: Graph, node: ExpressionNode, values: Sequence[Value]) -> Va
     if kind is None or kind == VOID:
         raise NotCompilableError(node, f"{of.kind} cannot contain {item.kind}", "a cast")
     key, *elements = (casts.widened(value, kind) for value in (item, *of.elements))
-    contained = _inside(graph, of, logic.any_equal(graph, node, key, elements))
+    contained = _element_of(graph, of, logic.any_equal(graph, node, key, elements))
     return replace(contained, valid=graph.both(contained.valid, item.valid))

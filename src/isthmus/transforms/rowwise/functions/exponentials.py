@@ -59,7 +59,7 @@ class _Exponential:
         column = graph.add("BitwiseAnd", place, _STEP - 1)
         self.fine = graph.add("Gather", graph.constant(_FINE, DOUBLE), column)
 
-    def but_outside(self, result: Tensor, least: float, below: float) -> Tensor:
+    def with_limits(self, result: Tensor, least: float, below: float) -> Tensor:
         """Return `result`, but `below` where x < `least`, infinity where x is above the limit, and NaN for NaN."""
         known = self._inside.where(result, self._x * _HUGE)
         return (self._x < least).where(below, known)
@@ -69,7 +69,7 @@ def exp(x: Tensor, _numbers: Sequence[int]) -> Tensor:
     """Return e^x with an error below 1 ulp, by fdlibm's steps."""
     parts = _Exponential(x, _VANISHED)
     power = x.graph.number(1.0) - (parts.rest - parts.high)
-    return parts.but_outside(power * parts.fine * parts.coarse, -_VANISHED, 0.0)
+    return parts.with_limits(power * parts.fine * parts.coarse, -_VANISHED, 0.0)
 
 
 def expm1(x: Tensor, _numbers: Sequence[int]) -> Tensor:
@@ -77,7 +77,7 @@ def expm1(x: Tensor, _numbers: Sequence[int]) -> Tensor:
     parts = _Exponential(x, 710.0)
     less = (parts.high - parts.rest) * parts.fine
     unit = x.graph.add("Gather", x.graph.constant(_UNCOARSE, DOUBLE), parts.row)
-    return parts.but_outside((less + (parts.fine - unit)) * parts.coarse, -60.0, -1.0)
+    return parts.with_limits((less + (parts.fine - unit)) * parts.coarse, -60.0, -1.0)
 
 
 # --- logarithms

@@ -44,11 +44,11 @@ def _not_above(bound: float) -> Real:
 
 
 def _exp(x: Tensor) -> Tensor:
-    return x.graph.together(exponentials.exp, x, signless=True)
+    return x.graph.stacked(exponentials.exp, x, signless=True)
 
 
 def _log(x: Tensor) -> Tensor:
-    return x.graph.together(exponentials.log, x)
+    return x.graph.stacked(exponentials.log, x)
 
 
 def _log_to(base: int) -> Real:
@@ -63,11 +63,11 @@ def _log1p(x: Tensor) -> Tensor:
     safe = tiny.where(1.0, back)
     factor = _log(plus) / safe
     whole = x.graph.add("IsInf", x)
-    return _but_zero(factor * x, x, tiny | whole)
+    return _keep_zero(factor * x, x, tiny | whole)
 
 
 def _expm1(x: Tensor) -> Tensor:
-    return _but_zero(x.graph.together(exponentials.expm1, x), x)
+    return _keep_zero(x.graph.stacked(exponentials.expm1, x), x)
 
 
 _NEARLY_ALL = 709.0
@@ -95,10 +95,10 @@ def _half_exp_or(size: Tensor, near: Tensor) -> Tensor:
 
 
 def _signed_like(size: Tensor, x: Tensor) -> Tensor:
-    return _but_zero((x < 0.0).where(-size, size), x)
+    return _keep_zero((x < 0.0).where(-size, size), x)
 
 
-def _but_zero(result: Tensor, x: Tensor, tiny: Tensor | None = None) -> Tensor:
+def _keep_zero(result: Tensor, x: Tensor, tiny: Tensor | None = None) -> Tensor:
     """Return `result`, but x itself where it is zero or tiny. See `Graph.where` for the order."""
     zero = tiny or x.equals(0.0)
     return (~zero).where(result, x)
@@ -128,7 +128,7 @@ def _atan(x: Tensor, _numbers: Sequence[int]) -> Tensor:
 
 
 def _together(function: Stacked, number: int = 0) -> Real:
-    return lambda x: x.graph.together(function, x, number)
+    return lambda x: x.graph.stacked(function, x, number)
 
 
 atan = _together(_atan)
