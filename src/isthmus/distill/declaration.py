@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from isthmus.distill.declaredteachers import DeclaredTeacher, teacher_problems
 from isthmus.distill.gates import OVERALL, Gate, bound_problems, have_limits
 from isthmus.distill.labels import Binary, Calibration, Label, Monitor
 from isthmus.distill.language.causal import GAIN, REGRESSION, UNSHAPED, Causal
@@ -61,10 +62,12 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Tabular:
-    """Predict a label from a row of features: gradient boosting teaches a small network.
+    """Predict a label from a row of features: gradient boosting, or a teacher of your own, teaches a small network.
 
     Attributes:
         label: `Binary`, `Classes`, `Number` or `Rank`.
+        teacher: "module:function" or a `TeacherFunction`, an `Onnx`, a `TeacherOutputs`, or a list of these and of
+            pairs (teacher, weight), whose weighted mean teaches. None for gradient boosting on the training part.
         calibration: calibration of the student's probabilities: `Temperature`, `Isotonic` or None.
         hidden: widths of the student's hidden layers, first to last.
         dropout: share of hidden units dropped in a training step.
@@ -77,6 +80,9 @@ class Tabular:
     """
 
     label: Label = field(default_factory=Binary)
+    teacher: "DeclaredTeacher | str | Sequence[DeclaredTeacher | str | tuple[DeclaredTeacher | str, float]] | None" = (
+        None
+    )
     calibration: Calibration | None = None
     hidden: Sequence[int] = (64, 32)
     dropout: float = 0.1
@@ -122,7 +128,7 @@ class Tabular:
         return problems
 
     def problems(self, where: str) -> list[Problem]:
-        if wrong := type_problems(self, f"{where}: ", ("label", "calibration", "preparation")):
+        if wrong := type_problems(self, f"{where}: ", ("label", "teacher", "calibration", "preparation")):
             return wrong
         checks = [
             ("hidden", all(width >= 1 for width in self.hidden), "widths of at least 1"),
@@ -132,15 +138,16 @@ class Tabular:
             ("teacher_rounds", self.teacher_rounds >= 1, "at least 1"),
             ("teacher_learning_rate", 0 < self.teacher_learning_rate <= 1, "more than 0, at most 1"),
         ]
+        taught = teacher_problems(self.teacher, f"{where}: teacher")
         if not isinstance(self.label, Label):
             checks.append(("label", False, "Binary, Classes, Number or Rank"))
-            return failed_checks(self, where, checks)
+            return [*failed_checks(self, where, checks), *taught]
         known = isinstance(self.calibration, Calibration) and isinstance(self.label, self.calibration.labels)
         fits = self.calibration is None or known
         checks.append(
             ("calibration", fits, f"None, or a calibration for {self.label}, which predicts {self.label.gives}")
         )
-        return [*failed_checks(self, where, checks), *self.label.problems(f"{where}: label")]
+        return [*failed_checks(self, where, checks), *taught, *self.label.problems(f"{where}: label")]
 
     def spine_problems(self, where: str, spine: Spine) -> list[Problem]:
         """Return a problem if the spine (training examples) has a wrong label type or lacks column `Rank.within`."""

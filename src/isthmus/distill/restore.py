@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from isthmus.distill.causal.models import function_of
 from isthmus.distill.causal.task import CausalTask
 from isthmus.distill.declaration import EXPORTING, JUDGING, Distillation, Tabular
+from isthmus.distill.declaredteachers import function_of
 from isthmus.distill.labels import Binary
 from isthmus.distill.language.causal import Causal
 from isthmus.distill.settings import TrainingSettings
@@ -323,7 +323,8 @@ class _Unset(ast.NodeTransformer):
 
 
 def _options(task: Tabular) -> dict[str, Any]:
-    options = dataclasses.asdict(replace(task, preparation={}))
+    options = dataclasses.asdict(replace(task, preparation={}, teacher=None))
+    del options["teacher"]  # the identity of its outputs covers it
     for name, usual in (("label", Binary()), ("calibration", None)):
         value = getattr(task, name)
         del options[name]

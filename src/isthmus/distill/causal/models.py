@@ -1,7 +1,6 @@
 """The models of a language task: base, teacher and new student."""
 
 import copy
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +9,7 @@ import torch
 
 from isthmus.distill.causal import tokenizer
 from isthmus.distill.causal.tokenizer import FILE, Vocabulary
-from isthmus.distill.language.causal import FUNCTION
+from isthmus.distill.declaredteachers import FUNCTION, function_of
 from isthmus.distill.language.lora import Lora
 from isthmus.distill.teachers.pretrained import pretrained
 from isthmus.distill.types import Index
@@ -87,11 +86,6 @@ def call_function(source: str, where: str, *arguments: Any) -> Any:
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(where, [Problem(source, f"cannot be imported ({error})")]) from error
     return function(*arguments)
-
-
-def function_of(source: str) -> Any:
-    module, _, name = source.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def prune_embeddings(model: Any, vocabulary: Vocabulary) -> Any:

@@ -1,10 +1,10 @@
 """The declaration of a causal language model, trained further on a domain or distilled from a larger model."""
 
 import math
-import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from isthmus.distill.declaredteachers import FUNCTION
 from isthmus.distill.language.decoding import DecodingSettings
 from isthmus.distill.language.lora import Lora
 from isthmus.distill.settings import TrainingSettings, failed_checks
@@ -18,7 +18,6 @@ GAIN, REGRESSION = "gain", "regression"
 """Metrics of a model that is trained further, compared with the model before training."""
 
 UNSHAPED = "no shape: the student is the base, or the model its function returns"
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 RUNTIMES = 'runtimes=("onnxruntime", "executorch")'
 _FORBID = ("llama2", "llama3")
 """Licenses, as the model hub names them, that forbid training other language models on a model's output."""

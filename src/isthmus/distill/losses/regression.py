@@ -2,22 +2,28 @@
 
 from torch import Tensor
 
-from isthmus.distill.shapes import average, check_tensors, floats, to_float32
+from isthmus.distill.shapes import average, booleans, check_tensors, floats, select
 
 
-def squared_errors(student: Tensor, wanted: Tensor) -> Tensor:
+def squared_errors(student: Tensor, wanted: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return the mean squared error between `student` and `wanted`, which are labels or a teacher's outputs.
 
-    `wanted` has the same shape and gets no gradient. A student with the least loss predicts the conditional mean.
+    `wanted` has the same shape and gets no gradient. `mask`, bool (...), is True for the numbers that count; None means
+    all. A student with the least loss predicts the conditional mean.
     """
-    check_tensors("squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
-    return average((to_float32(student) - to_float32(wanted.detach())).square())
+    check_tensors(
+        "squared errors", student=floats(student, "..."), wanted=floats(wanted, "..."), mask=booleans(mask, "...")
+    )
+    return average((select(student, mask) - select(wanted.detach(), mask)).square())
 
 
-def absolute_errors(student: Tensor, wanted: Tensor) -> Tensor:
+def absolute_errors(student: Tensor, wanted: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return the mean absolute error between `student` and `wanted`, which are labels or a teacher's outputs.
 
-    `wanted` has the same shape and gets no gradient. A student with the least loss predicts the conditional median.
+    `wanted` has the same shape and gets no gradient. `mask`, bool (...), is True for the numbers that count; None means
+    all. A student with the least loss predicts the conditional median.
     """
-    check_tensors("absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."))
-    return average((to_float32(student) - to_float32(wanted.detach())).abs())
+    check_tensors(
+        "absolute errors", student=floats(student, "..."), wanted=floats(wanted, "..."), mask=booleans(mask, "...")
+    )
+    return average((select(student, mask) - select(wanted.detach(), mask)).abs())

@@ -6,8 +6,8 @@ from torch import nn
 from isthmus.distill.labels import Binary, Number
 from isthmus.distill.tabular.student import Student, core_feeds
 from isthmus.distill.tabular.task import TabularTask
-from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import network_inputs
+from isthmus.distill.tabular.userteacher import UserTeacher
 from isthmus.distill.tasks.samples import Columns
 from isthmus.distill.tasks.task import Case, Task
 from isthmus.distill.types import Array
@@ -32,15 +32,16 @@ class Scores:
             )  # fmt: skip
         teacher = task.teacher()
         assert isinstance(student, Student)  # noqa: S101 - the task is tabular
-        assert isinstance(teacher, Boosting)  # noqa: S101 - the task is tabular
-        self.task, self._student, self.boosting = task, student, teacher
+        self.task, self._student, self.teacher_model = task, student, teacher
         self._material = task.material
         self.student_inputs = task.material.request_inputs.graph_inputs(task.material.student_inputs)
 
     def teacher(self, rows: Columns) -> Array:
         """Return the teacher's scores for rows, given as a column per input; fit the teacher on first use."""
+        if isinstance(self.teacher_model, UserTeacher):
+            return self.scores(self.teacher_model.answers(rows))
         count = len(next(iter(rows.values())).data)
-        return self.scores(self.boosting.answers(network_inputs(rows, self._material.teacher_inputs, count)))
+        return self.scores(self.teacher_model.answers(network_inputs(rows, self._material.teacher_inputs, count)))
 
     def scores(self, answers: Array) -> Array:
         """Convert the teacher's outputs (logits or standardized numbers) to scores (probabilities or numbers)."""

@@ -15,6 +15,7 @@ from onnx import ModelProto
 from torch import nn
 
 from isthmus.distill.declaration import LAYERS, MEASURED, Tabular
+from isthmus.distill.declaredteachers import abstains, teachers
 from isthmus.distill.labels import Binary, Classes, Label, Number, Rank
 from isthmus.distill.losses.objective import Objective
 from isthmus.distill.outputs.cache import TeacherOutputs
@@ -25,6 +26,7 @@ from isthmus.distill.tabular.kinds.classes import ClassLabels
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.kinds.number import NumberLabels
 from isthmus.distill.tabular.kinds.rank import RankLabels
+from isthmus.distill.tabular.prediction import ANSWERED
 from isthmus.distill.tabular.preparation import FILE, Prepare, preparation_graph
 from isthmus.distill.tabular.student import (
     RECORD,
@@ -37,6 +39,8 @@ from isthmus.distill.tabular.student import (
 )
 from isthmus.distill.tabular.teacher import Boosting
 from isthmus.distill.tabular.tensors import TabularTensors, columns, network_inputs, tensors
+from isthmus.distill.tabular.usersources import TrainingRows, sources
+from isthmus.distill.tabular.userteacher import UserTeacher
 from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
@@ -85,8 +89,20 @@ class TabularTask(Task):
         self._answer = self._kind.answer()
         self._fed = material.request_inputs.graph_inputs(material.student_inputs)
 
-    def teacher(self) -> Teacher:
-        return self._boosting("teacher", self.material.table, self.material.teacher_inputs)
+    def teacher(self) -> Boosting | UserTeacher:
+        """Create the declared teacher; without one, gradient boosting on all features of the teacher's service."""
+        declared, material = teachers(self.declared.teacher), self.material
+        if not declared:
+            return self._boosting("teacher", material.table, material.teacher_inputs)
+        rows = TrainingRows(
+            material.table, material.teacher_inputs, material.parts.train, self._kind.fitted_labels(), self.classes,
+            self._recipe(), material.declaration.spine, material.root, material.profile.threads,
+            numeric=isinstance(self.declared.label, Number | Rank),
+        )  # fmt: skip
+        return UserTeacher(
+            sources(declared, rows), self._kind.key, rows, convert=self._kind.teacher_scores, classes=self.classes,
+            abstains=abstains(self.declared.teacher),
+        )  # fmt: skip
 
     def references(self) -> Mapping[str, Teacher]:
         return {"reference": self._boosting("reference", self.material.student_table, self.material.student_inputs)}
@@ -94,7 +110,6 @@ class TabularTask(Task):
     def _boosting(self, name: str, table: pa.Table, inputs: Sequence[ModelInput]) -> Boosting:
         material = self.material
         seen_by = material.declaration.student.device if table is material.device else None
-        label = self.declared.label
         return Boosting(
             name,
             lambda: tensors(table, inputs),
@@ -104,16 +119,22 @@ class TabularTask(Task):
             learning_rate=self.declared.teacher_learning_rate,
             threads=material.profile.threads,
             recipe={
-                "training_set": material.training_set,
-                "label": material.label,
-                "split": list(material.declaration.split),
+                **self._recipe(),
                 "inputs": [[item.name, item.dtype.name] for item in inputs],
                 **({} if seen_by is None else {"device": seen_by.identity()}),
-                # Leave this out for binary labels, so that their cached outputs stay valid.
-                **({} if isinstance(label, Binary) else {"kind": type(label).__name__, **self._kind.recipe}),
             },
             learner=self._kind.learner,
         )
+
+    def _recipe(self) -> dict[str, Any]:
+        label = self.declared.label
+        return {
+            "training_set": self.material.training_set,
+            "label": self.material.label,
+            "split": list(self.material.declaration.split),
+            # Leave this out for binary labels, so that their cached outputs stay valid.
+            **({} if isinstance(label, Binary) else {"kind": type(label).__name__, **self._kind.recipe}),
+        }
 
     def identities(self) -> Array:
         """Return row numbers as keys of the teacher's cache, uint8 (n, 16): the teacher sees only this table."""
@@ -166,7 +187,12 @@ class TabularTask(Task):
         return self._kind.objective(self.declared)
 
     def quality(self, answers: Answers, rows: Index, _teacher: Answers) -> dict[str, float]:
-        return self._kind.quality(answers, rows)
+        """Return metrics of a model; for a teacher that may abstain, of the rows that it answers, and their share."""
+        if ANSWERED not in answers:
+            return self._kind.quality(answers, rows)
+        known, share = answers[ANSWERED] > 0, float((answers[ANSWERED] > 0).mean())
+        figures = self._kind.quality({key: values[known] for key, values in answers.items()}, rows[known])
+        return {**figures, ANSWERED: share}
 
     def over(self, table: pa.Table, rows: Index) -> Self:
         task = copy.copy(self)

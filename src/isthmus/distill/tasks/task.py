@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -62,6 +63,7 @@ class Material:
         aged: takes rows and ages in microseconds; returns a table per age with the inputs of the student's graph;
             None if a device sees what the server sees.
         division: parts of the rows, if a task makes its own table; None for the declared split.
+        root: folder of the project, to which the paths of declared teachers are relative.
     """
 
     declaration: Distillation
@@ -79,6 +81,7 @@ class Material:
     device: pa.Table | None = None
     aged: Callable[[Index, Sequence[int]], Sequence[pa.Table]] | None = None
     division: Split | None = None
+    root: Path = field(default_factory=Path)
 
     @property
     def student_table(self) -> pa.Table:

@@ -24,6 +24,8 @@ class FunctionTeacher(Teacher):
     An exception of the function becomes a DependencyError; outputs up to then stay cached.
     """
 
+    costly = True
+
     def __init__(
         self,
         function: Callable[[Any], Any],

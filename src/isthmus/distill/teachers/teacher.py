@@ -39,6 +39,9 @@ class Teacher(ABC):
         ConfigurationError: keys are not valid names, or keys or labels are not unique.
     """
 
+    costly = False
+    """True if a call may cost money or much time: calls are announced, and only made if they are needed."""
+
     def __init__(
         self, name: str, keys: Sequence[str], *, labels: Sequence[str] | None = None, version: str = ""
     ) -> None:

@@ -41,8 +41,11 @@ class TeacherBatches:
         self._with_teacher = with_teacher
         self._in_memory: dict[str, Tensor] | None = None
         if with_teacher and len(rows):
-            row_bytes = sum(tensor.nbytes for tensor in outputs[rows[:1]].values())
-            self._in_memory = outputs[rows] if row_bytes * len(rows) <= IN_MEMORY_BYTES else None
+            # Outputs of one batch may be missing: read them at once, since a call of the teacher may cost money.
+            few = rows if len(rows) <= task.at_once else rows[:1]
+            read = outputs[few]
+            if sum(tensor.nbytes for tensor in read.values()) * len(rows) <= IN_MEMORY_BYTES * len(few):
+                self._in_memory = read if few is rows else outputs[rows]
 
     def __len__(self) -> int:
         return len(self._rows)

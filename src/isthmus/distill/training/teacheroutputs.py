@@ -12,7 +12,6 @@ from isthmus.distill.accelerator import threads
 from isthmus.distill.evaluation.metrics import interleaved
 from isthmus.distill.outputs.cache import TeacherOutputs
 from isthmus.distill.tasks.task import Task
-from isthmus.distill.teachers.function import FunctionTeacher
 from isthmus.distill.teachers.teacher import BY_CLASS, Teacher
 from isthmus.distill.throttle.policy import throttled
 from isthmus.distill.types import Index
@@ -74,7 +73,7 @@ def remaining_calls(teacher: Teacher, outputs: TeacherOutputs, first: Index) -> 
     `first` has the indexes of the rows that are computed first. Return "" for other teachers, and if no output is
     missing.
     """
-    if not (isinstance(teacher, FunctionTeacher) and outputs.missing):
+    if not (teacher.costly and outputs.missing):
         return ""
     extra = [(2, "to check that outputs repeat"), (0 if (outputs.path / _FILE).exists() else 1, "to time a row")]
     calls = outputs.calls(first)
@@ -104,7 +103,7 @@ def complete_outputs(  # noqa: PLR0913 - all parts of a pass
     with threadpool_limits(1), threads(1):
         row = task.asked(rows[:1])
         # A function may be a service that charges per call, so call it once. Large teachers stop after 0.5 s.
-        calls = 1 if isinstance(teacher, FunctionTeacher) else 200
+        calls = 1 if teacher.costly else 200
         (times,) = interleaved({"": lambda: teacher.ask(row)}, calls=calls, rounds=1, seconds=0.5).values()
     parameters, size = teacher.size() or (None, None)
     cost = TeacherCost(parameters, size, times["p50_us"], times["p99_us"], f"{teacher.runtime}, 1 thread")

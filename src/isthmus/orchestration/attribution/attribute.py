@@ -153,7 +153,7 @@ def _of_training_set(artifacts: Artifacts, models: PackageModels, days: Days | N
     if rows.examples.id != examples.id:
         return chosen
     every = np.arange(material.table.num_rows)
-    return replace(chosen, outputs=open_outputs(scores.task, scores.boosting, every, artifacts.outputs, silent))
+    return replace(chosen, outputs=open_outputs(scores.task, scores.teacher_model, every, artifacts.outputs, silent))
 
 
 def _features(

@@ -134,6 +134,7 @@ def _material(artifacts: Artifacts, examples: TrainingSet) -> "Material":
         request_inputs=RequestInputs.of(contract, declared.student.name),
         learn=lambda plan, before: _learn(project, str(examples.path / DATA), inputs, plan, before),
         latency=LatencyReader(project.latency_folder) if profile.give_way else None,
+        root=project.root,
     )
     device = declared.student.device
     return material if device is None else _on_device(artifacts, examples, material, device)

@@ -11,10 +11,11 @@ from isthmus.distill.tabular.answers import Probability
 from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, separation_auc
+from isthmus.distill.tabular.prediction import Prediction, binary_scores
 from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.teacher import BINARY
 from isthmus.distill.tasks.split import Split, binary_labels
-from isthmus.distill.types import Answers, Index
+from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.values.columns import Values
 
 
@@ -33,6 +34,9 @@ class BinaryLabels(Kind):
 
     def objective(self, declared: Tabular) -> Objective:
         return self._taught(binary_hard_targets, binary_soft_targets, declared)
+
+    def teacher_scores(self, prediction: Prediction, where: str) -> Array:
+        return binary_scores(prediction, where)
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
         labels = self.values[rows]

@@ -15,10 +15,11 @@ from isthmus.distill.tabular.answers import Probabilities
 from isthmus.distill.tabular.calibration import create_calibrator
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, mean_recall
+from isthmus.distill.tabular.prediction import Prediction, class_scores
 from isthmus.distill.tabular.student import UNCALIBRATED
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import PARTS, Split, required_column, whole_numbers
-from isthmus.distill.types import Answers, Index
+from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.errors import DataError
 from isthmus.features.values.columns import Values
 from isthmus.package.manifest import LONGEST
@@ -75,6 +76,12 @@ class ClassLabels(Kind):
 
     def objective(self, declared: Tabular) -> Objective:
         return self._taught(hard_targets, soft_targets, declared)
+
+    def teacher_scores(self, prediction: Prediction, where: str) -> Array:
+        return class_scores(prediction, where, self.classes or ())
+
+    def fitted_labels(self) -> Array:
+        return np.array(self.classes)[self.values]
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
         labels = self.values[rows]

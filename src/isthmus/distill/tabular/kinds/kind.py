@@ -11,14 +11,27 @@ import torch
 from torch import Tensor
 
 from isthmus.distill.declaration import Tabular
+from isthmus.distill.declaredteachers import abstains
 from isthmus.distill.evaluation.metrics import agreement
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.tabular.answers import StudentOutput
+from isthmus.distill.tabular.prediction import ANSWERED, Prediction
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import Split
 from isthmus.distill.types import Answers, Array, Index
 from isthmus.features.values.columns import Values
 from isthmus.package.manifest import ROUNDING
+
+
+def taught_term(loss: Callable[..., Tensor], weight: float, declared: Tabular, **arguments: str) -> Term:
+    """Return a term that learns from the teacher, only from the rows that it answers if the declaration allows gaps."""
+    if not abstains(declared.teacher):
+        return Term(loss, weight, **arguments)
+    return Term(partial(_where_answered, loss), weight, **arguments, answered=f"teacher.{ANSWERED}")
+
+
+def _where_answered(loss: Callable[..., Tensor], /, *, answered: Tensor, **tensors: Tensor) -> Tensor:
+    return loss(**tensors, mask=answered.bool())
 
 
 class Kind(ABC):
@@ -63,12 +76,23 @@ class Kind(ABC):
     @abstractmethod
     def objective(self, declared: Tabular) -> Objective: ...
 
+    @abstractmethod
+    def teacher_scores(self, prediction: Prediction, where: str) -> Array:
+        """Convert what a user's teacher predicts to scores, float64 (n,) or (n, classes); NaN without an answer.
+
+        Raise a ConfigurationError or a DataError at `where` if the prediction does not fit the label.
+        """
+
+    def fitted_labels(self) -> Array:
+        """Return the labels, (n,), to which a user's teacher is fitted."""
+        return self.values
+
     def _taught(self, hard: Callable[..., Tensor], soft: Callable[..., Tensor], declared: Tabular) -> Objective:
         """Return an objective with labels and soft targets (Hinton, Vinyals and Dean, 2015, arXiv:1503.02531)."""
         softened, weight = partial(soft, temperature=declared.temperature), declared.soft_weight
         return Objective({
             "labels": Term(hard, 1 - weight, student="student.logits", labels="labels"),
-            "soft": Term(softened, weight, student="student.logits", teacher="teacher.logits"),
+            "soft": taught_term(softened, weight, declared, student="student.logits", teacher="teacher.logits"),
         })  # fmt: skip
 
     @abstractmethod

@@ -12,8 +12,9 @@ from isthmus.distill.labels import Number
 from isthmus.distill.losses.objective import Objective, Term
 from isthmus.distill.losses.regression import absolute_errors, squared_errors
 from isthmus.distill.tabular.answers import NumberOutput
-from isthmus.distill.tabular.kinds.kind import Kind
+from isthmus.distill.tabular.kinds.kind import Kind, taught_term
 from isthmus.distill.tabular.leakage import LEAK_FROM, rank_correlation
+from isthmus.distill.tabular.prediction import Prediction, number_scores
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import PARTS, Split, required_column
 from isthmus.distill.types import Answers, Array, Index
@@ -61,8 +62,12 @@ class NumberLabels(Kind):
         loss, weight = absolute_errors if self._absolute else squared_errors, declared.soft_weight
         return Objective({
             "labels": Term(loss, 1 - weight, student="student.value", wanted="labels"),
-            "soft": Term(loss, weight, student="student.value", wanted="teacher.value"),
+            "soft": taught_term(loss, weight, declared, student="student.value", wanted="teacher.value"),
         })  # fmt: skip
+
+    def teacher_scores(self, prediction: Prediction, where: str) -> Array:
+        scores: Array = (number_scores(prediction, where) - self._mean) / self._scale
+        return scores
 
     def _values(self, answers: Answers) -> Array:
         values: Array = answers[self.key].astype(np.float64) * self._scale + self._mean

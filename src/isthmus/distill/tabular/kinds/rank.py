@@ -17,6 +17,7 @@ from isthmus.distill.losses.ranking import graded_lists, grouped_lists
 from isthmus.distill.tabular.answers import MOST_SCORE, NumberOutput
 from isthmus.distill.tabular.kinds.kind import Kind
 from isthmus.distill.tabular.leakage import LEAK_FROM, separation_auc
+from isthmus.distill.tabular.prediction import Prediction, number_scores
 from isthmus.distill.tabular.teacher import Learner
 from isthmus.distill.tasks.split import PARTS, Split, group_numbers, whole_numbers
 from isthmus.distill.types import Answers, Array, Index
@@ -57,6 +58,9 @@ class RankLabels(Kind):
             "labels": Term(_by_labels, 1 - weight, student="student.score", labels="labels"),
             "soft": Term(soft, weight, student="student.score", teacher="teacher.score", labels="labels"),
         })  # fmt: skip
+
+    def teacher_scores(self, prediction: Prediction, where: str) -> Array:
+        return number_scores(prediction, where)
 
     def quality(self, answers: Answers, rows: Index) -> dict[str, float]:
         return {"ndcg": self.score(answers, rows), "mrr": reciprocal_rank(*self._ordered(answers, rows))}

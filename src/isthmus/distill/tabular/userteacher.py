@@ -1,0 +1,88 @@
+"""A teacher of a table that users bring: the weighted mean of one or more sources of predictions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from isthmus.distill.tabular.prediction import ANSWERED, Convert, Prediction, logits, probabilities
+from isthmus.distill.tabular.usersources import Source, TrainingRows
+from isthmus.distill.tasks.samples import Columns
+from isthmus.distill.teachers.teacher import Teacher
+from isthmus.distill.types import Array, Index
+from isthmus.features.errors import DataError
+
+
+class UserTeacher(Teacher):
+    """The weighted mean of one or more teachers that a `Tabular` declares; batches are row numbers.
+
+    Probabilities are averaged, not logits. A row that a teacher does not answer gets the mean of the others; with
+    `missing="labels"`, a row that none answers has 0 in the output "answered". Nothing is loaded or fitted before the
+    first answer, so nothing runs if all outputs are cached.
+    """
+
+    def __init__(
+        self, sources: Sequence[tuple[Source, float]], key: str, rows: TrainingRows, *, convert: Convert,
+        classes: Sequence[str] | None, abstains: bool,
+    ) -> None:  # fmt: skip
+        keys = (key, ANSWERED) if abstains else (key,)
+        super().__init__(" + ".join(source.name for source, _ in sources), keys, labels=classes)
+        self._sources, self._key, self._rows, self._convert = sources, key, rows, convert
+        self.costly = any(source.costly for source, _ in sources)
+
+    @property
+    def runtime(self) -> str:
+        return ", ".join(dict.fromkeys(source.runtime for source, _ in self._sources))
+
+    def size(self) -> tuple[int, int] | None:
+        """Return the number of parameters of all models and their bytes; None if one cannot be counted."""
+        sizes = [source.size() for source, _ in self._sources]
+        known = [size for size in sizes if size is not None]
+        return (sum(n for n, _ in known), sum(b for _, b in known)) if len(known) == len(sizes) else None
+
+    def answers(self, rows: Columns) -> Array:
+        """Return scores of rows outside the training set, float32 (n,) or (n, classes); NaN in rows without an answer.
+
+        `rows` has a column per input. Raise a DataError for a teacher that has outputs only for rows of a file.
+        """
+        return self._mean([source.predict(rows) for source, _ in self._sources]).astype(np.float32)
+
+    def _answer(self, batch: Index) -> Mapping[str, Any]:
+        scores = self._mean([source.predict_rows(batch) for source, _ in self._sources])
+        lacks = np.asarray(np.isnan(scores).reshape(len(scores), -1).any(1))
+        scores[lacks] = 0.0
+        outputs = {self._key: scores}
+        if ANSWERED in self.keys:
+            return {**outputs, ANSWERED: ~lacks}
+        if lacks.any():
+            raise DataError(
+                self.where, f"{int(lacks.sum()):,} of {len(batch):,} rows have no answer, such as "
+                f"{self._described(int(batch[int(lacks.argmax())]))}", expected="an answer for every row",
+                remedy='to learn these rows from their labels alone, pass missing="labels" to the teacher',
+            )  # fmt: skip
+        return outputs
+
+    def _mean(self, predictions: Sequence[Prediction]) -> Array:
+        parts = [
+            self._convert(prediction, source.where)
+            for prediction, (source, _) in zip(predictions, self._sources, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        weights = np.array([weight for _, weight in self._sources]).reshape(-1, *(1,) * parts[0].ndim)
+        scores, log = np.stack(parts), self._key == "logits"
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            values = probabilities(scores) if log else scores
+            share = np.where(np.isnan(values), 0.0, weights)
+            mean: Array = (np.where(share > 0, values, 0.0) * share).sum(0) / share.sum(0)
+            return logits(mean) if log else mean
+
+    def _described(self, row: int) -> str:
+        named = [key for entity in self._rows.spine.entities for key in entity.join_keys]
+        names = [name for name in (*named, "event_timestamp") if name in self._rows.table.column_names]
+        return ", ".join(f"{name} {self._rows.table[name][row].as_py()}" for name in names) or f"row {row}"
+
+    def _identity(self) -> Any:
+        weights = [weight for _, weight in self._sources]
+        inputs = [[item.name, item.dtype.name] for item in self._rows.inputs]
+        return ["user", [source.identity() for source, _ in self._sources], weights, inputs, dict(self._rows.recipe)]

@@ -1,0 +1,383 @@
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from isthmus.distill.declaredteachers import Onnx, TeacherFunction, TeacherOutputs
+from isthmus.distill.distillation import distill
+from isthmus.distill.tabular.prediction import Prediction, binary_scores, class_scores
+from isthmus.distill.tabular.task import TabularTask
+from isthmus.distill.tasks.task import Material
+from isthmus.distill.types import Array
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError
+from tests.distill import userteachers
+from tests.distill.labelled import labelled, material_of
+from tests.distill.support import training_set
+
+HERE = "tests.distill.userteachers"
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return training_set()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    userteachers.CALLS.clear()
+    userteachers.FAILS.clear()
+    yield
+    userteachers.FAILS.clear()
+
+
+def made(table: pa.Table, root: Path, kind: str = "binary", **changes: Any) -> Material:
+    return replace(material_of(kind, table, **changes), root=root)
+
+
+def report(of: Material, folder: Path, notes: list[str] | None = None) -> Mapping[str, Any]:
+    said: list[str] = [] if notes is None else notes
+    return distill(
+        of, folder=folder / "models", cache=folder / "cache", runs=folder / "runs",
+        progress=lambda text, _done: said.append(text),
+    ).data  # fmt: skip
+
+
+def scores(of: Material, rows: Array) -> Array:
+    task = TabularTask(of)
+    values: Array = task.teacher().ask(rows)[task.keys[0]].numpy()
+    return values
+
+
+def probabilities(table: pa.Table, rows: int | None = None) -> Array:
+    """The ideal probability of each row, as float64."""
+    frame = table.slice(0, rows or len(table)).to_pandas()
+    answers: Array = userteachers.ideal(frame)
+    return answers
+
+
+def stored(root: Path, table: pa.Table, *, name: str = "teacher.parquet", **columns: Any) -> TeacherOutputs:
+    rows = next(iter(columns.values()))
+    pq.write_table(pa.table({"event_timestamp": table["event_timestamp"].slice(0, len(rows)), **columns}), root / name)
+    return TeacherOutputs(name)
+
+
+@pytest.fixture(scope="module")
+def unique() -> pa.Table:
+    """The training set with a time of its own for each row, since it has no join keys."""
+    table = training_set()
+    moments = pa.timestamp("us", tz="UTC")
+    event = np.arange(len(table)) * 3_600_000_000
+    for name, times in (("event_timestamp", event), ("known_at", event + 3_600_000_000)):
+        table = table.set_column(table.column_names.index(name), name, pa.array(times, moments))
+    return table
+
+
+# --- what teaches
+
+
+def test_code_of_the_users_teaches_like_its_own_predictions(table: pa.Table, tmp_path: Path) -> None:
+    found = report(made(table, tmp_path, teacher=f"{HERE}:service", seeds=1), tmp_path)
+    quality = found["models"]["teacher"]["quality"]
+    assert quality["auc"] > 0.75
+    assert found["models"]["student"]["quality"]["auc"] > 0.6
+    rows = np.arange(len(table))
+    wanted = probabilities(table)
+    np.testing.assert_allclose(
+        scores(made(table, tmp_path, teacher=f"{HERE}:service"), rows),
+        np.log(wanted / (1 - wanted)),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("name", ["fitted", "pipeline"])
+def test_a_function_fits_a_model_to_the_training_part_alone(table: pa.Table, tmp_path: Path, name: str) -> None:
+    of = made(table, tmp_path, teacher=f"{HERE}:{name}")
+    rows, test = np.arange(len(table)), of.parts.test
+    labels = table["late"].to_numpy().copy()
+    labels[test] = 1 - labels[test]
+    other = table.set_column(table.column_names.index("late"), "late", pa.array(labels))
+    np.testing.assert_array_equal(scores(of, rows), scores(made(other, tmp_path, teacher=f"{HERE}:{name}"), rows))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("classes", "fitted"), ("number", "fitted_numbers"), ("rank", "fitted_numbers")]
+)
+def test_it_teaches_every_kind_of_label(tmp_path: Path, kind: str, name: str) -> None:
+    of = made(labelled(kind), tmp_path, kind, teacher=f"{HERE}:{name}", seeds=1)
+    found = report(of, tmp_path)
+    metric, better = TabularTask(of).metric, TabularTask(of).more
+    teacher, control = (found["models"][model]["quality"][metric] for model in ("teacher", "control"))
+    assert (teacher > control) == better
+
+
+def test_a_language_model_names_classes_and_may_refuse(tmp_path: Path) -> None:
+    table = labelled("classes")
+    with pytest.raises(DataError, match=r"rows have no answer.*expected an answer for every row.*missing=\"labels\""):
+        report(made(table, tmp_path, "classes", teacher=f"{HERE}:names"), tmp_path)
+    teacher = TeacherFunction(f"{HERE}:names", missing="labels")
+    found = report(made(table, tmp_path, "classes", teacher=teacher, seeds=1), tmp_path)
+    test = made(table, tmp_path, "classes").parts.test
+    share = float((table["secret"].to_numpy()[test] <= 2).mean())
+    assert found["models"]["teacher"]["quality"]["answered"] == pytest.approx(share)
+
+
+def test_a_torch_network_gets_numbers_only(table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="features: carrier, silent are texts"):
+        scores(made(table, tmp_path, teacher=f"{HERE}:network"), np.arange(5))
+
+
+def test_a_remote_teacher_gets_the_calls_that_are_announced(table: pa.Table, tmp_path: Path) -> None:
+    notes: list[str] = []
+    of = made(table, tmp_path, teacher=TeacherFunction(f"{HERE}:service", version="1"), seeds=1)
+    report(of, tmp_path, notes)
+    announced = next(note for note in notes if "runs in" in note)
+    assert f"runs in {len(userteachers.CALLS)} calls" in announced
+    userteachers.CALLS.clear()
+    report(replace(of, training_set="set-1"), tmp_path)
+    assert not userteachers.CALLS
+
+
+def test_a_service_that_fails_is_named_and_nothing_is_lost(table: pa.Table, tmp_path: Path) -> None:
+    of = made(table, tmp_path, teacher=f"{HERE}:service", seeds=1)
+    userteachers.FAILS.append(True)
+    with pytest.raises(DependencyError, match=r"a call with \d+ rows raised ConnectionError: the service is down"):
+        report(of, tmp_path)
+    userteachers.FAILS.clear()
+    assert report(of, tmp_path)["models"]["teacher"]["quality"]["auc"] > 0.75
+
+
+def test_a_model_that_cannot_be_fitted_is_named(table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(DependencyError, match=r"unfittable: fitting a model to 1,4\d\d rows raised ValueError"):
+        report(made(table, tmp_path, teacher=f"{HERE}:unfittable"), tmp_path)
+
+
+# --- models in ONNX format
+
+
+def model(path: Path, inputs: Mapping[str, Any], output: str, nodes: list[onnx.NodeProto], width: int = 1) -> None:
+    graph = helper.make_graph(
+        nodes, "teacher",
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", width])],
+    )  # fmt: skip
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+
+
+def test_an_onnx_model_gets_the_features_by_name(table: pa.Table, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Sigmoid", ["secret"], ["probabilities"])]
+    model(tmp_path / "large.onnx", {"secret": (TensorProto.FLOAT, ["n", 1])}, "probabilities", nodes)
+    found = scores(made(table, tmp_path, teacher=Onnx("large.onnx")), np.arange(50))
+    np.testing.assert_allclose(found, table["secret"].to_numpy()[:50], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "problem"),
+    [
+        ({"secret": (TensorProto.FLOAT, [1, 1])}, "probabilities", "fixed number of rows"),
+        ({"secret": (TensorProto.FLOAT, ["n", 1]), "age": (TensorProto.FLOAT, ["n", 1])}, "probabilities",
+         "input age: is not a feature"),
+        ({"secret": (TensorProto.FLOAT, ["n", 1])}, "y", "output y: unknown meaning"),
+        ({"x": (TensorProto.FLOAT, ["n", 9])}, "probabilities", "features carrier, silent are texts"),
+    ],
+)  # fmt: skip
+def test_an_onnx_model_that_does_not_fit_is_refused(
+    table: pa.Table, tmp_path: Path, inputs: Mapping[str, Any], output: str, problem: str
+) -> None:
+    nodes = [helper.make_node("Sigmoid", [next(iter(inputs))], [output])]
+    model(tmp_path / "large.onnx", inputs, output, nodes, width=9 if "x" in inputs else 1)
+    with pytest.raises(ConfigurationError, match=problem):
+        scores(made(table, tmp_path, teacher=Onnx("large.onnx")), np.arange(5))
+
+
+# --- outputs that were computed elsewhere
+
+
+def test_outputs_of_a_file_are_joined_by_key_and_time(unique: pa.Table, tmp_path: Path) -> None:
+    wanted, order = probabilities(unique), np.random.default_rng(0).permutation(len(unique))
+    shuffled = unique.take(order)
+    stored(tmp_path, shuffled, probabilities=wanted[order])
+    of = made(unique, tmp_path, teacher=TeacherOutputs("teacher.parquet"), seeds=1)
+    np.testing.assert_allclose(scores(of, np.arange(len(unique))), np.log(wanted / (1 - wanted)), rtol=1e-4, atol=1e-4)
+    assert report(of, tmp_path)["models"]["teacher"]["quality"]["auc"] > 0.75
+
+
+def test_outputs_for_half_the_rows_are_refused_or_learned_from_labels(unique: pa.Table, tmp_path: Path) -> None:
+    teacher = stored(tmp_path, unique, probabilities=probabilities(unique)[: len(unique) * 9 // 10])
+    with pytest.raises(DataError, match=r"rows have no answer, such as event_timestamp .*missing=\"labels\""):
+        report(made(unique, tmp_path, teacher=teacher), tmp_path)
+    found = report(made(unique, tmp_path, teacher=replace(teacher, missing="labels"), seeds=1), tmp_path)
+    test = made(unique, tmp_path).parts.test
+    share = float((test < len(unique) * 9 // 10).mean())
+    assert found["models"]["teacher"]["quality"]["answered"] == pytest.approx(share)
+
+
+def test_rows_without_an_answer_do_not_teach(unique: pa.Table, tmp_path: Path) -> None:
+    """Whatever a file says about a row that it does not answer, the student is the same to the bit."""
+    wanted = probabilities(unique)
+    stored(tmp_path, unique, probabilities=pa.array(wanted, mask=np.arange(len(wanted)) % 3 == 0))
+    of = made(unique, tmp_path, teacher=TeacherOutputs("teacher.parquet", missing="labels"), seeds=1)
+    task = TabularTask(of)
+    answers = task.teacher().ask(np.arange(9))
+    assert answers["answered"].tolist() == [0, 1, 1] * 3
+    first = report(of, tmp_path / "first")
+    nan = np.where(np.arange(len(wanted)) % 3 == 0, np.nan, wanted)
+    stored(tmp_path, unique, probabilities=nan)
+    again = report(of, tmp_path / "again")
+    assert first["models"]["student"]["quality"] == again["models"]["student"]["quality"]
+
+
+def test_outputs_with_several_rows_for_an_example_are_refused(unique: pa.Table, tmp_path: Path) -> None:
+    twice = pa.concat_tables([unique, unique.slice(7, 1)])
+    stored(tmp_path, twice, probabilities=np.r_[probabilities(unique), 0.5])
+    with pytest.raises(DataError, match=r"has several rows for event_timestamp 1970-01-01 07:00"):
+        scores(made(unique, tmp_path, teacher=TeacherOutputs("teacher.parquet")), np.arange(5))
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"score": [0.5]}, "expected one of probabilities, logits, log_probabilities, values"),
+        ({"values": [0.5]}, "output: values; expected probabilities or logits"),
+        ({"probabilities": [1.5]}, "probabilities: 1.5; expected numbers from 0 to 1"),
+        ({"probabilities": [[0.5, 0.3, 0.2]]}, r"shape \(5, 3\)"),
+        ({"log_probabilities": [[-0.1]], "classes": [["late"]]}, "classes: 0, 1, late"),
+        ({"log_probabilities": [[-0.1]], "classes": [["0", "1"]]}, "lists of other lengths"),
+    ],
+)
+def test_a_file_of_outputs_that_does_not_fit_is_refused(
+    unique: pa.Table, tmp_path: Path, columns: Mapping[str, Any], problem: str
+) -> None:
+    teacher = stored(tmp_path, unique, **{name: value * len(unique) for name, value in columns.items()})
+    with pytest.raises((ConfigurationError, DataError), match=problem):
+        scores(made(unique, tmp_path, teacher=teacher), np.arange(5))
+
+
+def test_the_likeliest_classes_leave_the_rest_to_the_others(tmp_path: Path) -> None:
+    table = labelled("classes")
+    event = pa.array(np.arange(len(table)) * 3_600_000_000, pa.timestamp("us", tz="UTC"))
+    table = table.set_column(0, "event_timestamp", event).set_column(1, "known_at", event)
+    logs = [np.log([0.7, 0.2]).tolist()] * len(table)
+    teacher = stored(tmp_path, table, log_probabilities=logs, classes=[["late", "early"]] * len(table))
+    found = np.exp(scores(made(table, tmp_path, "classes", teacher=teacher), np.arange(4)))
+    np.testing.assert_allclose(found, [[0.2, 0.7, 0.1]] * 4, rtol=1e-5)  # early, late, on time
+
+
+# --- several teachers
+
+
+def test_several_teachers_are_a_weighted_mean_of_probabilities(table: pa.Table, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Sigmoid", ["secret"], ["probabilities"])]
+    model(tmp_path / "large.onnx", {"secret": (TensorProto.FLOAT, ["n", 1])}, "probabilities", nodes)
+    teacher = [(f"{HERE}:service", 3), Onnx("large.onnx")]
+    found = scores(made(table, tmp_path, teacher=teacher), np.arange(100))
+    secret = 1 / (1 + np.exp(-table["secret"].to_numpy()[:100]))
+    mean = (3 * probabilities(table, 100) + secret) / 4
+    np.testing.assert_allclose(1 / (1 + np.exp(-found)), mean, rtol=1e-4)
+
+
+def test_a_teacher_that_abstains_leaves_the_row_to_the_others(table: pa.Table, tmp_path: Path) -> None:
+    teacher = [f"{HERE}:abstains", f"{HERE}:service"]
+    found = scores(made(table, tmp_path, teacher=teacher), np.arange(200))
+    wanted = probabilities(table, 200)
+    np.testing.assert_allclose(1 / (1 + np.exp(-found)), wanted, rtol=1e-4)
+
+
+# --- identity
+
+
+def test_another_file_or_version_is_another_teacher(table: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "weights.txt").write_text("1")
+
+    def identity(**changes: Any) -> str:
+        teacher = TeacherFunction(f"{HERE}:service", **{"files": ["weights.txt"], **changes})
+        return TabularTask(made(table, tmp_path, teacher=teacher)).teacher().fingerprint()
+
+    first = identity()
+    assert identity() == first
+    assert identity(version="2") != first
+    (tmp_path / "weights.txt").write_text("2")
+    assert identity() != first
+    with pytest.raises(DataError, match=r"gone\.txt not found"):
+        identity(files=["gone.txt"])
+
+
+def test_nothing_is_built_before_an_answer_is_missing(table: pa.Table, tmp_path: Path) -> None:
+    teacher = TabularTask(made(table, tmp_path, teacher=f"{HERE}:nothing")).teacher()
+    teacher.fingerprint()
+    with pytest.raises(ConfigurationError, match="model: a int; expected predict_proba"):
+        teacher.ask(np.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("teacher", "problem"),
+    [
+        (f"{HERE}:too_many", "takes 3 arguments; expected no argument, or features and labels"),
+        (f"{HERE}:missing", "cannot be imported"),
+        ("nowhere:at_all", "cannot be imported"),
+        (f"{HERE}:FILE", "a function"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused(
+    table: pa.Table, tmp_path: Path, teacher: str, problem: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        TabularTask(made(table, tmp_path, teacher=teacher)).teacher()
+
+
+def test_numbers_that_are_not_probabilities_are_refused(table: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected numbers from 0 to 1"):
+        scores(made(table, tmp_path, teacher=f"{HERE}:percent"), np.arange(100))
+
+
+@pytest.mark.parametrize(
+    ("teacher", "problem"),
+    [
+        (3, "teacher: 3; expected a TeacherFunction"),
+        ([], "teacher: an empty list"),
+        ([("a:b", -1)], "teacher 1: weight: -1; expected a finite number of at least 0"),
+        ([("a:b", 0), (Onnx("x.onnx"), 0.0)], "teacher: weights: 0 for each teacher"),
+        ("not a function", '"module:function"'),
+        (Onnx("/etc/x.onnx"), "a relative path within the project"),
+        (Onnx("../x.onnx"), "a relative path within the project"),
+        (TeacherFunction("a:b", files="weights.txt"), "files"),
+        (TeacherOutputs("x", missing="guess"), '"refuse" or "labels"'),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_declaration_is_explained(table: pa.Table, tmp_path: Path, teacher: Any, problem: str) -> None:
+    problems = made(table, tmp_path, teacher=teacher).declaration.problems()
+    assert problem in "; ".join(map(str, problems))
+
+
+# --- conversions against a naive oracle
+
+
+@given(
+    numbers=st.lists(st.lists(st.floats(0.01, 10), min_size=3, max_size=3), min_size=1, max_size=5),
+    order=st.permutations(["a", "b", "c"]),
+)
+def test_classes_in_any_order_mean_the_same(numbers: list[list[float]], order: list[str]) -> None:
+    shares = np.array(numbers) / np.sum(numbers, 1, keepdims=True)
+    found = class_scores(Prediction("probabilities", shares, order), "teacher", ("a", "b", "c"))
+    for row, logs in zip(shares, found, strict=True):
+        by_name = dict(zip(order, row, strict=True))
+        assert np.exp(logs) == pytest.approx([by_name[name] for name in "abc"])
+
+
+@given(numbers=st.lists(st.floats(0, 1), min_size=1, max_size=20), twice=st.booleans())
+def test_one_or_two_columns_mean_the_same(numbers: list[float], twice: bool) -> None:
+    second = np.array(numbers)
+    shares = np.stack([1 - second, second], 1) if twice else second
+    found = binary_scores(Prediction("probabilities", shares), "teacher")
+    assert 1 / (1 + np.exp(-found)) == pytest.approx(second, abs=1e-6)
