@@ -13,12 +13,6 @@ from isthmus.features.types import INPUTS
 def input_problems(
     distillation: Distillation, distillations: Iterable[Distillation], contract: Contract
 ) -> list[Problem]:
-    """Check the inputs of a distillation against the contract (the schema of all features), and return all problems.
-
-    A problem is an input that a model cannot read, that devices do not have, or that the spine (the table of training
-    examples) lacks. `stale` may name another of `distillations`, but only one whose student reads no stored features.
-    The template of a `Causal` may only name features of the student's service.
-    """
     problems = _unreadable(distillation, contract) + _unavailable_on_device(distillation, contract)
     problems += _not_in_the_spine(distillation, contract)
     if isinstance(distillation.task, Causal):

@@ -33,16 +33,20 @@ _MEASURED = ("parameters", "bytes", "p50_us", "p99_us")
 def rehearse(
     task: Task, teacher: Teacher, outputs: TeacherOutputs, settings: TrainingSettings, note: Callable[[str], None]
 ) -> None:
-    """Check a distillation with an untrained student, before the teacher's outputs are computed and students train.
+    """Try each step of a distillation with an untrained student, to find errors before hours of computation.
 
-    Computes the loss of the first batch and its gradient. Runs the student's graph in ONNX Runtime and in every other
-    declared runtime, each in a child process. If teacher outputs are missing, calls the teacher on two rows, and on the
-    first batch if the objective uses the teacher. Restores torch's random state. `note` is called with a line of text,
-    for example for a runtime that cannot run the student.
+    Called before the teacher computes its outputs. Computes the loss and its gradient for the first batch. Runs the
+    student's graph in ONNX Runtime, and in a child process for each other declared runtime. If `outputs` lacks outputs
+    of the teacher, calls the teacher on two rows, and on the first batch if the objective uses the teacher. Leaves
+    torch's random state on the CPU unchanged. Calls `note` with a line of text for each remark, such as a runtime that
+    cannot run the student.
 
-    Raise a ConfigurationError if gates, settings, row groups, student, teacher and objective do not fit each other, or
-    if the student is random in eval mode. Raise a DataError if an input leaks the label, a GateFailed if the loss is
-    not finite, and a DependencyError if memory is full.
+    Raises:
+        ConfigurationError: gates, settings, row groups, student, teacher and objective do not fit each other, or the
+            student's outputs are random in eval mode.
+        DataError: an input reveals the label on its own, or an output of the teacher is unusable.
+        GateFailed: the loss is not finite.
+        DependencyError: memory is full.
     """
     declared = task.material.declaration
     where = declared.where
@@ -95,11 +99,12 @@ def rehearse(
 
 
 def require_measured(task: Task, outputs: TeacherOutputs, cost: TeacherCost, references: Collection[str]) -> None:
-    """Check with an untrained student that the task's metric and all gates name figures that will be measured.
+    """Check before training that the report will have the task's metric, and every figure that a gate names.
 
-    Runs the student on the validation rows. `outputs` must have all outputs of the teacher. `references` has the names
-    of further models in the report, which gates may name. Raise a ConfigurationError for an unknown figure, or if the
-    student has more parameters than its teacher (`cost`).
+    Checks figures of a model, such as "student.auc". Runs an untrained student on the validation rows. `outputs` must
+    have the teacher's outputs for these rows. `cost` has the teacher's size. `references` has the names of the other
+    models in the report. Raise a ConfigurationError if a name is unknown, or if the student has more parameters than
+    the teacher.
     """
     where, rows = task.material.declaration.where, task.material.parts.validation
     with torch.random.fork_rng(devices=[]):

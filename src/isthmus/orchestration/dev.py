@@ -24,12 +24,13 @@ from isthmus.serving.process import listen
 
 
 def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -> int:
-    """Run Dagster and the API as child processes until Ctrl-C or SIGTERM, then stop both and return 0.
+    """Run Dagster and the project's API as child processes, for development, until Ctrl-C or SIGTERM; then return 0.
 
-    `host` and `port` (default: `[dev] port`) are the address of the Dagster UI. Starts the embedded Redis too, unless
-    another one is configured, and collects pushed rows and recorded answers in this process. The processes log to
-    `logs` in the state folder. Call it in the main thread, because it handles signals. Raise ConfigurationError if a
-    port is in use or the definitions have errors, and DependencyError if Dagster is not installed or a process exits.
+    `host` and `port` (default: `[dev] port` of isthmus.toml) are the address of the Dagster UI. Starts the embedded
+    Redis, too, unless the project uses another one. Collects pushed rows and recorded answers in this process. The
+    child processes log to `logs` in the state folder. Call it in the main thread, because it sets signal handlers.
+    Raise ConfigurationError if a port is in use or the definitions have errors, and DependencyError if Dagster is not
+    installed or a child process exits.
     """
     _require_free(host, project.settings.dev.port if port is None else port, "--port or [dev] port")
     _require_free(project.settings.server.host, project.settings.server.port, "[server] port")

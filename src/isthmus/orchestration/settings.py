@@ -281,10 +281,6 @@ class ProjectSettings(BaseSettings):
 
 
 def load(path: Path) -> ProjectSettings:
-    """Load the settings from an isthmus.toml and the environment. Variables of the environment take precedence.
-
-    Raises ConfigurationError if the file is missing, an ISTHMUS_ variable is not a setting, or values are wrong.
-    """
     if not path.is_file():
         problem = Problem(FILE, "does not exist", "a file with a [project] table")
         raise ConfigurationError(str(path.parent), [problem], remedy="pass the project's folder with --project")
@@ -387,7 +383,6 @@ def _not_json() -> Iterator[Problem]:
 
 
 def find(start: Path) -> Path:
-    """Return the nearest folder with an isthmus.toml, `start` or a parent; raise a ConfigurationError without one."""
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / FILE).is_file():
             return folder

@@ -34,11 +34,12 @@ RUNS = 5  # number of Dagster runs to report
 
 
 def status(project: Project, *, measure: bool = True, progress: Progress = silent) -> ProjectStatus:
-    """Return the state of a project. With `measure`, also read the tables to measure expectations and drift.
+    """Return the state of a project: views, models, and runs. With `measure`, also measure expectations and drift.
 
-    Measures nothing if the definitions are not applied. If a view cannot be read, `problem` of its status has the
-    error. Training sets, models and packages that are missing or cannot be read are left out. Waiting and lost rows are
-    reported only while Redis runs. Raises a ConfigurationError if the definitions have errors.
+    Measuring reads all tables, and is skipped if the definitions are not applied. If a view cannot be read, `problem`
+    of its status has the error. Leaves out training sets, models and packages that are missing or cannot be read.
+    Reports pushed rows that wait in Redis, and rows that Redis lost, only while Redis runs. Raises a ConfigurationError
+    if the definitions have errors.
     """
     contract, before = project.definitions.contract, applied_contract(project)
     current = project.generations().current if before else None
@@ -81,9 +82,10 @@ def require_rows(status: ProjectStatus) -> None:
 
 
 def write_status(project: Project) -> None:
-    """Write the status of a project to its state folder, where the server reads it. Measures nothing.
+    """Write the status of a project to a file in its state folder, for the server. Does not measure the tables.
 
-    Keeps the measurements of the previous file if tables, training sets and definitions have not changed.
+    Keeps the results of expectations and drift in the previous file if tables, training sets and definitions have not
+    changed.
     """
     current, before = status(project, measure=False), None
     with suppress(DataError):

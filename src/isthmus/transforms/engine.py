@@ -39,11 +39,12 @@ _LISTENS = 1.0
 
 @contextmanager
 def session(engine: str, threads: int = 2) -> "Iterator[SparkSession]":
-    """Open a session on an engine: "sail", "spark" on `threads` cores of this machine, or a Spark Connect URL.
+    """Open a Spark session for a `with` block: on "sail", on local "spark", or on a server at a Spark Connect URL.
 
-    The session uses the time zone UTC and ANSI mode, and is stopped at the end of the block. "sail" and "spark" also
-    start and stop a server in this process. Environment variables of PySpark are set, partly for good. A URL is checked
-    first, for up to 5 seconds to connect and 5 for an answer. Only "spark" uses `threads`.
+    The session uses the time zone UTC and ANSI mode. For "sail" and "spark", this process runs a server during the
+    block. `threads` is the number of cores for "spark", and has no effect otherwise. The session is stopped after the
+    block. Sets environment variables of PySpark, some of them for good. Waits up to 5 seconds to connect to a URL, and
+    5 more for an answer.
 
     Raises:
         ConfigurationError: the engine's name is unknown.

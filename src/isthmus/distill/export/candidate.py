@@ -92,7 +92,6 @@ class ParityLimits:
         return f"the tolerance of this kind of task in {precision}"
 
     def tolerance_line(self, precision: str, difference: float) -> str:
-        """Return the Python line with which a user's own task accepts `difference`; "" for a built-in task."""
         if not isinstance(self.task.material.declaration.task, str) or not math.isfinite(difference):
             return ""
         largest = {name: self.largest(name) for name in self.tolerances} | {precision: 1.2 * difference}
@@ -122,11 +121,19 @@ class StudentReference:
     def compare(
         self, run: Run, limits: ParityLimits, precision: str, *, core: bool = False
     ) -> tuple[list[dict[str, Array]], list[Deviation]]:
-        """Run a model file on the golden cases and the sample cases, and compare its outputs with the student's.
+        """Run a model file on the golden cases and further cases, and compare its outputs with the student's.
 
-        Return the file's outputs of the golden cases, and the largest deviation of each output in each case. `core` is
-        True if the file is only the numeric part of the graph: then `run` gets `Case.core` instead of `Case.feeds`.
-        Raise a ConfigurationError if the task's `expected` lacks an output.
+        Args:
+            run: maps inputs to outputs by running the file.
+            limits: largest differences allowed; a larger difference does not raise an error here.
+            precision: precision of the file, which selects the limit.
+            core: True if the file has only the numeric part of the graph and takes `Case.core` instead of `Case.feeds`.
+
+        Returns:
+            The file's outputs for the golden cases, and the largest deviation of each output in each case.
+
+        Raises:
+            ConfigurationError: the task's `expected` lacks an output of the file.
         """
         cases = (*self.golden, *self.sample)
         outputs = [run(case.core if core else case.feeds) for case in cases]

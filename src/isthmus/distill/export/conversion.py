@@ -15,7 +15,6 @@ CALIBRATION_BYTES = 256 << 20
 
 
 def in_precision(task: Task, model: onnx.ModelProto, precision: str, edges: Sequence[Case]) -> bytes:
-    """Convert a graph to ONNX bytes in "fp32" or "int8"; training rows and the cases `edges` set the int8 ranges."""
     if precision == "fp32":
         return bytes(model.SerializeToString(deterministic=True))
     train = task.material.parts.train

@@ -71,17 +71,14 @@ class Parity:
 
     @property
     def rows(self) -> int:
-        """Number of rows that a complete comparison runs through each file: at most all rows of the training set."""
         return min(int(self._task.compared), int(self._table.num_rows))
 
     @property
     def slow_runtime_rows(self) -> int:
-        """Number of rows to compare in a slow runtime, fewer if rows are large; at most `rows`."""
         row = sum(tensor.nbytes for tensor in self._task.feeds(np.zeros(1, np.int64)).values())
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
-        """Run the student on up to `count` rows, spread over the training set; return rows and outputs."""
         rows, inputs = spread(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
@@ -94,12 +91,17 @@ class Parity:
     def device_rows(
         self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
     ) -> tuple[ParityRows, Index]:
-        """Return rows with a device's inputs and the student's outputs, to check a package as a device runs it.
+        """Return rows to check a package with the feature values that a device stores, and the outputs to expect.
 
-        `fed` has the device's values for each input of the package. `offline` has the values they must equal, from
-        which the student computes the outputs. `names` label the rows, and `at` is their event time in microseconds.
-        Leave out rows that a request transform rejects, and also return the indexes of the remaining rows in `fed`.
-        Only for models that predict from rows.
+        Leaves out rows that a request transform rejects, and also returns the indexes of the remaining rows in `fed`.
+        Works only for models that predict from rows of features.
+
+        Args:
+            offline: values of the offline store, a column per input, from which the student computes the expected
+                outputs.
+            fed: values that the device stores, a column per input, which the package gets as inputs.
+            names: name of each row, for messages.
+            at: event time of all rows, in microseconds since 1970 UTC.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
@@ -114,11 +116,18 @@ class Parity:
         return replace(case, feeds=feeds(self._inputs, raw), core=core)
 
     def check(self, variant: Variant, ask: Ask, *samples: ParityRows, golden: bool = True) -> FeatureVerdict:
-        """Run a model file with `ask`, and compare its outputs with the student's; return a verdict.
+        """Run a model file on some rows, and return a verdict that compares its outputs with the student's.
 
-        Compares the rows in `samples` and, if `golden`, the outputs that the package records for the golden cases. The
-        limit is the task's tolerance, whatever the manifest states. In each row, the number counts that most exceeds
-        its limit. Raises a PackageError if the file does not answer.
+        In a row with several outputs, the verdict counts the number that most exceeds its limit.
+
+        Args:
+            variant: manifest entry of the file.
+            ask: runs the file on a list of cases and returns its outputs.
+            samples: rows with the student's outputs.
+            golden: True to also compare the golden cases, with the outputs that the package records.
+
+        Raises:
+            PackageError: the file does not answer.
         """
         cases = [case for part in samples for case in part.cases]
         expected: list[Answers] = [case.expected for case in cases]
@@ -141,11 +150,12 @@ class Parity:
         return compare(places, left, right, Float64, allowed, times)
 
     def prompts(self, package: Package) -> dict[str, FeatureVerdict]:
-        """Continue the golden prompts with each ONNX Runtime file, and compare the tokens; return a verdict per file.
+        """Check that each ONNX Runtime file of a language model generates the right tokens; return a verdict per file.
 
-        In fp32, the tokens must equal the student's in torch. In lower precisions, they must equal the tokens that the
-        package records. A file fails if it cannot run or if the package has other prompts. Keys are "<file> behind
-        prompts"; {} if the student is not a language model.
+        Each file continues the golden prompts. In fp32, the tokens must equal the student's in torch. In lower
+        precisions, they must equal the tokens that the package records. A file fails if it cannot run, or if the
+        prompts in the package are not the student's. The keys are "<file> behind prompts". Returns {} if the student is
+        not a language model.
         """
         writer = self._task.writer(self._student)
         if writer is None:
@@ -177,7 +187,6 @@ class Parity:
         return compared
 
     def unanswered_verdict(self, variant: Variant, problem: str, *samples: ParityRows) -> FeatureVerdict:
-        """Return a failed verdict for a file that gave no outputs: all rows in `samples` differ. `problem` says why."""
         return self._unanswered(variant, problem, max(1, sum(map(len, samples))))
 
     def _unanswered(self, variant: Variant, problem: str, count: int = 1) -> FeatureVerdict:

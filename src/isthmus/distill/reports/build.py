@@ -70,12 +70,21 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     seconds: Mapping[str, float],
     paused: Mapping[str, float],
 ) -> RunReport:
-    """Measure quality, size and latency of all models, and return the report of a distillation.
+    """Measure quality, size and latency of all models after training, and return the report of a distillation.
 
-    docs/evaluation.md explains each part. `identity` is the student's id. `trained` has the trained models by name and
-    seed. `outputs` has the teacher's outputs for all rows, and the outputs of each reference model for the test rows.
-    `facts` has size and cost of teacher and references. `seconds` has the duration of each stage without pauses, and
-    `paused` the seconds that a stage paused for servers. Raise a DataError if an output is not finite.
+    docs/evaluation.md explains the report.
+
+    Args:
+        task: task of the distillation.
+        identity: the student's id.
+        trained: trained students and controls, by model name ("student", "control") and seed.
+        outputs: outputs of the teacher for all rows, and of each reference model for the test rows, by model name.
+        facts: size and latency of the teacher and of each reference model, by model name.
+        seconds: duration of each stage in seconds, without pauses.
+        paused: seconds that each stage paused to leave the machine to servers.
+
+    Raises:
+        DataError: an output of a model is not finite.
     """
     declared, parts = task.material.declaration, task.material.parts
     seeds = list(dict.fromkeys(seed for _, seed in trained))

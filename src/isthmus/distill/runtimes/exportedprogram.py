@@ -36,11 +36,17 @@ class _Named(nn.Module):
 
 
 def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
-    """Convert a student to a model file for one row at a time, in a child process that runs `module`.
+    """Convert a student to a model file of LiteRT or Core ML, which computes one row at a time, in a child process.
 
-    `file` names the result, and `libraries` are the libraries of the runtime. Sizes named in `padded` are fixed at
-    their maximum; other named sizes stay variable. Raise a GateFailed if the conversion fails or takes more than 15
-    minutes.
+    Args:
+        of: part of the student to convert.
+        file: name of the model file.
+        libraries: libraries of the runtime, named in errors.
+        module: module to run as the child process; it calls `serve`.
+        padded: named sizes to fix at their maximum, so that inputs must be padded; other named sizes stay variable.
+
+    Raises:
+        GateFailed: the conversion fails or takes more than 15 minutes.
     """
     network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
     names = [tensor.name for tensor in of.tensors]
@@ -74,10 +80,6 @@ _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"}
 
 
 def serve(converting: Callable[[ExportedProgram], bytes]) -> None:
-    """Convert the program on stdin, write the model to stdout, and exit: the main function of a converter process.
-
-    If `converting` raises an error, write the first line of its message to stderr, and exit with code 3.
-    """
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print to stdout
     program = torch.export.load(io.BytesIO(sys.stdin.buffer.read()))

@@ -57,17 +57,28 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     trials: int | None = None,
     progress: Progress = silent,
 ) -> SearchReport:
-    """Search for the best student within a budget: measure `trials` students, and write `search.json`.
+    """Search for the best student within a budget; write a report of all measured students, and return it.
 
-    Earlier calls count: if no student is new, return the stored report. `trials=None` means the declared number.
-    Computes the teacher's missing outputs into `cache`, then trains each student that fits the budget. The search has a
-    subfolder of `folder`, named by a digest of this machine and everything the search depends on. Trained weights are
-    in `folder`/students, checkpoints in `runs`. A search in which no student fits does not raise an error: see
-    `require_fit`.
+    Computes the teacher's missing outputs, then measures students until there are `trials`, and trains each one that
+    fits the budget. The report is `search.json`. Earlier calls count: if they measured enough students, return their
+    report. Raise no error if no student fits the budget: call `require_fit` to check this.
 
-    Raises a ConfigurationError for an invalid declaration, a DataError if the table lacks data or an input leaks the
-    label, a DependencyError if a device or space is missing or another process runs this search, a GateFailed if the
-    first loss is not finite, and Stopped on SIGINT or SIGTERM. The same call then continues the search.
+    Args:
+        material: declaration and training set.
+        folder: folder of searches. Each search has a subfolder, named by a digest of this machine and everything that
+            the search depends on. The weights of all students are in the subfolder `students`.
+        cache: folder of cached teacher outputs.
+        runs: folder for temporary checkpoints of training runs.
+        profile: limits, precision and threads for serving.
+        trials: number of students to measure, earlier calls included; None for the declared number.
+        progress: called with a text and the finished share.
+
+    Raises:
+        ConfigurationError: the declaration is invalid, or has no search.
+        DataError: the training set does not fit the task, or an input reveals the label on its own.
+        DependencyError: a device or disk space is missing, or another process runs this search.
+        GateFailed: the first loss is not finite.
+        Stopped: on SIGINT or SIGTERM. The same call continues the search.
     """
     declared, count = _declared(material, trials)
     task = create_task(material)

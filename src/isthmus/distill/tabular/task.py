@@ -116,7 +116,6 @@ class TabularTask(Task):
         )
 
     def identities(self) -> Array:
-        """Return row numbers as keys of the teacher's cache, uint8 (n, 16): the teacher sees only this table."""
         names = np.zeros((self.material.table.num_rows, 2), np.int64)
         names[:, 1] = np.arange(len(names))
         return names.view(np.uint8)
@@ -183,7 +182,6 @@ class TabularTask(Task):
         return self._kind.agreement(student, teacher)
 
     def measures(self, quality: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return `lift_kept`, the student's lift over chance / the reference's lift; {} if that is not above 0."""
         chance, sign = self._kind.chance(self.material.parts.test), 1 if self.more else -1
         lifts = {name: sign * (quality[name][self.metric] - chance) for name in ("reference", "student")}
         return {"lift_kept": lifts["student"] / lifts["reference"]} if lifts["reference"] > 0 else {}
@@ -193,7 +191,7 @@ class TabularTask(Task):
         return graph(student, self.material.request_inputs)
 
     def network(self, student: nn.Module) -> None:
-        """Return None: request transforms and preparation exist only as ONNX operators."""
+        """Return None: no torch module computes request transforms and preparation, only ONNX operators do."""
 
     def core(self, student: nn.Module) -> Core:
         assert isinstance(student, Student)  # noqa: S101 - created by `student`
@@ -235,7 +233,7 @@ class TabularTask(Task):
         return {LEARNED: (learned, "what the training part taught about the inputs, which is inside the graph")}
 
     def content(self) -> str:
-        """Return a digest of prepared inputs and targets, since a fitted preparation may differ in its last bits."""
+        # A preparation that was fitted again may differ in its last bits, so hash the prepared columns.
         digest = hashlib.sha256()
         for column in (self._numbers, self._places, self._kind.targets):
             digest.update(f"{column.dtype} {tuple(column.shape)}".encode())

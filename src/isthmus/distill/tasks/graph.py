@@ -16,7 +16,7 @@ _ROWS = 8
 
 
 def student_graph(task: Task, student: nn.Module) -> onnx.ModelProto:
-    """Return the ONNX graph of a student, without metadata about the machine that exported it.
+    """Export a student as the ONNX graph that a device runs, without metadata about the machine that exported it.
 
     Raise a ConfigurationError if the graph fixes an input size at a value that some validation rows do not have.
     """

@@ -96,12 +96,14 @@ def train_student(  # noqa: PLR0913 - all parts of a run
     task: Task, student: nn.Module, objective: Objective, outputs: TeacherOutputs, settings: TrainingSettings,
     folder: Path, progress: Progress,
 ) -> StudentRun:  # fmt: skip
-    """Train a student in place, and leave it on the CPU with the best weights.
+    """Train a student in place on a task's training rows, and leave it on the CPU with the best weights.
 
-    Resume from a checkpoint of the same run in `folder`. Write checkpoints and event files there, and keep them. At the
-    end, call `Task.after_training`. Raise ConfigurationError, before the first step, if student, objective, outputs and
-    settings do not fit. Raise DependencyError if memory or disk is full, GateFailed if a number is not finite, and
-    Stopped on SIGINT or SIGTERM. After Stopped, the student has the best weights so far.
+    Write checkpoints and event files to `folder`, and keep them. Resume if `folder` has a checkpoint of the same run.
+    At the end, call `Task.after_training`. `objective` is the loss, and `outputs` are the teacher's cached outputs.
+
+    Raise ConfigurationError, before the first step, if student, objective, outputs and settings do not fit. Raise
+    DependencyError if memory or disk is full, GateFailed if a number is not finite, and Stopped on SIGINT or SIGTERM.
+    After Stopped, the student has the best weights so far.
     """
     parts, accelerated, where = task.material.parts, accelerator(task.material.profile), task.material.declaration.where
     device = accelerated.device

@@ -63,7 +63,11 @@ class Declarations:
             self._wrong(f"project {project!r}", "is not a usable name", "lower-case letters, digits, _ and -")
 
     def add(self, declaration: Declaration) -> bool:
-        """Add a declaration and all that it refers to. If its type is wrong, append a problem and return False."""
+        """Add a declaration, and all declarations that it refers to.
+
+        If one of them has a wrong type, or attributes of wrong types, append the problems to `problems`, leave the
+        declaration out, and return False. Otherwise return True.
+        """
         title = _TITLES.get(type(declaration))
         if title is None:
             where = f"declaration {declaration!r}"
@@ -367,7 +371,6 @@ def _same_but_case(name: str, names: Iterable[str]) -> str | None:
 
 
 def size_hint(name: str, dtype: DataType) -> str:
-    """Return the advice for an error about an array field without a declared size: the line to declare it."""
     return f'declare Field("{name}", {dtype}, size=n)'
 
 

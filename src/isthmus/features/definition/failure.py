@@ -26,7 +26,11 @@ _LINES = {"ttl": "write ttl=timedelta(days=30), for example, or ttl=None for val
 
 
 def explain_arguments(function: F, name: str = "") -> F:
-    """Wrap a function, so that a call that does not fit its signature raises a ConfigurationError with a suggestion."""
+    """Wrap a function or constructor of the declarations, so that a wrong call gets a helpful error.
+
+    A call that does not fit the signature raises ConfigurationError with a suggestion instead of TypeError. `name` is
+    the function's name in that error, by default its own.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +53,10 @@ def explain_arguments(function: F, name: str = "") -> F:
 
 
 def type_problems(declared: object, where: str, but: Sequence[str] = ()) -> list[Problem]:
-    """Return a problem for each value of a dataclass that has a wrong type, except for the fields in `but`."""
+    """Compare the values of a dataclass instance with its type hints; return a problem for each wrong value.
+
+    `where` begins the place in each problem. Fields in `but` are not checked.
+    """
     return [
         Problem(f"{where}{name}", _display(value), _type_name(kind) + _line(name, kind, value))
         for name, kind in get_type_hints(type(declared)).items()
@@ -121,7 +128,6 @@ def _misfit(text: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, str
 
 
 def explain_error(error: BaseException) -> tuple[str, str]:
-    """Explain an error that user code raised. Return the problem and the expected value, or "" if that is unknown."""
     text = str(error).rstrip(".")
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = frames[-1].f_globals if frames else {}

@@ -40,10 +40,18 @@ def register(
     offline: OfflineStore,
     server: str,
 ) -> list[str]:
-    """Write `feature_store.yaml` in `folder`, and replace the registry beside it with the project's declarations.
+    """Register a project's views and services with Feast, for users who read them with Feast's SDK.
 
-    Also write `client/feature_store.yaml`, for lookups by a client that has only Feast. `server` is the URL of the
-    lookup API. Return the registered objects, each as its kind and name; raise DependencyError for a damaged registry.
+    Write `feature_store.yaml` in `folder`, and replace the registry `registry.pb` beside it. Also write
+    `client/feature_store.yaml`, for lookups by a client that has only Feast.
+
+    `offline` is the store with the tables of the views. `server` is the URL of the lookup API, which clients call.
+
+    Returns:
+        The kind and name of each registered object, such as "FeatureView flights".
+
+    Raises:
+        DependencyError: the registry is damaged.
     """
     config = {
         "project": contract.project.replace("-", "_"),

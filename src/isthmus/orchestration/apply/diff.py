@@ -65,10 +65,9 @@ class ApplyDiff:
 def apply_diff(project: Project) -> ApplyDiff:
     """Predict what applying the current definitions would change: tables to rebuild, and models that become stale.
 
-    Applies nothing (`isthmus apply --diff`). Functions are checked only if the engine is Sail. Converted copies of
-    local sources are written to the state folder. Raise ConfigurationError for problems of definitions, sources or
-    functions, as `apply` does. A feature whose type differs from its table raises no error: the table gets the action
-    "refuse".
+    This applies nothing. It writes converted copies of local sources to the state folder. Functions are checked only
+    with the engine Sail. Raise ConfigurationError for problems of definitions, sources or functions, as `apply` does. A
+    feature whose type differs from its table raises no error: its table gets the action "refuse".
     """
     contract = project.definitions.contract
     project.require_objectives_of(contract.views)

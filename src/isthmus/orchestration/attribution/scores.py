@@ -82,10 +82,11 @@ class ScoredRows:
 def open_models(
     artifacts: Artifacts, package: Package, precision: str, product: Product, progress: Progress
 ) -> Iterator["PackageModels"]:
-    """Open a package's teacher, student and model files for the block. `product` is the runtime of the model files.
+    """Open the teacher, the student and the model files of a package during the block, to score rows with each of them.
 
-    Raise RequestError if the label is not Binary or Number or the package lacks a file. Raise DataError if the student
-    or its training set is gone, and ContractMismatch if the package cannot run under the current contract.
+    `precision` selects the model files, and `product` is the runtime that runs them. Raise RequestError if the label is
+    not Binary or Number, or the package lacks a file. Raise DataError if the student or its training set is gone, and
+    ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
     if changes := outdated(folder, contract):
@@ -137,11 +138,6 @@ class PackageModels:
     requests: RequestInputs
 
     def score(self, chosen: ChosenRows, progress: Progress) -> ScoredRows:
-        """Score rows with the teacher, the student and the model files, for all forms of the features.
-
-        Rows that a request transform refuses are skipped and counted in `chosen.left_out`. Raise DataError if every row
-        is refused.
-        """
         teacher = partial(self._teacher, chosen)
         cells = score_cells(chosen.features, teacher, self._students, lambda model: progress(f"running {model}", 0.4))
         declared = self.material.declaration
@@ -204,10 +200,10 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
 
 
 def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
-    """Replace the scores that this machine's runtime gave for fed features by the recorded scores, in place.
+    """Put recorded scores in place of the scores that this machine's runtime gave for the same inputs, in `cells`.
 
-    `cells` is the result of `score_cells`. The runtime's scores of other features move by the same distance. A
-    deviation of the recorded scores from this machine's runtime therefore counts as the runtime's part. With
+    A difference between the two therefore counts as an effect of the runtime that recorded the scores. All other scores
+    of that runtime move by the same difference. `cells` is the result of `score_cells`; `recorded` has shape (n,). With
     `probabilities`, moved scores are clipped to 0 to 1.
     """
     moved = recorded - cells[CELLS[-1]]

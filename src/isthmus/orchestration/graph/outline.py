@@ -36,10 +36,11 @@ FILE = "outline.json"
 
 
 def outline(root: Path) -> Outline:
-    """Return the outline of the project in the absolute folder `root`: the plain data that Dagster's graph needs.
+    """Return the outline of the project in the folder `root`: the plain data from which its Dagster graph is built.
 
-    If isthmus.toml, Python files or `ISTHMUS_` variables have changed since the last call, the outline is compiled in
-    another process, and cached in `.isthmus/outline.json`. Raise IsthmusError if it cannot be compiled.
+    Dagster's processes call it instead of importing the definitions. `root` must be absolute. The outline is cached in
+    `.isthmus/outline.json`. It is compiled again, in another process, if isthmus.toml, Python files or `ISTHMUS_`
+    variables have changed. Raise an IsthmusError if it cannot be compiled.
     """
     file, inputs = root / ".isthmus" / FILE, digest(root)
     try:
@@ -59,7 +60,6 @@ def outline(root: Path) -> Outline:
 
 
 def digest(root: Path) -> str:
-    """Return a SHA-256 of all that an outline depends on: isthmus.toml, Python files and `ISTHMUS_` variables."""
     sha = hashlib.sha256()
     for file in [root / "isthmus.toml", *_files(root)]:
         sha.update(f"{file.relative_to(root)}\n".encode())

@@ -46,10 +46,10 @@ RUNTIMES: Mapping[str, Product] = {  # in the order in which a student is conver
 
 
 def by_option(option: str) -> "Runtime":
-    """Open the runtime with the command line name "ort", "web", "executorch", "litert" or "coreml".
+    """Open the runtime for a command line option: "ort", "web", "executorch", "litert" or "coreml".
 
-    "web" installs onnxruntime-web with npm if it is missing. Raises a RequestError for an unknown name, and a
-    DependencyError if another runtime is not installed or the installation fails.
+    For "web", installs onnxruntime-web with npm if it is missing, which can take minutes. Raises a RequestError for an
+    unknown option. Raises a DependencyError if the installation fails, or if another runtime is not installed.
     """
     products = {product.option: product for product in RUNTIMES.values()}
     if option not in products:

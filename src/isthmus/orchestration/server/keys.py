@@ -13,10 +13,10 @@ from isthmus.serving.keys import Keyring, make, problems, required_marker
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
     """Create an API key and store only its hash. Return name, scopes and the key, which cannot be shown again.
 
-    From then on, servers reject requests without a key, even after all keys are revoked, until `allow_without_key` is
-    called. Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with `*` for any name, and
-    `snapshot:SERVICE/VALUE` for one owner's snapshot. Raises a ConfigurationError for an invalid name or scope, and a
-    RequestError if the name exists.
+    From then on, servers reject requests without a key. This stays so after all keys are revoked, until
+    `allow_without_key` is called. Scopes are `read:SERVICE`, `push:VIEW`, `predict:MODEL` and `snapshot:SERVICE`, with
+    `*` for any name. `snapshot:SERVICE/VALUE` allows only the snapshot of one owner. Raises a ConfigurationError for an
+    invalid name or scope, and a RequestError if the name exists.
     """
     if wrong := problems(name, scopes):
         raise ConfigurationError("API key", wrong)
@@ -41,10 +41,10 @@ def describe(project: Project) -> dict[str, Any]:
 
 
 def revoke(project: Project, name: str) -> dict[str, Any]:
-    """Remove an API key by name; servers reject it from the next request on. The result has the number of keys `left`.
+    """Remove the API key `name`. Return the name and the number of keys left.
 
-    If no key is left, servers reject every request until `create` or `allow_without_key` is called. Raises a
-    RequestError if no key has the name.
+    Servers reject the key from the next request on. If no key is left, servers reject every request until `create` or
+    `allow_without_key` is called. Raises a RequestError if no key has the name.
     """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
@@ -59,7 +59,10 @@ def revoke(project: Project, name: str) -> dict[str, Any]:
 
 
 def allow_without_key(project: Project) -> dict[str, Any]:
-    """Let servers on loopback answer without a key unless `require_keys` is set. Raise RequestError if a key exists."""
+    """Let servers that listen on loopback answer requests without a key. Raise RequestError if a key still exists.
+
+    Use it for development, after all keys are revoked. The setting `require_keys` overrides it.
+    """
     with project.locked("keys"):
         ring = Keyring.read(project.keys_file)
         if ring.keys:

@@ -25,9 +25,10 @@ _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
 def read_reach(reach: int) -> int:
-    """Return how far a build reads sources before and after its days, for a declared lookback of `reach`.
+    """Return how far a build reads its sources before and after the days that it computes, in microseconds.
 
-    Both are in microseconds. The result is longer than the lookback, so that `require_enough` can check the lookback.
+    `reach` is the lookback that the view declares, in microseconds. The result is longer, so that `require_enough` can
+    check the lookback.
     """
     # `require_enough` reads twice as far, or a day farther if the lookback is shorter than a day.
     return reach + max(reach, DAY)
@@ -40,10 +41,12 @@ def limit_sources(view: FeatureView, frames: Frames, days: Days, reach: int) -> 
 
 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
-    """Compute the first day of `rows` again with a longer lookback; raise a DataError if the results differ.
+    """Check that the lookback a view declares is long enough; raise DataError if a longer one gives other rows.
 
-    The longer lookback is twice the declared one, and at least a day longer. A lookback that is too short only on later
-    days is not detected. Does nothing without a lookback or rows. `frames` are the complete sources.
+    Computes the first day in `rows`, the rows just built, again. The lookback is the time before a day that is read of
+    the sources to compute the day. The longer lookback is twice the declared one, and at least a day longer. A lookback
+    that is too short only on later days is not detected. Does nothing if the view has no lookback or `rows` is empty.
+    `frames` are the complete sources.
     """
     if contract.lookback is None or not (days := rows.days()):
         return

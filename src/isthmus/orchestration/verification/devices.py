@@ -88,11 +88,11 @@ def compare_snapshot(
 ) -> ComparedSnapshot:
     """Compare each row of the newest snapshot of the student's service with the tables as of the snapshot's time.
 
-    A snapshot is a signed file with stored features for devices. The result is empty if the student has no `device`. It
-    has only a reason if there is no snapshot, if the snapshot is older than the tables or definitions, if it is too old
-    for devices at `at` (microseconds since 1970 UTC), or if its signature cannot be checked here. A snapshot that was
-    altered, is gone, or has an invalid signature counts as a difference. If each owner has a file, checks every file.
-    Creates a signing key if there is none. Raises DataError if the description of the newest snapshot is damaged.
+    `histories` are the tables. The result is empty if the student has no `device`. It has only a reason if there is no
+    snapshot, if the snapshot is older than the tables or definitions, if it is too old for devices at `at`
+    (microseconds since 1970 UTC), or if its signature cannot be checked here. A snapshot that was altered, is gone, or
+    has an invalid signature counts as a difference. If each owner has a file, checks every file. Creates a signing key
+    if there is none. Raises DataError if the description of the newest snapshot is damaged.
     """
     service, device = declared.student.name, declared.student.device
     if device is None:
@@ -177,11 +177,12 @@ def device_rows(
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory],
     snapshot: ComparedSnapshot, count: int | None,
 ) -> DeviceRows | None:  # fmt: skip
-    """Turn up to 500 rows of the package's training set, or up to `count` if fewer, into questions to a device.
+    """Select up to 500 rows of the package's training set, or up to `count` if fewer, to ask a device in the verdict.
 
     `snapshot` has the stored features of the device. Skips rows whose keys the device does not keep. If each owner has
-    a file, uses only rows of up to ten owners. Returns None if no row is left, `snapshot` was not compared, or the
-    student or package is not for devices.
+    a file, uses only rows of up to ten owners. Also returns the inputs that a device and that training would have for
+    the rows; `histories` are the tables to join. Returns None if no row is left, if `snapshot` was not compared, or if
+    the student or package is not for devices.
     """
     manifest, contract, device, file = package.manifest, project.applied(), declared.student.device, snapshot.file
     if device is None or file is None or manifest.device is None:

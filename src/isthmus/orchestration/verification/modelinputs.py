@@ -44,11 +44,12 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     project: Project, declared: Distillation, package: Package, histories: Sequence[ViewHistory], online: OnlineSide,
     count: int, verdict: Verdict,
 ) -> None:  # fmt: skip
-    """Compare inputs of a package from offline and from served values, and the server's predictions with the model's.
+    """Compare a package's inputs from offline tables with its inputs from the server, and also the predictions.
 
-    Adds the results to `verdict`. Keys and request fields come from up to `count` rows of the package's training set.
-    Skips a row if the row of its key in Redis became known after every row of the offline table. If the server of
-    `online` rejects the package, every prediction counts as different.
+    The server's predictions are compared with those that the package makes here from the offline inputs. Adds the
+    results to `verdict`. `histories` are the tables, and `online` has the server and Redis. Takes keys and request
+    fields from up to `count` rows of the package's training set. Skips a row if the row of its key in Redis became
+    known after every row of the offline table. If the server rejects the package, every prediction counts as different.
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
@@ -119,10 +120,6 @@ def _compare_predictions(
 
 
 def largest_differences(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return for each row the expected number and the answer of the class where both differ most. Shapes are (n,).
-
-    `expected` has shape (n,) or (n, classes). If `answers` has another shape, every answer counts as NaN.
-    """
     if expected.shape != answers.shape:
         answers = np.full(expected.shape, np.nan, np.float32)
     rows = [side.reshape(len(expected), expected.shape[-1] if expected.ndim > 1 else 1) for side in (expected, answers)]
@@ -135,7 +132,6 @@ def _typed(table: pa.Table, columns: Iterable[Column]) -> dict[str, TypedValues]
 
 
 def input_values(inputs: Sequence[ModelInput], fed: Feeds) -> dict[str, TypedValues]:
-    """Return the type and values of each model input by name, read back from the tensors `fed` to the graph."""
     masks = iter(fed[input_name(VALID)].astype(bool) if input_name(VALID) in fed else ())
     tensors: dict[str, TypedValues] = {}
     for item, place in zip(inputs, tensor_positions(inputs), strict=True):

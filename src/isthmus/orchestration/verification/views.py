@@ -32,10 +32,10 @@ EVENT, KNOWN, CONTENT = RESERVED
 def compare_view(
     offline: OfflineStore, history: ViewHistory, online: OnlineSide, verdict: Verdict, *, all_keys: bool
 ) -> None:
-    """Compare the offline rows of a view with the answers of a server, key by key, and add the result to `verdict`.
+    """Compare a view's offline rows with the answers of a server, key by key, and add the result to `verdict`.
 
     Compares features, status, event time, known time and content hash for a sample of keys, and looks some keys up one
-    at a time. Keys whose row in Redis is newer than the table are skipped and counted in `verdict.ahead`. With
+    at a time. Skips keys whose row in Redis is newer than the table, and counts them in `verdict.ahead`. With
     `all_keys`, compares every key of table and Redis, and first raises DataError if a content hash in the table is
     wrong.
     """
@@ -88,11 +88,6 @@ def _keys(history: ViewHistory, at: int, served: Mapping[str, Sequence[KeyValue]
 
 
 def offline_values(keys: pa.Table, history: ViewHistory) -> dict[str, Values]:
-    """Return columns of a point-in-time join by name: features, status, event time, known time and content hash.
-
-    `keys` has the join keys and the `event_timestamp` to join at. All columns but the status are null if the row is
-    missing or expired. The view of `history` may be limited to some features.
-    """
     view = history.view
     # Joined like features; these columns show which answers are null.
     more = Column(EVENT, UnixTimestamp), Column(KNOWN, UnixTimestamp), Column(CONTENT, Int64)

@@ -202,11 +202,12 @@ class _Exchange:
 def require_own_page(
     scope: Scope, hosts: Collection[str], *, name_it: str, instead: str = _CREATE, visits: bool = False
 ) -> None:
-    """Raise a ForbiddenError if a web page of another site sent this request or WebSocket through a local browser.
+    """Raise ForbiddenError if a web page of another site sent this request or WebSocket through a local user's browser.
 
-    Call it for requests that need no key. A page can point its own host name at this machine, so a request over
-    loopback must name a loopback host or one of `hosts`. `name_it` is the remedy in the error for a wrong host, and
-    `instead` the remedy for a page of another site. With `visits`, a browser may follow a link from another site.
+    Call it for requests that need no API key. A page can point its own host name at this machine, so a request over
+    loopback must name a loopback host or one of `hosts`. The error for a wrong host tells the user to do `name_it`, and
+    the error for a page of another site tells the user to do `instead`. With `visits`, a browser may follow a link from
+    another site.
     """
     named = [value for header, value in scope["headers"] if header == b"host"]
     foreign = [host for host in named if not _is_loopback(host) and _name(host) not in hosts]
@@ -237,13 +238,12 @@ def _by_loopback(scope: Scope) -> bool:
 
 
 def grants_of(request: Request) -> Grants:
-    """Return the permissions that `Guarded` stored in a request. Raises KeyError for a path that never needs a key."""
     grants: Grants = request.scope["state"]["grants"]
     return grants
 
 
 def error_response(error: IsthmusError, scope: Scope) -> Response:
-    """Create the response to an error, and store its class name in the scope for the metrics and the log."""
+    """Create the JSON response to an error. Stores the error's class name in `scope`, for the metrics and the log."""
     scope[REFUSAL] = type(error).__name__
     content = error.as_dict()
     if scope["path"].startswith("/v2"):

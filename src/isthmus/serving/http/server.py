@@ -24,10 +24,11 @@ from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
 def main(settings: int | None = None, parent: int | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code. Writes an IsthmusError to stderr instead of raising it.
+    """Serve until SIGTERM or SIGINT; return the exit code of the process. Writes an IsthmusError to stderr.
 
-    Reads the settings from the file descriptor `settings`, or else from the variable `ISTHMUS_SERVER`. With a process
-    id `parent`, the server also ends when that process ends. Replaces the handlers of Python's root logger.
+    Reads the server settings from the file descriptor `settings`, or from the variable `ISTHMUS_SERVER` if it is None.
+    With a process id `parent`, the server also ends when that process ends. Replaces the handlers of Python's root
+    logger.
     """
     log.configure()
     if parent is not None:
@@ -45,10 +46,10 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
 
 
 def run(settings: ServerSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests in progress. With several workers, each is a process.
+    """Serve HTTP until SIGTERM or SIGINT, then finish the requests in progress. Each of several workers is a process.
 
-    Replaces the handlers of both signals, and increases this process's soft limit on open files. With several workers,
-    sets `ISTHMUS_METRICS` to a temporary folder that they share. Raises a ConfigurationError if it cannot listen.
+    Replaces the handlers of both signals, and raises this process's limit on open files. With several workers, sets the
+    variable `ISTHMUS_METRICS` to a temporary folder that they share. Raises ConfigurationError if it cannot listen.
     """
     # Each connection needs a file descriptor. The usual soft limit of 1,024 is for programs that use select().
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

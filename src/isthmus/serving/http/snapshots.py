@@ -35,8 +35,10 @@ register_url_convertor(OWNER, _Owner())
 async def answer(request: Request, services: Collection[str], folder: str | None) -> Response:
     """Handle `/snapshots/...`: send a device the newest snapshot of a service, or a delta to it.
 
-    A delta starts from the version in the query's `since`. The answer is 304 if the client has the newest version. A
-    whole file is compressed with Zstandard if the client accepts it. `folder` has a folder for each of the `services`.
+    `services` are the names of services with snapshots. `folder` contains a folder for each of them, and is None
+    without snapshots. The query's `since` is the SHA-256 of the snapshot on the device, from which a delta starts. The
+    answer is 304 if the device has the newest snapshot. A whole snapshot is compressed with Zstandard if the client
+    accepts it.
 
     Raises ForbiddenError without permission, RequestError for an invalid owner, NotFoundError for an unknown service or
     without a snapshot, and NotReadyError for damaged files.

@@ -85,13 +85,11 @@ class DeployedModel:
         return threads
 
     def for_deployment(self, deployment: Deployment) -> "DeployedModel":
-        """Return a copy for another deployment of the same package, without loading the model again."""
         model = copy(self)
         model.deployment = deployment
         return model
 
     def predict(self, columns: Mapping[str, Values]) -> Float32:
-        """Run the model on the raw inputs of n rows, by name; return its outputs, shape (n,) or (n, classes)."""
         (output,) = self._session.run([self._output], feeds(self.inputs, columns))
         result: Float32 = np.asarray(output, np.float32).reshape((-1, len(self.classes)) if self.classes else -1)
         return result
@@ -99,7 +97,10 @@ class DeployedModel:
     def run(
         self, tensors: Feeds, outputs: Sequence[str], options: "onnxruntime.RunOptions | None" = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run the graph; return the named outputs. RequestError if it fails, ONNX Runtime's error if out of memory."""
+        """Run the graph on input tensors by name; return the tensors that `outputs` names. `options` can stop the run.
+
+        Raises RequestError if the graph fails on these inputs. Out of memory, raises the error of ONNX Runtime.
+        """
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
         try:
@@ -130,7 +131,6 @@ def _time(predict: Callable[[], object]) -> float:
 
 
 def unanswered(outputs: Float32) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask (n,) of the rows without an answer: at least one of their outputs is NaN."""
     return np.asarray(np.isnan(outputs).any(axis=tuple(range(1, outputs.ndim))))
 
 

@@ -24,7 +24,6 @@ _WIDE = 110  # width without a terminal
 
 
 def show(blocks: Iterable[Block]) -> None:
-    """Print a document to stdout, as wide as the terminal or `COLUMNS`. Without either, it is 110 characters wide."""
     console = Console()
     wraps = console.is_terminal or "COLUMNS" in os.environ
     console = console if wraps else Console(width=_WIDE)
