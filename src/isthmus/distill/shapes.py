@@ -81,14 +81,14 @@ def to_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def select(tensor: Tensor, where: Tensor | None) -> Tensor:
+def select(tensor: Tensor, mask: Tensor | None) -> Tensor:
     """Return the entries of a tensor at which a loss is computed; half precision becomes float32.
 
-    `where` is a boolean mask over the tensor's first axes: a mask (rows, tokens) selects (selected, n) from (rows,
+    `mask` is a boolean mask over the tensor's first axes: a mask (rows, tokens) selects (selected, n) from (rows,
     tokens, n). None returns the whole tensor. Select before computing, so that NaN in other entries reaches neither
     loss nor gradient.
     """
-    return to_float32(tensor if where is None else tensor[where])
+    return to_float32(tensor if mask is None else tensor[mask])
 
 
 def average(values: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ Answers = Mapping[str, Array]
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def spread(count: int, wanted: int) -> Index:
+def evenly_spaced(count: int, wanted: int) -> Index:
     return np.unique(np.linspace(0, count - 1, min(wanted, count)).astype(np.int64))
 
 

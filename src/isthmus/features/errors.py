@@ -120,7 +120,7 @@ class PackageError(IsthmusError):
 
 
 def _shown(text: str) -> str:
-    return harmless(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
+    return escape_unprintable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 class RequestError(IsthmusError):
@@ -155,7 +155,7 @@ class Stopped(IsthmusError):
         self.exit_code = 128 + number
 
 
-def harmless(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escape unprintable characters except line breaks, so that untrusted text cannot control the user's terminal."""
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
@@ -164,7 +164,7 @@ _REFUSAL = re.compile(r"<Error>\s*<Code>(.*?)</Code>\s*<Message>(.*?)</Message>"
 _NESTED = re.compile(r"\s*(\x1b\[[0-9;]*m)?↳(\x1b\[[0-9;]*m)?\s*")
 
 
-def without_secrets(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """Mask secrets in a text before showing it: users and passwords in URLs, and values of `token=` and `password=`."""
     return re.sub(r"(token|password)=[^;&'\"]*", r"\1=***", re.sub("//.*@", "//***@", text))
 
@@ -179,7 +179,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def nearest(name: object, known: Iterable[object]) -> str:
+def did_you_mean(name: object, known: Iterable[object]) -> str:
     import difflib
 
     close = difflib.get_close_matches(str(name), map(str, known), 1)

@@ -213,7 +213,7 @@ class Artifacts:
 
     def exported(self, contract: Contract) -> Path | None:
         package = self.last_package() if self.package_pointer.exists() else None
-        return package if package and not outdated(package, contract) else None
+        return package if package and not contract_changes(package, contract) else None
 
     def blocked(self) -> str:
         with suppress(IsthmusError):
@@ -263,7 +263,7 @@ def serving_file(package: Path) -> Path:
     return package.parents[1] / "serving" / f"{package.name}.json"
 
 
-def outdated(package: Path, contract: Contract) -> list[str]:
+def contract_changes(package: Path, contract: Contract) -> list[str]:
     """List the changes from a package's contract to `contract` that keep the package from running; [] if it can run.
 
     Used before a package is run, and by `isthmus apply` and `isthmus status` to report stale packages. Raise

@@ -120,7 +120,7 @@ def _ask(project: Project) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     coming = int(np.searchsorted(micros(rows["event_timestamp"]), project.now()))
     rows = rows.slice(min(coming, len(rows) - EXAMPLES), EXAMPLES)
     service = declared.student.name
-    keys = {key.name for view, _ in contract.read(service) for key in contract.views[view].keys}
+    keys = {key.name for view, _ in contract.stored_features(service) for key in contract.views[view].keys}
     fields = {column.name for column in contract.raw_inputs(service) if column.available == "request"} - keys
     request_fields = {column.name for transform in contract.transforms_of(service) for column in transform.request}
     lookups, predictions = [], []

@@ -19,7 +19,7 @@ from isthmus.orchestration import supervisor
 from isthmus.orchestration.graph.instance import dagster_home
 from isthmus.orchestration.graph.outline import outline
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.server.serve import address, reachable, serving
+from isthmus.orchestration.server.serve import address, serving, url_host
 from isthmus.serving.process import listen
 
 
@@ -39,7 +39,7 @@ def dev(project: Project, *, host: str = "127.0.0.1", port: int | None = None) -
     home = dagster_home(project)
     settings = project.settings
     page = settings.dev.port if port is None else port
-    url = f"http://{reachable(host)}:{page}"
+    url = f"http://{url_host(host)}:{page}"
     starting = {f"Dagster is ready: {url}/asset-groups": f"{url}/server_info"}
     if settings.server.port:
         url = address(project)

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 from isthmus.features.contract.schema import Column, Contract
 from isthmus.features.definition.spec import FeatureView, Source, Spine
-from isthmus.features.errors import RequestError, nearest, one_of
+from isthmus.features.errors import RequestError, did_you_mean, one_of
 from isthmus.features.files import scratch_folder
 from isthmus.orchestration.project import Project
 from isthmus.transforms import engine, sources
@@ -17,7 +17,7 @@ def view_names(project: Project, views: Sequence[str] | None) -> list[str]:
     known = list(project.definitions.views)
     unknown = [name for name in views or () if name not in known]
     if unknown:
-        problem = f"is not declared{nearest(unknown[0], known)}"
+        problem = f"is not declared{did_you_mean(unknown[0], known)}"
         raise RequestError(f"view {unknown[0]!r}", problem, expected=one_of(known))
     return list(views) if views else known
 
@@ -33,7 +33,7 @@ def copy_sources(
     name are copied in full.
     """
     cluster = project.settings.engine.startswith("sc://")
-    tables = {name: each for name, each in _sources(declarations).items() if sources.lands(each, cluster=cluster)}
+    tables = {name: each for name, each in _sources(declarations).items() if sources.needs_copy(each, cluster=cluster)}
     if not tables:
         yield {}
         return

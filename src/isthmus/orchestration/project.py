@@ -40,8 +40,8 @@ from isthmus.features.errors import (
     ContractMismatch,
     Problem,
     RequestError,
+    did_you_mean,
     missing_extra,
-    nearest,
     one_of,
 )
 from isthmus.features.files import UNPRINTED, is_url, require_delta
@@ -236,7 +236,7 @@ class Project:
         if name is None and len(known) == 1:
             return next(iter(known.values()))
         if name is None or name not in known:
-            problem = "no name was given" if name is None else f"{name!r} is not declared{nearest(name, known)}"
+            problem = "no name was given" if name is None else f"{name!r} is not declared{did_you_mean(name, known)}"
             if not known:
                 remedy = f"declare a Distillation in {self.settings.project.definitions}.py"
                 raise RequestError("distillation", "the definitions declare no distillation", remedy=remedy)

@@ -21,7 +21,7 @@ from isthmus.features.progress import Progress, silent
 from isthmus.features.projectstatus import ModelStatus, ProjectStatus, RunStatus, SpoolStatus, ViewStatus
 from isthmus.features.redis.connection import connect, translate_errors
 from isthmus.orchestration.apply.diff import applied_contract
-from isthmus.orchestration.artifacts import Artifacts, outdated, verdict_file
+from isthmus.orchestration.artifacts import Artifacts, contract_changes, verdict_file
 from isthmus.orchestration.project import Project
 from isthmus.orchestration.quality.measure import quality
 from isthmus.orchestration.tables.build import outdated_views
@@ -110,7 +110,7 @@ def _view(project: Project, contract: Contract, name: str, *, measure: bool, app
     if commit is None:
         return ViewStatus()
     begun = [day for day in commit.days or () if day * DAY <= project.now()]
-    written = MaterializationLog(project.offline, project.storage_options).of(view)
+    written = MaterializationLog(project.offline, project.storage_options).runs(view)
     age = None if not begun else day_of(project.now()) - max(begun)
     # The newest row may have any time in the last day, so count from the end of that day.
     expired = view.ttl is not None and bool(begun) and project.now() - (max(begun) + 1) * DAY > view.ttl
@@ -174,7 +174,7 @@ def _model(project: Project, declared: Distillation) -> ModelStatus:
     with suppress(IsthmusError):
         package = Artifacts(project, declared).last_package()
         fields["package"] = package_digest(package)
-        stale += [f"package: {change}" for change in outdated(package, project.definitions.contract)]
+        stale += [f"package: {change}" for change in contract_changes(package, project.definitions.contract)]
         file = verdict_file(project, declared)
         verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
         if verdict is not None and verdict.package == fields["package"]:

@@ -147,13 +147,14 @@ def required_marker(keys: Path) -> Path:
     return keys.with_name("keys.required")
 
 
-def make(name: str, scopes: Sequence[str], at: int) -> tuple[Key, str]:
+def create_key(name: str, scopes: Sequence[str], created_at: int) -> tuple[Key, str]:
     """Create a random API key; return its record for the key file, and the secret for the user. Stores neither.
 
-    `scopes` are permissions such as "read:SERVICE". `at` is the time of creation in microseconds since 1970 UTC.
+    `scopes` are permissions such as "read:SERVICE". `created_at` is the time of creation in microseconds since 1970
+    UTC.
     """
     secret = PREFIX + secrets.token_urlsafe(32)
-    return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), at), secret
+    return Key(name, sha256(secret.encode()).hexdigest(), tuple(dict.fromkeys(scopes)), created_at), secret
 
 
 def problems(name: str, scopes: Sequence[str]) -> list[Problem]:

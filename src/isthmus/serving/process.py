@@ -33,7 +33,7 @@ def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess
         os.close(descriptor)
 
 
-def become(settings: ServerSettings) -> NoReturn:
+def replace_with_server(settings: ServerSettings) -> NoReturn:
     """Replace this process with the server process (exec). Use this if nothing has to be stopped after the server.
 
     The server does not inherit environment variables that start with `ISTHMUS_`.
@@ -69,7 +69,7 @@ def received(descriptor: int) -> ServerSettings:
         return ServerSettings.decode(file.read(), "--settings-fd")
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Ask Linux to send SIGTERM to this process when its parent process ends, so that no orphan keeps running.
 
     `parent` is the process id of the parent when it started this process. If that process has ended already, this

@@ -131,7 +131,7 @@ class State:
         if predictor is None or isinstance(predictor, IsthmusError) or predictor.contract.hash == self.contract.hash:
             return []
         contract, service = predictor.contract, predictor.model.deployment.service
-        read = {view: contract.views[view] for view, _ in contract.read(service)}
+        read = {view: contract.views[view] for view, _ in contract.stored_features(service)}
         return [view for name, view in read.items() if view != self.contract.views.get(name)]
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from isthmus.features.errors import ConfigurationError, DependencyError, Problem, first_line, without_secrets
+from isthmus.features.errors import ConfigurationError, DependencyError, Problem, first_line, mask_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -241,7 +241,7 @@ def _require_listener(url: str) -> None:
 
 def _silence(url: str, why: str) -> DependencyError:
     # The rest of the URL may contain a token, and PySpark's messages quote parts of it.
-    place, why = map(without_secrets, (url.partition("/;")[0], why))
+    place, why = map(mask_secrets, (url.partition("/;")[0], why))
     return DependencyError(
         f"engine {place}", f"does not answer ({why})",
         remedy='start the Spark Connect server, correct `engine`, or set engine = "sail"',

@@ -17,7 +17,7 @@ import pyarrow as pa
 from isthmus.features import clock
 from isthmus.features.days import FIRST, LAST
 from isthmus.features.definition.spec import Source
-from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, nearest, one_of
+from isthmus.features.errors import ConfigurationError, DataError, DependencyError, Problem, did_you_mean, one_of
 from isthmus.features.files import (
     UNPRINTED,
     is_url,
@@ -60,7 +60,7 @@ class Landed:
     content: str | None
 
 
-def lands(source: Source, *, cluster: bool = False) -> bool:
+def needs_copy(source: Source, *, cluster: bool = False) -> bool:
     """Return True if `land` must copy a source to a local Parquet file before an engine can read it.
 
     True for Delta and Iceberg tables, SQL queries, and S3 URLs. `cluster` says that the engine is a Spark Connect
@@ -182,7 +182,7 @@ def content(source: Source, root: Path, options: Options = _NONE) -> str | None:
     """
     if source.sql:
         return _hash(sql.version(source, root))
-    if lands(source):
+    if needs_copy(source):
         with _opened(source, root, options) as table:
             return _hash(table.version)
     if is_url(source.path):
@@ -330,7 +330,7 @@ def _locate(source: Source, root: Path) -> Path:
         path = root / source.path
     if not path.exists():
         there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        problem = f"{path} not found{nearest(path.name, there)}"
+        problem = f"{path} not found{did_you_mean(path.name, there)}"
         missing = Problem(f"source {source.name}", problem, "an existing file or folder")
         raise ConfigurationError("definitions.py", [missing], remedy="correct its path, or create the file")
     return path
@@ -350,7 +350,7 @@ def _stage(source: Source, path: Path, staging: Path) -> Path:
         file = CsvFile(path, where, types, nulls=nulls, name=str(path), remedy=_READ_AS_TEXT.format)
         names = file.schema.names
         unknown = [
-            Problem(f"{where}, types", f"no column {column!r}{nearest(column, names)}", one_of(names))
+            Problem(f"{where}, types", f"no column {column!r}{did_you_mean(column, names)}", one_of(names))
             for column in source.types
             if column not in names
         ]
@@ -369,7 +369,7 @@ def _check_times(source: Source, types: dict[str, str]) -> None:
     for role, column in (("timestamp", source.timestamp), ("known", source.known)):
         where = f"source {source.name}, {role}"
         if column is not None and column not in types:
-            found = f"no column {column!r}{nearest(column, types)}"
+            found = f"no column {column!r}{did_you_mean(column, types)}"
             remedy = f"correct {role}= of the source, or leave it out"
             problems.append(Problem(where, found, one_of(types), remedy))
         elif column is not None and types[column] != "timestamp":

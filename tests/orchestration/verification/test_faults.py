@@ -25,7 +25,7 @@ from onnx import helper, numpy_helper
 from isthmus import ConfigurationError, ContractMismatch, DataError, GateFailed, PackageError
 from isthmus.dagster import build_definitions
 from isthmus.distill.onnx.runtime import ort_format
-from isthmus.distill.types import spread
+from isthmus.distill.types import evenly_spaced
 from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.files import read_pointer
 from isthmus.features.offline.store import OfflineStore
@@ -325,7 +325,7 @@ def micros_column(rows: pa.Table, name: str) -> pa.Array:
 
 def sampled(shop: Shop, project: Open) -> list[dict[str, Any]]:
     rows = training_set(project(shop)).table()
-    found: list[dict[str, Any]] = rows.take(pa.array(spread(len(rows), 2000))).to_pylist()
+    found: list[dict[str, Any]] = rows.take(pa.array(evenly_spaced(len(rows), 2000))).to_pylist()
     return found
 
 

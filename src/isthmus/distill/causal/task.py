@@ -36,7 +36,7 @@ from isthmus.distill.tasks.split import PARTS, Split
 from isthmus.distill.tasks.task import Batch, Case, Material, Task, TeacherBatch
 from isthmus.distill.teachers.network import NetworkTeacher
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced
 from isthmus.features.errors import DataError
 from isthmus.package.generation.prompt import LOGITS, NEW, PAST, TOKENS
 from isthmus.package.inputs import Feeds
@@ -346,7 +346,7 @@ class CausalTask(Task):
         test = self.material.parts.test
         domain, recorded = self._domain[test], teacher.float32(test)
         kinds = [np.flatnonzero(domain == kind) for kind in (True, False)]
-        some = np.concatenate([kind[spread(len(kind), BLOCKS)] for kind in kinds if len(kind)])
+        some = np.concatenate([kind[evenly_spaced(len(kind), BLOCKS)] for kind in kinds if len(kind)])
         own = student_answers(self, student, test, torch.device("cpu"))
         parts = [{key: values[some] for key, values in answers.items()} for answers in (own, recorded)]
         exported, (before, taught) = graph_answers(self, run, test[some]), parts

@@ -122,7 +122,13 @@ class DecoderReference:
         return self.compare_run(file, precision, lambda feeds: ask(opened, feeds), len(content), settings)
 
     def compare_run(
-        self, file: str, precision: Precision, run: Run, size: int, settings: DecodingSettings, part: int = PART
+        self,
+        file: str,
+        precision: Precision,
+        run: Run,
+        size: int,
+        settings: DecodingSettings,
+        max_tokens_per_call: int = PART,
     ) -> FileComparison:
         """Compare a model file with the model in torch on the golden prompts, and measure its speed, before export.
 
@@ -132,12 +138,12 @@ class DecoderReference:
             run: maps inputs to outputs by running the file.
             size: bytes of the file, for the report.
             settings: declared settings; `agreement` has the least share of equal tokens per precision.
-            part: maximum number of tokens per call of the file.
+            max_tokens_per_call: maximum number of tokens per call of the file.
 
         Raises:
             GateFailed: the logits differ too much, or too few tokens are equal.
         """
-        decoder = replace(self.decoder, part=part)
+        decoder = replace(self.decoder, part=max_tokens_per_call)
         tolerance = TOLERANCES[precision] * self.scale
         deviations, equal, count, answers = [], 0, 0, []
         for prompt, reads in zip(self.prompts, self.reads, strict=True):

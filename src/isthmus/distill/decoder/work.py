@@ -90,8 +90,8 @@ class Sizes:
         return self.layers * layer + tokens * (width + 2 * self.head) + 2 * width + self.vocabulary
 
 
-def matrix_bytes(takes: int, gives: int, precision: Precision) -> int:
+def matrix_bytes(input_width: int, output_width: int, precision: Precision) -> int:
     if precision == "fp32":
-        return 4 * takes * gives
-    bits, blocks = BITS[precision], -(-takes // BLOCK)
-    return gives * (blocks * BLOCK * bits // 8 + 4 * blocks + -(-blocks * bits // 8))
+        return 4 * input_width * output_width
+    bits, blocks = BITS[precision], -(-input_width // BLOCK)
+    return output_width * (blocks * BLOCK * bits // 8 + 4 * blocks + -(-blocks * bits // 8))

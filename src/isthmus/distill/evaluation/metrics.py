@@ -131,17 +131,17 @@ def correlation(first: Array, second: Array) -> float:
     return float((x * y).sum() / math.sqrt(np.square(x).sum() * np.square(y).sum()))
 
 
-def ndcg(relevance: Index, scores: Array, groups: Index, at: int) -> float:
+def ndcg(relevance: Index, scores: Array, groups: Index, cutoff: int) -> float:
     """Return the quality of a ranking: the mean over the groups of the normalized discounted cumulative gain.
 
     A group has the rows of one query. `relevance`, integers of at least 0, `scores` and `groups`, the number of each
-    row's group, are (n,). The gain of a group is the sum of (2**relevance - 1) / log2(rank + 1) over the `at` rows with
-    the highest scores (Järvelin and Kekäläinen, 2002). It is divided by the gain of the best order. Rows with equal
-    scores share the mean of their gains (McSherry and Najork, ECIR 2008). Groups without a relevant row are skipped;
-    the result is NaN if no group is left.
+    row's group, are (n,). The gain of a group is the sum of (2**relevance - 1) / log2(rank + 1) over the `cutoff` rows
+    with the highest scores (Järvelin and Kekäläinen, 2002). It is divided by the gain of the best order. Rows with
+    equal scores share the mean of their gains (McSherry and Najork, ECIR 2008). Groups without a relevant row are
+    skipped; the result is NaN if no group is left.
     """
     gains = np.exp2(relevance.astype(np.float64)) - 1
-    best, reached = (_cumulated(gains, order, groups, at) for order in (gains, scores))
+    best, reached = (_cumulated(gains, order, groups, cutoff) for order in (gains, scores))
     counts = best > 0
     return float((reached[counts] / best[counts]).mean()) if counts.any() else math.nan
 

@@ -13,7 +13,7 @@ from isthmus.distill.onnx.footprint import Footprint, footprint
 from isthmus.distill.onnx.runtime import Run, ask, predict, session
 from isthmus.distill.tasks.answers import graph_answers
 from isthmus.distill.tasks.task import Case, Task
-from isthmus.distill.types import Answers, Array, Index, inlier_mask, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced, inlier_mask
 from isthmus.features.errors import ConfigurationError, PackageError, Problem
 from isthmus.package.inputs import Feeds
 from isthmus.package.manifest import Package
@@ -60,7 +60,7 @@ class ParityLimits:
         tolerances = task.tolerances(student)
         if tolerances is not Task.tolerance:
             return cls(task, tolerances, {})
-        batches = task.graph_batches(rows[spread(len(rows), SCALE_ROWS)])
+        batches = task.graph_batches(rows[evenly_spaced(len(rows), SCALE_ROWS)])
         answers = [task.case(student, batch).expected for batch in batches]
         scales = {}
         for name in answers[0]:
@@ -150,7 +150,7 @@ class StudentReference:
 
 
 def sample_cases(task: Task, student: nn.Module, rows: Index) -> list[Case]:
-    sample = rows[spread(len(rows), task.compared)]
+    sample = rows[evenly_spaced(len(rows), task.compared)]
     return [task.numbered_case(student, batch) for batch in task.graph_batches(sample)]
 
 

@@ -184,7 +184,9 @@ class TextFiles:
         try:
             made = converted_decoder(self._writer.network)
             with run_program(ExecuTorchProgram, made, *self._tensors) as run:
-                compared = self._reference.compare_run(DECODER, "fp32", run, len(made.model), self._settings, part=1)
+                compared = self._reference.compare_run(
+                    DECODER, "fp32", run, len(made.model), self._settings, max_tokens_per_call=1
+                )
         except GateFailed as error:
             self.left_out[DECODER] = str(error)
             return

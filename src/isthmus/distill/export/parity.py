@@ -12,7 +12,7 @@ from isthmus.distill.restore import restore
 from isthmus.distill.tabular.tensors import columns
 from isthmus.distill.tasks.samples import take
 from isthmus.distill.tasks.task import Case, Material
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced
 from isthmus.features.errors import PackageError
 from isthmus.features.types import Float64, Int64
 from isthmus.features.values.arrow import micros
@@ -79,7 +79,7 @@ class Parity:
         return min(self.rows, max(LEAST, BYTES // max(row, 1)))
 
     def sample(self, count: int) -> ParityRows:
-        rows, inputs = spread(self._table.num_rows, count), self._inputs
+        rows, inputs = evenly_spaced(self._table.num_rows, count), self._inputs
         labels = self._table.take(rows).select(self._keys).to_pylist() if self._keys else map("row {}".format, rows)
         cases = []
         for batch in self._task.graph_batches(rows):
@@ -89,27 +89,27 @@ class Parity:
         return ParityRows(cases, [*map(str, labels)], times)
 
     def device_rows(
-        self, offline: Mapping[str, Values], fed: Mapping[str, Values], names: Sequence[str], at: int
+        self, offline: Mapping[str, Values], device_values: Mapping[str, Values], names: Sequence[str], event_time: int
     ) -> tuple[ParityRows, Index]:
         """Return rows to check a package with the feature values that a device stores, and the outputs to expect.
 
-        Leaves out rows that a request transform rejects, and also returns the indexes of the remaining rows in `fed`.
-        Works only for models that predict from rows of features.
+        Leaves out rows that a request transform rejects, and also returns the indexes of the remaining rows in
+        `device_values`. Works only for models that predict from rows of features.
 
         Args:
             offline: values of the offline store, a column per input, from which the student computes the expected
                 outputs.
-            fed: values that the device stores, a column per input, which the package gets as inputs.
+            device_values: values that the device stores, a column per input, which the package gets as inputs.
             names: name of each row, for messages.
-            at: event time of all rows, in microseconds since 1970 UTC.
+            event_time: event time of all rows, in microseconds since 1970 UTC.
         """
         _, refused = self._task.material.request_inputs.complete(offline)
         places = np.flatnonzero(~refused)
-        raw = take(fed, places)
+        raw = take(device_values, places)
         case = self._fed(self._task.raw_case(self._student, raw), raw)
         expected = self._task.raw_case(self._student, take(offline, places)).expected
         labels = [names[place] for place in places.tolist()]
-        return ParityRows([replace(case, expected=expected)], labels, [at] * len(places)), places
+        return ParityRows([replace(case, expected=expected)], labels, [event_time] * len(places)), places
 
     def _fed(self, case: Case, raw: Mapping[str, Values]) -> Case:
         core = case.core if self._head is None else self._head.feeds(raw).tensors

@@ -66,7 +66,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
     identity: str,
     trained: Mapping[tuple[str, int], Trained],
     outputs: Mapping[str, TeacherOutputs],
-    facts: Mapping[str, TeacherCost],
+    costs: Mapping[str, TeacherCost],
     seconds: Mapping[str, float],
     paused: Mapping[str, float],
 ) -> RunReport:
@@ -79,7 +79,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         identity: the student's id.
         trained: trained students and controls, by model name ("student", "control") and seed.
         outputs: outputs of the teacher for all rows, and of each reference model for the test rows, by model name.
-        facts: size and latency of the teacher and of each reference model, by model name.
+        costs: size and latency of the teacher and of each reference model, by model name.
         seconds: duration of each stage in seconds, without pauses.
         paused: seconds that each stage paused to leave the machine to servers.
 
@@ -117,7 +117,7 @@ def report(  # noqa: PLR0913 - each part of the report is measured elsewhere
         seeds=seeds,
         shipped=shipped,
         models={
-            name: ModelRecord(about.get(name, name), quality[name], **msgspec.structs.asdict(facts[name]))
+            name: ModelRecord(about.get(name, name), quality[name], **msgspec.structs.asdict(costs[name]))
             for name in outputs
         } | {name: ModelRecord(about[name], quality[name], **pupils[name]) for name in PUPILS},
         runs=[

@@ -35,11 +35,11 @@ class _Named(nn.Module):
         self.forward = forward
 
 
-def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
+def convert(part: Portable, file: str, libraries: Libraries, module: str, padded: tuple[str, ...] = ()) -> Converted:
     """Convert a student to a model file of LiteRT or Core ML, which computes one row at a time, in a child process.
 
     Args:
-        of: part of the student to convert.
+        part: part of the student to convert.
         file: name of the model file.
         libraries: libraries of the runtime, named in errors.
         module: module to run as the child process; it calls `serve`.
@@ -48,15 +48,15 @@ def convert(of: Portable, file: str, libraries: Libraries, module: str, padded: 
     Raises:
         GateFailed: the conversion fails or takes more than 15 minutes.
     """
-    network, max_sizes = of.require(file, libraries.name), of.max_sizes(file, libraries.name)
-    names = [tensor.name for tensor in of.tensors]
-    sizes = of.open_sizes({name: size for name, size in max_sizes.items() if name not in padded})
+    network, max_sizes = part.require(file, libraries.name), part.max_sizes(file, libraries.name)
+    names = [tensor.name for tensor in part.tensors]
+    sizes = part.open_sizes({name: size for name, size in max_sizes.items() if name not in padded})
     buffer = io.BytesIO()
     try:
-        named = _Named(network, names, [output.name for output in of.outputs]).eval()
+        named = _Named(network, names, [output.name for output in part.outputs]).eval()
         with quiet(), torch.no_grad():
             shapes = sizes if any(sizes.values()) else None
-            torch.export.save(torch.export.export(named, (), of.examples(max_sizes), dynamic_shapes=shapes), buffer)
+            torch.export.save(torch.export.export(named, (), part.examples(max_sizes), dynamic_shapes=shapes), buffer)
     except Exception as error:  # torch's errors share no base class
         raise unconvertible(file, libraries, error) from error
     try:

@@ -39,9 +39,9 @@ class Scores:
 
     def teacher(self, rows: Columns) -> Array:
         count = len(next(iter(rows.values())).data)
-        return self.scores(self.boosting.answers(network_inputs(rows, self._material.teacher_inputs, count)))
+        return self.from_outputs(self.boosting.answers(network_inputs(rows, self._material.teacher_inputs, count)))
 
-    def scores(self, answers: Array) -> Array:
+    def from_outputs(self, answers: Array) -> Array:
         return self._student.answer.from_scores(answers)
 
     def student(self, rows: Columns) -> tuple[Array, Case]:

@@ -41,7 +41,7 @@ from isthmus.distill.tasks.answers import student_answers
 from isthmus.distill.tasks.samples import Columns, edges, plain, take
 from isthmus.distill.tasks.task import Batch, Case, Core, Material, Task
 from isthmus.distill.teachers.teacher import Teacher
-from isthmus.distill.types import Answers, Array, Index, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced
 from isthmus.package.inputs import Feeds, ModelInput, feeds
 from isthmus.transforms.preparation.fit import LEARNED
 
@@ -146,7 +146,7 @@ class TabularTask(Task):
 
     def leaks(self) -> list[str]:
         material, train = self.material, self.material.parts.train
-        rows = train[spread(len(train), 100_000)]
+        rows = train[evenly_spaced(len(train), 100_000)]
         values = columns(material.table.take(rows), material.teacher_inputs)
         values |= columns(material.student_table.take(rows), material.student_inputs)
         return [f"{name} {leak}" for name, column in values.items() if (leak := self._kind.leak(column, rows))]

@@ -31,34 +31,37 @@ class Split:
     boundaries: tuple[int, int] | None
 
 
-def split(event: Index, known: Index, shares: tuple[float, float, float]) -> Split:
+def split(event_times: Index, label_times: Index, shares: tuple[float, float, float]) -> Split:
     """Split rows by event time into training, validation and test parts, so that training knows nothing of later rows.
 
     Leaves out training and validation rows whose label became known only after the end of their part.
 
     Args:
-        event: event time of each row, (n,), in microseconds since 1970 UTC.
-        known: time when each row's label became known, (n,), in microseconds since 1970 UTC.
+        event_times: event time of each row, (n,), in microseconds since 1970 UTC.
+        label_times: time when each row's label became known, (n,), in microseconds since 1970 UTC.
         shares: shares of training, validation and test rows. Rows with equal event times stay together, so the actual
             shares may differ.
 
     Raises:
         DataError: a part is empty.
     """
-    if not len(event):
+    if not len(event_times):
         raise DataError("training set", "no rows", expected="at least one row in each part")
-    ordered = np.sort(event)
+    ordered = np.sort(event_times)
     last = len(ordered) - 1
     first = int(ordered[min(int(shares[0] * len(ordered)), last)])
     second = int(ordered[min(int((shares[0] + shares[1]) * len(ordered)), last)])
     parts = Split(
-        np.flatnonzero((event < first) & (known <= first)),
-        np.flatnonzero((event >= first) & (event < second) & (known <= second)),
-        np.flatnonzero(event >= second),
+        np.flatnonzero((event_times < first) & (label_times <= first)),
+        np.flatnonzero((event_times >= first) & (event_times < second) & (label_times <= second)),
+        np.flatnonzero(event_times >= second),
         (first, second),
     )
     for name, begin, end in (("train", int(ordered[0]), first), ("validation", first, second)):
-        late = known[(event >= begin) & (event < end)] - event[(event >= begin) & (event < end)]
+        late = (
+            label_times[(event_times >= begin) & (event_times < end)]
+            - event_times[(event_times >= begin) & (event_times < end)]
+        )
         if len(late) and not len(getattr(parts, name)):
             raise DataError(
                 f"training set: {name} part",

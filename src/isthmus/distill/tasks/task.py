@@ -23,7 +23,7 @@ from isthmus.distill.outputs.identity import identities
 from isthmus.distill.tasks.requestinputs import RequestInputs
 from isthmus.distill.tasks.split import Split, split_table
 from isthmus.distill.teachers.teacher import Teacher, by_key
-from isthmus.distill.types import Answers, Array, Index, in_batches, spread
+from isthmus.distill.types import Answers, Array, Index, evenly_spaced, in_batches
 from isthmus.features.latency import Latency
 from isthmus.features.profiles import TrainingProfile
 from isthmus.features.progress import Progress, silent
@@ -427,7 +427,7 @@ class Task(ABC):
     def cases(self, student: nn.Module) -> list[Case]:
         """Return the cases that a package stores to check itself: `golden` test rows, and the cases of `edges`."""
         test = self.material.parts.test
-        usual = [self.numbered_case(student, test[spread(len(test), self.golden)])] if self.golden else []
+        usual = [self.numbered_case(student, test[evenly_spaced(len(test), self.golden)])] if self.golden else []
         return [*usual, *self.edges(student)]
 
     def replies(self, run: Callable[[Feeds], Answers], rows: Index) -> Answers:

@@ -38,14 +38,14 @@ class RunLog:
         self._first, self._began = step, time.monotonic()
         self._last_line = self._last_point = self._began
 
-    def step(self, step: int, rows: int, values: Mapping[str, float], place: str) -> None:
-        self._rows += rows
+    def step(self, step: int, new_rows: int, values: Mapping[str, float], prefix: str) -> None:
+        self._rows += new_rows
         now = time.monotonic()
         if self._writer and now - self._last_point >= PLOT_SECONDS:
             self._last_point = now
             self._write("step", step, values)
         if now - self._last_line >= LINE_SECONDS:
-            self._report(step, {"loss": values["loss"]}, place)
+            self._report(step, {"loss": values["loss"]}, prefix)
 
     def paused(self, seconds: float) -> None:
         self._began += seconds

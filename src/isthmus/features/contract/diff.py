@@ -106,7 +106,7 @@ def service_differences(old: Contract, new: Contract, service: str) -> list[str]
     if before is not None and service in new.services and (before.hash, old.project) == (after.hash, new.project):
         return []
     contracts = [contract for contract in (old, new) if service in contract.services]
-    views = {view for contract in contracts for view, _ in contract.read(service)}
+    views = {view for contract in contracts for view, _ in contract.stored_features(service)}
     definitions = [contract.views[view] for contract in (old, new) for view in views if view in contract.views]
     relevant = {("service", service), ("project", old.project)}
     relevant |= {("view", view) for view in views}
@@ -151,7 +151,7 @@ def summary(lines: Sequence[str]) -> str:
     return "; ".join(lines[:_MOST]) + (f"; and {more} more" if more > 0 else "")
 
 
-def duration(micros: int | None) -> str:
+def duration_text(micros: int | None) -> str:
     if micros is None:
         return "unlimited"
     words = []
@@ -174,7 +174,7 @@ def _parts(before: Mapping[str, Any], after: Mapping[str, Any], reread: set[str]
         elif part == "label":
             words.append(_was(part, " ".join, was, now))
         elif part in _TIMES:
-            words.append(_was(part, duration, was, now))
+            words.append(_was(part, duration_text, was, now))
         elif part == "rules":
             old, new = ({name: str(FieldRule(*rule)) for name, *rule in rules or ()} for rules in (was, now))
             words += [f"the rule for {name} was ({old.get(name, 'none')}), is ({new.get(name, 'none')})"

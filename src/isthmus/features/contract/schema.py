@@ -177,7 +177,7 @@ class TransformContract(_Canonical):
         )
 
 
-def optional(transforms: Iterable[TransformContract]) -> set[str]:
+def optional_fields(transforms: Iterable[TransformContract]) -> set[str]:
     """Return the names of request fields that a request may omit.
 
     A request may omit a field if every transform that reads the field declares a default for it.
@@ -300,12 +300,12 @@ class Contract:
         """
         used = self.transforms_of(service)
         request = (*self.service(service).request, *(column for transform in used for column in transform.request))
-        return (*map(self.stored, self.read(service)), *dict.fromkeys(request))
+        return (*map(self.stored, self.stored_features(service)), *dict.fromkeys(request))
 
     def transforms_of(self, service: str) -> list[TransformContract]:
         return [self.transforms[name] for name in dict.fromkeys(name for name, _ in self.service(service).computed)]
 
-    def read(self, service: str) -> list[tuple[str, str]]:
+    def stored_features(self, service: str) -> list[tuple[str, str]]:
         transformed = (pair for transform in self.transforms_of(service) for pair in transform.stored)
         return list(dict.fromkeys((*self.service(service).features, *transformed)))
 

@@ -25,7 +25,7 @@ from isthmus.features.definition.spec import (
     Spine,
     is_owner,
 )
-from isthmus.features.errors import Problem, nearest, one_of
+from isthmus.features.errors import Problem, did_you_mean, one_of
 from isthmus.features.types import INPUTS, KEY_TYPES, SCALARS, TYPES, Bytes, DataType, UnixTimestamp
 
 Declaration = Entity | Source | FeatureView | RequestSource | RequestTransform | FeatureService | Spine
@@ -242,7 +242,7 @@ class Declarations:
                 )
             for name in parameters:
                 if name not in known:
-                    self._wrong(place, f"its function takes {name!r}{nearest(name, known)}", one_of(known))
+                    self._wrong(place, f"its function takes {name!r}{did_you_mean(name, known)}", one_of(known))
 
     def _checked(self, where: str, request: RequestSource) -> None:
         # A checked request source has columns `source__field` in a training set, like a view.
@@ -275,7 +275,7 @@ class Declarations:
         names = list(part.features) if isinstance(part, FeatureProjection) else known
         for name in names:
             if name not in known:
-                self._wrong(f"{where}, {view.name}", f"no feature {name!r}{nearest(name, known)}", one_of(known))
+                self._wrong(f"{where}, {view.name}", f"no feature {name!r}{did_you_mean(name, known)}", one_of(known))
         return [f"{view.name}{SEPARATOR}{name}" for name in names]
 
     def _service(self, service: FeatureService) -> None:

@@ -51,7 +51,7 @@ class ViewLookup:
 
     def rows(self, answer: ViewAnswer) -> FeastRows:
         forms = self.layout.forms
-        columns = [feast_values.protos(answer.columns[name], forms[name]) for name in self.features]
+        columns = [feast_values.to_protos(answer.columns[name], forms[name]) for name in self.features]
         rows: FeastRows = []
         for status, event, values in zip(
             answer.status.tolist(), answer.event.tolist(), zip(*columns, strict=True), strict=True

@@ -41,7 +41,7 @@ from isthmus.features.feast.sources import (
     micros,
     untyped_keys,
 )
-from isthmus.features.feast.values import TIME, moments
+from isthmus.features.feast.values import TIME, to_timestamps
 from isthmus.features.feast.views import is_registered
 from isthmus.features.files import write_atomically
 from isthmus.features.values import arrow
@@ -126,7 +126,7 @@ class IsthmusOfflineStore(OfflineStore):
         else:
             entity_rows = retrieval.entity_table(entity_df, config)
             names, time = entity_rows.column_names, retrieval.time_column(entity_rows)
-            at = moments(entity_rows[time], f"entity_df, {time}")
+            at = to_timestamps(entity_rows[time], f"entity_df, {time}")
             if at.null_count:
                 raise DataError(f"entity_df, {time}", f"{at.null_count} nulls", expected="a time in every row")
             first, last = pc.min_max(at).values() if len(at) else (None, None)
@@ -136,7 +136,7 @@ class IsthmusOfflineStore(OfflineStore):
         def compute() -> pa.Table:
             # Sources are read lazily, as in Feast's own stores.
             spine = retrieval.known_moments(parts, *interval, kind) if entity_df is None else entity_rows
-            at = moments(spine[time], f"entity_df, {time}")
+            at = to_timestamps(spine[time], f"entity_df, {time}")
             for part in parts:
                 spine = part.join(spine, at)
             return spine
@@ -176,7 +176,7 @@ class IsthmusOfflineStore(OfflineStore):
         )
 
         def compute() -> pa.Table:
-            rows, places = newest(source, config.offline_store.known_at, start_date, end_date)
+            rows, places = newest_rows(source, config.offline_store.known_at, start_date, end_date)
             return with_entity(rows.table.select(source.names(source.features)).take(places), join_key_columns)
 
         return IsthmusRetrievalJob(compute, config.repo_path)
@@ -209,7 +209,7 @@ class IsthmusOfflineStore(OfflineStore):
             first, last = _bounds(start_date, end_date)
             columns = source.names(source.features) if source.features else source.data.schema.names
             table = source.columns(columns, source.time_filter(first, last))
-            event = moments(table[timestamp_field], f"{source.where}, column {timestamp_field}").cast(pa.int64())
+            event = to_timestamps(table[timestamp_field], f"{source.where}, column {timestamp_field}").cast(pa.int64())
             inside = pc.and_(pc.greater_equal(event, first), pc.less_equal(event, last))
             return with_entity(table.filter(inside), join_key_columns)
 
@@ -282,7 +282,7 @@ class IsthmusOfflineStore(OfflineStore):
         )
 
 
-def newest(
+def newest_rows(
     source: FeastSource, known_at: KnownAt, start: datetime | None, end: datetime | None
 ) -> tuple[SourceRows, Ints]:
     """Read a source, and return its rows and the int64 positions of the newest row of each key, for materialization.
@@ -351,7 +351,7 @@ def _cast(table: pa.Table, schema: pa.Schema, source: FeastSource) -> pa.Table:
         column, where = table[field.name], f"{source.where}, column {field.name}"
         try:
             if pa.types.is_timestamp(field.type):
-                column = moments(column, where)
+                column = to_timestamps(column, where)
             columns.append(column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(where, f"a value does not fit ({error})", expected=str(field.type)) from None

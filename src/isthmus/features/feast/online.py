@@ -27,7 +27,7 @@ from isthmus.features.feast import values as feast_values
 from isthmus.features.feast.lookup import FeastLookup, FeastRows, OnlineRequest, ViewLookup
 from isthmus.features.feast.views import contract_of, layout_of, online_name, project_of
 from isthmus.features.online import record
-from isthmus.features.online.scripts import lock_key, pushed_keys_key
+from isthmus.features.online.scripts import lock_key, suspects_key
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import connect, translate_errors
@@ -114,7 +114,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             layout = layout_of(config, table, keys)
             view = layout.view
             values = {
-                name: feast_values.column([row.get(name, _NULL) for row in rows], form, f"{view.name}.{name}")
+                name: feast_values.from_protos([row.get(name, _NULL) for row in rows], form, f"{view.name}.{name}")
                 for name, form in layout.forms.items()
             }
             event = feast_values.micros(events, view.name)
@@ -157,13 +157,13 @@ class IsthmusOnlineStore(FeastOnlineStore):
             for field in table.features
         }
         keys = {key.name: feast_values.plain_keys(rows[key.name], key, f"view {view.name}") for key in view.keys}
-        event_times = feast_values.moments(event, f"view {view.name}, event timestamp")
+        event_times = feast_values.to_timestamps(event, f"view {view.name}, event timestamp")
         if event_times.null_count:
             raise DataError(view.name, "a row has no event timestamp", expected="one in every row")
         event_micros = arrow.micros(event_times)
         known = event_micros + view.delay
         if created is not None:
-            created_times = feast_values.moments(created, f"view {view.name}, created timestamp")
+            created_times = feast_values.to_timestamps(created, f"view {view.name}, created timestamp")
             known = arrow.micros(pc.coalesce(created_times, pa.array(known).cast(feast_values.TIME)))
         self._write(config, view, keys, event_micros, known, values)
 
@@ -334,7 +334,7 @@ class IsthmusOnlineStore(FeastOnlineStore):
             client.hdel(record.records(project).decode(), *fields)
             for field in fields:
                 client.delete(lock_key(project, field))
-                client.delete(pushed_keys_key(project, field))
+                client.delete(suspects_key(project, field))
             names = client.scan_iter(match=pattern, count=BATCH, _type="HASH")
             while batch := list(islice(names, BATCH)):
                 versions: list[list[bytes]] = [[]] * len(batch)

@@ -75,7 +75,7 @@ def _columns(view: ViewContract, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
     columns = {}
     for name in (_EVENT, _KNOWN):
         where = f"view {view.name}, {name}"
-        times = columns[name] = feast_values.moments(rows[name], where)
+        times = columns[name] = feast_values.to_timestamps(rows[name], where)
         if times.null_count:
             # Only the caller knows since when the rows are known: the online store already has them.
             raise DataError(where, f"{times.null_count} nulls", expected="a time in every row of a history")

@@ -261,10 +261,10 @@ class FeastSource:
 
         `content_hash` is the created time if `known_at` is "event", else 0.
         """
-        event = feast_values.moments(table[self.event], f"{self.where}, column {self.event}")
+        event = feast_values.to_timestamps(table[self.event], f"{self.where}, column {self.event}")
         created = event
         if self.created:
-            created = feast_values.moments(table[self.created], f"{self.where}, column {self.created}")
+            created = feast_values.to_timestamps(table[self.created], f"{self.where}, column {self.created}")
             created = pc.coalesce(created, event)
         keys = {}
         for n, key in enumerate(self.keys):

@@ -82,7 +82,7 @@ def encoding_of(dtype: FeastType, *, written: bool = False) -> ValueForm | None:
     return ValueForm(Bytes, kind, serialized=True) if kind in Value.DESCRIPTOR.fields_by_name else None
 
 
-def column(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
+def from_protos(protos: Sequence[Value], form: ValueForm, where: str) -> Values:
     kinds = _kinds(protos)
     numbers = next((numbers for numbers in (_NUMBERS, _LISTS) if form.kind in numbers), (form.kind,))
     if unexpected := {*kinds} - {*numbers, "null_val", ""}:
@@ -116,15 +116,15 @@ def arrow_column(values: pa.ChunkedArray, dtype: FeastType, form: ValueForm, whe
     if not form.serialized:
         return from_arrow(cast_to(values, form.dtype, where), form.dtype)
     if _without_nan(values).null_count == len(values) and form.kind not in (*_NUMBERS, *_LISTS):
-        return column([_NULL] * len(values), form, where)
+        return from_protos([_NULL] * len(values), form, where)
     try:
         protos = python_values_to_proto_values(values.to_pylist(maps_as_pydicts="strict"), dtype.to_value_type())
     except (TypeError, ValueError, KeyError, AssertionError) as error:
         raise DataError(where, f"has a value that does not fit ({error})", expected=f"{dtype}, as declared") from error
-    return column(protos, form, where)
+    return from_protos(protos, form, where)
 
 
-def protos(values: Values, form: ValueForm) -> list[Value]:
+def to_protos(values: Values, form: ValueForm) -> list[Value]:
     """Convert a column to Feast protos for a response: one per value, an empty proto for null.
 
     Timestamps lose the fraction of a second, as in Feast.
@@ -198,7 +198,7 @@ def micros(times: Sequence[datetime], where: str) -> Ints:
     return np.array([clock.micros(time) for time in aware], np.int64)
 
 
-def moments(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+def to_timestamps(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     """Cast a column of timestamps or dates to UTC microseconds. Nanoseconds are rounded down. No time zone means UTC.
 
     A column that has only nulls may have any type. Raise DataError for another type, or for a time that does not fit.
@@ -238,7 +238,7 @@ def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.C
         if column.null_count == len(column):
             return pa.chunked_array([pa.nulls(len(column), target)])
     if dtype.name == "UnixTimestamp":
-        return moments(column, where)
+        return to_timestamps(column, where)
     if not _compatible(column.type, target):
         raise DataError(where, f"has type {column.type}", expected=f"{dtype}, as declared",
                         remedy="if the source has changed, update the feature view")  # fmt: skip

@@ -89,7 +89,7 @@ def merge(view: ViewContract, rows: pa.Table, pushed: pa.Table) -> tuple[pa.Tabl
     first = [("_day", "ascending"), *((name, "ascending") for name in identity(view))]
     order = [*first, ("content_hash", "descending"), ("_pushed", "ascending")]
     both = both.append_column("_day", day).sort_by(order).drop_columns(["_day"])
-    both = both.filter(pa.array(np.append(True, ~repeated(view, both))))
+    both = both.filter(pa.array(np.append(True, ~equals_next(view, both))))
     left = len(both) - int(np.count_nonzero(both["_pushed"].to_numpy()))
     return both.drop_columns(["_pushed"]).combine_chunks(), len(rows) - left
 
@@ -99,7 +99,7 @@ def canonical_pushes(view: ViewContract, pushed: pa.Table) -> pa.Table:
     return merge(view, rows.slice(0, 0), rows)[0]
 
 
-def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
+def rows_not_in(rows: pa.Table, stored: pa.Table) -> pa.Table:
     """Return the rows of `rows` that are not in `stored`. Only the columns of `stored` are compared.
 
     The compared columns must not have nulls, because a null never equals another.
@@ -109,7 +109,7 @@ def difference(rows: pa.Table, stored: pa.Table) -> pa.Table:
     return rows.take(numbered.join(stored, names, join_type="left anti")["_n"].sort())
 
 
-def repeated(view: ViewContract, rows: pa.Table) -> Mask:
+def equals_next(view: ViewContract, rows: pa.Table) -> Mask:
     same: Mask = np.ones(max(0, len(rows) - 1), bool)
     for name in identity(view) if len(same) else ():
         column = rows[name].combine_chunks()
@@ -126,7 +126,7 @@ class Duplicates:
     first: str = ""
 
     def add(self, rows: pa.Table) -> None:
-        same = np.flatnonzero(repeated(self.view, rows))
+        same = np.flatnonzero(equals_next(self.view, rows))
         if not len(same):
             return
         self.count += len(same)

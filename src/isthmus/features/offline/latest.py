@@ -17,7 +17,7 @@ Places = Ints
 class LatestRows:
     """The latest row of each key at the time `at`, including expired rows. Times are in microseconds since 1970 UTC.
 
-    `place` has row numbers in the history, ascending. `horizon` is the latest known time up to `at`, or -2**63.
+    `place` has row numbers in the history, ascending. `latest_known_time` is the latest known time up to `at`, or -2**63.
     """
 
     history: ViewHistory
@@ -49,7 +49,7 @@ class LatestRows:
         event, known_then, content = (part[row] for part in parts.values())
         return cls(history, at, visible.take(row), event, known_then, content, place[row], _until(known, at))
 
-    def same(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
+    def equal_rows(self, places: Places, later: "LatestRows", *, times: bool = True) -> Mask:
         """Return a mask over the rows of `later`, True if a row equals its earlier row here, to find rows that changed.
 
         `places` comes from `index_of_keys`. For each row of `later`, it has the index here of the row with the same
@@ -85,7 +85,7 @@ class LatestRows:
             start = end
 
 
-def horizon(history: ViewHistory, at: int) -> int:
+def latest_known_time(history: ViewHistory, at: int) -> int:
     """Return the latest known time in a history that is not after `at`, or -2**63 if the history has none.
 
     Both times are in microseconds since 1970 UTC.

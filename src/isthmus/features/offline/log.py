@@ -63,7 +63,7 @@ class MaterializationLog:
     def contracts(self) -> set[str]:
         return set(self._table().column("contract").to_pylist())
 
-    def of(self, view: ViewContract) -> list[Materialization]:
+    def runs(self, view: ViewContract) -> list[Materialization]:
         table = self._table()
         mine = pc.and_(pc.equal(table["view"], view.name), pc.equal(table["contract"], view.hash))
         # If the clock did not advance, later runs have later versions.

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, Transaction
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.days import DAY
 from isthmus.features.errors import DataError, first_line
-from isthmus.features.offline.canonical import declared_schema, difference
+from isthmus.features.offline.canonical import declared_schema, rows_not_in
 from isthmus.features.offline.delta import StoredTable, TableErrors
 from isthmus.features.offline.partitions import DAY_COLUMN, dataset, days_predicate, files_by_day, with_day
 from isthmus.features.values.arrow import micros
@@ -99,7 +99,7 @@ class PushLog:
                 remedy=f"declare the view with version={view.version + 1}, which starts a new table",
             ) from error  # fmt: skip
 
-    def last(self) -> int:
+    def last_position(self) -> int:
         with self._stored.reading():
             table = self._stored.open()
             return -1 if table is None else _last(table)
@@ -124,7 +124,7 @@ class PushLog:
                 again, later = rows.take(pa.array(seen)), rows.take(pa.array(np.flatnonzero(places > last)))
                 names = [field.name for field in rows.schema if not field.nullable]
                 logged = self._read(table, _days(again)).select(names).cast(again.select(names).schema)
-                rows = pa.concat_tables([difference(again, logged), later])
+                rows = pa.concat_tables([rows_not_in(again, logged), later])
         if not len(rows):
             return 0
         self._write(table, with_day(rows), max(last, int(places[-1])))

@@ -22,8 +22,8 @@ from isthmus.features.offline.canonical import (
     canonical_pushes,
     cast,
     declared_schema,
-    difference,
     merge,
+    rows_not_in,
 )
 from isthmus.features.offline.commits import Commit, Day, RowSources, digest
 from isthmus.features.offline.delta import StoredTable, TableErrors
@@ -254,8 +254,8 @@ class OfflineStore:
                     entry = Day(len(group), digest(group))
                     if entry != days.get(day):
                         # Skip rows that are already stored, and rows that a stored row beats.
-                        lost = difference(own.select(identity), group)
-                        days[day], parts[day] = entry, difference(difference(own, stored), lost)
+                        lost = rows_not_in(own.select(identity), group)
+                        days[day], parts[day] = entry, rows_not_in(rows_not_in(own, stored), lost)
                         rewrite |= outdone > 0 or files.get(day, 0) >= FILES
                 for day, own in parts.items():
                     whole = dataset(table, path, [day]).to_table().select(own.column_names) if rewrite else None
@@ -275,7 +275,7 @@ class OfflineStore:
         table = self._stored(view.table).open(version)
         return None if table is None else self._commit(view.table, table)
 
-    def check(self, history: ViewHistory) -> None:
+    def require_unaltered(self, history: ViewHistory) -> None:
         view = history.view
         with self.reading(view.table):
             rows = history.table()

@@ -229,7 +229,7 @@ def restore(client: Client, project: str, table: str, place: int, seen: int) -> 
         run(client, _RESTORE, arguments, [([stream(project, table)], [])])
 
 
-def moment(place: int) -> int:
+def appended_at(place: int) -> int:
     """Return the time at which Redis appended an entry to the stream, in microseconds since 1970 UTC.
 
     `place` is the position of the entry (see `Entry.place`). If Redis has lost the stream, rows pushed later may be

@@ -111,7 +111,7 @@ return {1}
 """)
 
 
-def pushed_keys_key(project: str, view: str) -> bytes:
+def suspects_key(project: str, view: str) -> bytes:
     return record.view_key(project, view, "suspects")
 
 

@@ -167,7 +167,7 @@ class OnlineStore:
         self.client.zadd(self._suspects(view).decode(), {"*": float("inf")})
 
     def _suspects(self, view: ViewContract) -> bytes:
-        return scripts.pushed_keys_key(self.contract.project, view.online_name)
+        return scripts.suspects_key(self.contract.project, view.online_name)
 
     def record_text(self, view: ViewContract) -> bytes | None:
         return cast("bytes | None", self.client.hget(self._records, view.online_name))

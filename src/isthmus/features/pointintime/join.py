@@ -199,7 +199,7 @@ def _labels(codes: "np.ndarray[Any, np.dtype[np.int8]]") -> pa.Array:
 
 
 def apply_ttl(
-    view: ViewContract, moments: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
+    view: ViewContract, requested_at: pa.ChunkedArray, event: pa.ChunkedArray, present: pa.ChunkedArray,
     rows: pa.Table | Mapping[str, pa.ChunkedArray],
 ) -> dict[str, pa.ChunkedArray]:  # fmt: skip
     """Set features that are older than the view's ttl to null, after a join that ignored the ttl.
@@ -208,12 +208,12 @@ def apply_ttl(
 
     Args:
         view: definition of the view, with its ttl.
-        moments: time at which each row was requested.
+        requested_at: time at which each row was requested.
         event: event time of each row that was found.
         present: True where a row was found.
         rows: features of these rows, by full name `<view>__<feature>`.
     """
-    at = moments.cast(_TIME).cast(pa.int64())
+    at = requested_at.cast(_TIME).cast(pa.int64())
     age = pc.subtract(at, pc.fill_null(event.cast(pa.int64()), 0))
     expired = pc.and_(present, pc.greater(age, view.ttl) if view.ttl is not None else False)
     valid = pc.and_(present, pc.invert(expired))

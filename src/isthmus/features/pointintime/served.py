@@ -204,7 +204,7 @@ def _readable(
     pushed = None if version is None else ServedPushes(view, log.rows(view, version=version))
     entries = [
         entry
-        for entry in MaterializationLog(offline.root, offline.storage_options).of(view)
+        for entry in MaterializationLog(offline.root, offline.storage_options).runs(view)
         if until is None or entry.readable <= until
     ]
     if not entries:
@@ -252,7 +252,7 @@ def _changes(
     fresh, removed = np.ones(len(state.content), bool), state.keys.slice(0, 0)
     if before is not None:
         old = index_of_keys(before.keys, state.keys)
-        fresh = ~before.same(old, state)
+        fresh = ~before.equal_rows(old, state)
         removed = before.keys.filter(pa.array(~np.isin(np.arange(len(before.content)), old)))
     if loses is not None and len(loses):
         places = index_of_keys(state.keys, loses.cast(state.keys.schema))

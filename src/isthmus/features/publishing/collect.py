@@ -74,8 +74,11 @@ def collect(
     rows = logged = added = set_aside = 0
     seen, why = -1, ""
     log = PushLog(offline.root, table, offline.storage_options)
-    last = before = log.last()
-    while not (intact := last < 0 or pushes.holds(client, project, table, last)) and (later := log.last()) != last:
+    last = before = log.last_position()
+    while (
+        not (intact := last < 0 or pushes.holds(client, project, table, last))
+        and (later := log.last_position()) != last
+    ):
         last = before = later  # Another run has collected more, and trimmed the stream.
     # Leave newer rows to the next run, since builds wait for this one. A lost stream is read to its end, to restore it.
     end = pushes.newest(client, project, table) if intact else None
@@ -97,9 +100,9 @@ def collect(
         seen = entries[-1].place
         pushes.trim(client, project, table, seen)
         entries = pushes.waiting(client, project, table, lot, seen, end)
-    if not intact and (last := log.last()) > seen:
+    if not intact and (last := log.last_position()) > seen:
         pushes.restore(client, project, table, last, seen)
-    return CollectedPushes(rows, logged, added, None if intact else pushes.moment(before), set_aside, why)
+    return CollectedPushes(rows, logged, added, None if intact else pushes.appended_at(before), set_aside, why)
 
 
 def _extend(offline: OfflineStore, log: PushLog, definitions: Sequence[ViewContract], rows: pa.Table) -> int:

@@ -328,8 +328,8 @@ class RowsDiff:
             suspect: keys with pushed rows. Their rows are always written or removed, and Redis keeps the newer row.
         """
         matched = index_of_keys(before.keys, after.keys)
-        same = before.same(matched, after, times=False)
-        moved = same & ~before.same(matched, after)
+        same = before.equal_rows(matched, after, times=False)
+        moved = same & ~before.equal_rows(matched, after)
         sent = ~same
         suspect_places = index_of_keys(after.keys, suspect)
         sent[suspect_places[suspect_places >= 0]] = True

@@ -116,26 +116,26 @@ def drift(
 
 
 def windows(
-    columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, length: int
+    columns: Sequence[Column], data: ds.Dataset | pa.Table, until: int, window_micros: int
 ) -> dict[str, list[FeatureStatistics]]:
     """Measure a feature's usual variation: split the rows of a reference into windows of time, and measure each.
 
     Return lists of statistics by column name, newest window first, for `drift`. `until` is the end of the newest
-    window, in microseconds since 1970 UTC, and `length` the length of each in microseconds. If there are more than
-    `WINDOWS` windows, an even selection is measured. Windows without rows are left out. The lists are empty if fewer
-    than two windows fit.
+    window, in microseconds since 1970 UTC, and `window_micros` the length of each in microseconds. If there are more
+    than `WINDOWS` windows, an even selection is measured. Windows without rows are left out. The lists are empty if
+    fewer than two windows fit.
     """
     first = until
     for batch in read(data, ["event_timestamp"], until=until):
         if len(batch):
             first = min(first, int(micros(batch["event_timestamp"]).min()))
-    count = (until - first) // length
+    count = (until - first) // window_micros
     if count < 2:
         return {column.name: [] for column in columns}
     numbers = np.unique(np.linspace(0, count - 1, min(count, WINDOWS)).astype(np.int64))
     parts = [Measurement(columns, _WINDOW_SAMPLE) for _ in numbers]
     for batch in read(data, [*(column.name for column in columns), "event_timestamp"], until=until):
-        place = (until - micros(batch["event_timestamp"])) // length
+        place = (until - micros(batch["event_timestamp"])) // window_micros
         order = np.argsort(place, kind="stable")
         starts = np.searchsorted(place[order], numbers, side="left")
         ends = np.searchsorted(place[order], numbers, side="right")

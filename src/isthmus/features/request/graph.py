@@ -174,7 +174,7 @@ class RowGraph:
         request, for the message.
         """
         computed = self.run(columns)
-        if (first := self.first_refused(columns, computed, graphs)) is None:
+        if (first := self.first_refusal(columns, computed, graphs)) is None:
             return computed.values
         if first.rule:
             raise RequestError(place(first.field), f"{first.shown} in row {first.row}", expected=first.expected)
@@ -182,7 +182,7 @@ class RowGraph:
         reason = f"cannot be computed in row {first.row}, where {first.shown}"
         raise RequestError(where, reason, expected=first.expected)
 
-    def first_refused(
+    def first_refusal(
         self, columns: Mapping[str, Values], computed: Computed, graphs: "Callable[[str], RowGraph]"
     ) -> InputRefusal | None:
         """Explain why a row cannot be computed, for an error message. Return None if all rows could be computed.

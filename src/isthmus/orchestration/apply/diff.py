@@ -11,7 +11,7 @@ from isthmus.features.contract.schema import Contract, ViewContract
 from isthmus.features.errors import ConfigurationError, ContractMismatch, DataError, IsthmusError
 from isthmus.features.offline.store import OfflineStore
 from isthmus.orchestration.apply.apply import build_problems
-from isthmus.orchestration.artifacts import Artifacts, outdated
+from isthmus.orchestration.artifacts import Artifacts, contract_changes
 from isthmus.orchestration.project import Project
 from isthmus.package.inputs import ModelInput
 from isthmus.serving.deployment.record import Deployment
@@ -151,7 +151,7 @@ def _stale_artifacts(project: Project, contract: Contract) -> dict[str, list[str
             if examples is not None and examples.contract != contract.hash:
                 stale["training set"].append(declared.name)
         with suppress(IsthmusError):
-            if outdated(artifacts.last_package(), contract):
+            if contract_changes(artifacts.last_package(), contract):
                 stale["package"].append(declared.name)
         # The task is user code and may need libraries that are not installed here.
         with suppress(Exception):
@@ -160,7 +160,7 @@ def _stale_artifacts(project: Project, contract: Contract) -> dict[str, list[str
     if project.deployment_file.exists():
         deployed = Deployment.loads(project.deployment_file.read_bytes(), str(project.deployment_file))
         try:
-            usable = not outdated(Path(deployed.package), contract)
+            usable = not contract_changes(Path(deployed.package), contract)
         except IsthmusError:
             usable = False
         if not usable:

@@ -52,7 +52,7 @@ def register(project: Project, contract: Contract) -> list[str]:
         definitions.views,
         definitions.services,
         folder=folder,
-        server=server,
+        lookup_url=server,
         offline=project.offline_store(),
     )
     text = json.dumps({"digest": digest, "server": settings, "files": _files(folder), "objects": names}, indent=1)

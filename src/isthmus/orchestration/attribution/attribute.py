@@ -187,7 +187,7 @@ def _features(
         unknown[SKEW] = "the inputs that the model was fed are not known: they are assumed to be the served ones"
     else:
         keys = project.applied().spines[declared.spine.name].key_names
-        matched, fed = inputs.read_fed(file, rows.table, keys, [item.name for item in read])
+        matched, fed = inputs.read_model_inputs(file, rows.table, keys, [item.name for item in read])
         rows = keep(rows.take(matched), f"not exactly once in {file}")
     ideal = columns(rows.table, read)
     served = ideal if STALENESS in unknown else columns(inputs.served_features(project, declared, rows), read)

@@ -62,8 +62,8 @@ def served_since(project: Project, declared: Distillation) -> tuple[int | None, 
     """
     contract, log = project.applied(), MaterializationLog(project.offline, project.storage_options)
     began = [(-(1 << 63), "")]
-    for name in dict.fromkeys(view for view, _ in contract.read(declared.student.name)):
-        entries = log.of(contract.views[name])
+    for name in dict.fromkeys(view for view, _ in contract.stored_features(declared.student.name)):
+        entries = log.runs(contract.views[name])
         if not entries:
             return None, name
         began.append((entries[0].readable, name))
@@ -85,7 +85,7 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
             project, declared, rows.examples, rows.table, fixed_ages(np.full(len(rows.places), age)), computed=False
         )
     features: dict[str, list[str]] = {}
-    for view, feature in contract.read(service):
+    for view, feature in contract.stored_features(service):
         features.setdefault(view, []).append(feature)
     feature_prefixes = tuple(f"{name}{SEPARATOR}" for name in (*rows.examples.features, *rows.examples.computed))
     spine = rows.table.select([name for name in rows.table.column_names if not name.startswith(feature_prefixes)])
@@ -96,7 +96,7 @@ def served_features(project: Project, declared: Distillation, rows: TrainingRows
     return pa.Table.from_batches(join.batches(spine.to_batches()), join.schema)
 
 
-def read_fed(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
+def read_model_inputs(file: Path, rows: pa.Table, keys: Sequence[str], inputs: Sequence[str]) -> tuple[Index, pa.Table]:
     """Read the inputs that a model was fed from a Parquet or Arrow file, and match them with `rows` to measure skew.
 
     Rows match if their join keys (the columns `keys`) and event times are equal. `inputs` names the inputs of the

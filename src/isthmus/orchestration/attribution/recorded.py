@@ -245,11 +245,11 @@ def _with_teacher(
     inputs, request = models.material.teacher_inputs, models.requests
     at, lacking = micros(table[TIME]), np.zeros(len(table), bool)
     names: list[str] = []
-    for view_name in dict.fromkeys(view for view, _ in contract.read(declared.teacher.name)):
+    for view_name in dict.fromkeys(view for view, _ in contract.stored_features(declared.teacher.name)):
         view = contract.views[view_name]
         missing = [
             column for column in view.fields
-            if (view_name, column.name) in contract.read(declared.teacher.name)
+            if (view_name, column.name) in contract.stored_features(declared.teacher.name)
             and view.full_name(column.name) not in table.column_names
         ]  # fmt: skip
         if not missing:
@@ -288,7 +288,9 @@ def _with_teacher(
 
 def _keys(contract: Contract, declared: Distillation) -> list[Column]:
     spine = contract.spines[declared.spine.name].keys
-    read = [view for name in (declared.teacher.name, declared.student.name) for view, _ in contract.read(name)]
+    read = [
+        view for name in (declared.teacher.name, declared.student.name) for view, _ in contract.stored_features(name)
+    ]
     views = [column for view in dict.fromkeys(read) for column in contract.views[view].keys]
     return list({column.name: column for column in (*spine, *views)}.values())
 

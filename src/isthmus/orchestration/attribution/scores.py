@@ -18,7 +18,7 @@ from isthmus.distill.types import in_batches
 from isthmus.features.errors import ContractMismatch, DataError, RequestError, one_of
 from isthmus.features.progress import Progress
 from isthmus.features.values.columns import Values
-from isthmus.orchestration.artifacts import Artifacts, outdated
+from isthmus.orchestration.artifacts import Artifacts, contract_changes
 from isthmus.orchestration.attribution.inputs import Index, TrainingRows, labels
 from isthmus.orchestration.attribution.shapley import Numbers
 from isthmus.orchestration.attribution.stages import (
@@ -89,7 +89,7 @@ def open_models(
     ContractMismatch if the package cannot run under the current contract.
     """
     contract, declared, folder = artifacts.project.applied(), artifacts.declared, package.files.folder
-    if changes := outdated(folder, contract):
+    if changes := contract_changes(folder, contract):
         raise ContractMismatch(
             str(folder), f"cannot run under contract {contract.hash[:12]} ({'; '.join(changes)})",
             remedy="run `isthmus features training-set`, `isthmus distill` and `isthmus model export`",
@@ -142,7 +142,7 @@ class PackageModels:
         cells = score_cells(chosen.features, teacher, self._students, lambda model: progress(f"running {model}", 0.4))
         declared = self.material.declaration
         if chosen.recorded is not None:
-            use_recorded(cells, chosen.recorded, probabilities=isinstance(declared.label, Binary))
+            substitute_recorded_scores(cells, chosen.recorded, probabilities=isinstance(declared.label, Binary))
         progress("splitting the difference", 0.9)
         forms, models = zip(*dict.fromkeys(CELLS), strict=True)
         finite = np.flatnonzero(np.isfinite(cells[list(forms), list(models)]).all(0))
@@ -159,7 +159,7 @@ class PackageModels:
         """Return the teacher's scores. Inputs that the student does not read stay ideal, since they are not served."""
         if features is None and chosen.outputs is not None:
             (answers,) = chosen.outputs.float32(chosen.rows.places[rows]).values()
-            return self.scores.scores(answers).astype(np.float64)
+            return self.scores.from_outputs(answers).astype(np.float64)
         part, inputs = chosen.rows.table.take(pa.array(rows)), self.material.teacher_inputs
         if features is None:
             return self.scores.teacher(columns(part, inputs)).astype(np.float64)
@@ -199,7 +199,7 @@ def _batches(table: Columns) -> Iterator[dict[str, Values]]:
         yield {name: values.take(rows) for name, values in table.items()}
 
 
-def use_recorded(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
+def substitute_recorded_scores(cells: Numbers, recorded: Numbers, *, probabilities: bool) -> None:
     """Put recorded scores in place of the scores that this machine's runtime gave for the same inputs, in `cells`.
 
     A difference between the two therefore counts as an effect of the runtime that recorded the scores. All other scores

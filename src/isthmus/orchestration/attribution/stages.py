@@ -73,7 +73,7 @@ class Features(NamedTuple):
     def of(cls, ideal: Columns, served: Columns, fed: Columns) -> "Features":
         skewed = {}
         for name, values in ideal.items():
-            other = ~same(served[name], fed[name])
+            other = ~rows_equal(served[name], fed[name])
             skewed[name] = Values(
                 np.where(other, fed[name].data, values.data), np.where(other, fed[name].valid, values.valid)
             )
@@ -86,7 +86,7 @@ class Features(NamedTuple):
         return Features(forms, tuple(mask[rows] for mask in self.differing))  # type: ignore[arg-type]
 
 
-def same(left: Values, right: Values) -> Mask:
+def rows_equal(left: Values, right: Values) -> Mask:
     if left is right:
         return np.ones(len(left.data), bool)
     both: Mask = left.valid & right.valid
@@ -110,7 +110,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _differing(ideal: Columns, form: Columns) -> Mask:
-    masks = [~same(values, form[name]) for name, values in ideal.items()]
+    masks = [~rows_equal(values, form[name]) for name, values in ideal.items()]
     result: Mask = np.logical_or.reduce(masks)
     return result
 

@@ -44,7 +44,7 @@ def verify(
     from isthmus.package.inspect import inspect
     from isthmus.package.signature import read_public_key
 
-    opened = products.by_option(runtime)
+    opened = products.open_runtime(runtime)
     inspection = inspect(path, key=None if key is None else read_public_key(key), runtime=opened)
     judge(inspection.as_dict(), partial(_inspection_blocks, inspection), inspection.require, as_json=as_json)
 

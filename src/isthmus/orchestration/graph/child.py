@@ -19,7 +19,7 @@ from isthmus.orchestration.steps.step import (
     StepRequest,
     display_metadata,
 )
-from isthmus.serving.process import end_with
+from isthmus.serving.process import end_with_parent
 
 
 def main(parent: int | None = None) -> int:
@@ -31,7 +31,7 @@ def main(parent: int | None = None) -> int:
     """
     # Dagster gives SIGTERM the handler of SIGINT, and shells ignore SIGINT in background jobs.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with(os.getppid() if parent is None else parent)
+    end_with_parent(os.getppid() if parent is None else parent)
     with open_dagster_pipes() as pipes:
         request, keys = msgspec.convert(pipes.get_extra("asked"), StepRequest), pipes.get_extra("keys")
         try:

@@ -142,7 +142,7 @@ def compile_outline(project: "Project") -> Outline:
 
 
 def _snapshot(contract: "Contract", service: str, device: "DeviceSnapshot", *, moves: bool) -> SnapshotOutline:
-    views = tuple(dict.fromkeys(view for view, _ in contract.read(service)))
+    views = tuple(dict.fromkeys(view for view, _ in contract.stored_features(service)))
     code = _hash([contract.service(service).hash, repr(device)])
     return SnapshotOutline(service, views, _cron(device.every.total_seconds()) if moves else None, code)
 
@@ -161,7 +161,7 @@ def _model(project: "Project", declared: "Distillation") -> ModelOutline:
 
     contract, profiles = project.definitions.contract, project.settings.profiles
     read = {
-        role: tuple(dict.fromkeys(view for view, _ in contract.read(service.name)))
+        role: tuple(dict.fromkeys(view for view, _ in contract.stored_features(service.name)))
         for role, service in (("teacher", declared.teacher), ("student", declared.student))
     }
     learning = [declared.settings, declared.split, declared.split_by, declared.seeds, declared.seed]

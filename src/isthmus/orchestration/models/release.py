@@ -60,7 +60,7 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
     require_release(project, declared)
     contract, store = project.applied(), project.offline_store()
     package = artifacts.last_package()
-    views = {view for view, _ in contract.read(declared.student.name)}
+    views = {view for view, _ in contract.stored_features(declared.student.name)}
     file = verdict_file(project, declared)
     verdict = Verdict.loads(file.read_bytes(), str(file)) if file.exists() else None
     with _contracts(project) as contracts:

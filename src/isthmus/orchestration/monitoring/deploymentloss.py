@@ -26,7 +26,7 @@ _PLACE = "place"
 CHANCE = 1e-4
 
 
-def losses(
+def deployment_losses(
     project: Project, declared: Distillation, deployment: Deployment | None, answers: PackageAnswers, labels: Array,
     chosen: Mask,
 ) -> tuple[QualityLoss, ...]:  # fmt: skip
@@ -91,8 +91,8 @@ def _loss(bound: Gate, before: Deployment, labels: Array, scores: Array, former:
     return msgspec.structs.replace(known, value=found.value, least=found.least(CHANCE))
 
 
-def roll_back_if_worse(project: Project, deployment: Deployment, found: Sequence[QualityLoss]) -> str:
-    loss = next((loss for loss in found if loss.beyond), None)
+def roll_back_if_worse(project: Project, deployment: Deployment, losses: Sequence[QualityLoss]) -> str:
+    loss = next((loss for loss in losses if loss.beyond), None)
     if loss is None:
         return ""
     try:

@@ -34,7 +34,7 @@ from isthmus.orchestration.frames import source_frames, spine_columns
 from isthmus.orchestration.monitoring import figures
 from isthmus.orchestration.monitoring.answers import PackageAnswers, package_folder, read_answers
 from isthmus.orchestration.monitoring.bounds import check_bound
-from isthmus.orchestration.monitoring.deploymentloss import losses, roll_back_if_worse
+from isthmus.orchestration.monitoring.deploymentloss import deployment_losses, roll_back_if_worse
 from isthmus.orchestration.monitoring.drift import served_drift
 from isthmus.orchestration.monitoring.labels import CODES, LabelMatches, Without, match_labels, nearest_answers
 from isthmus.orchestration.monitoring.page import page, page_file
@@ -189,7 +189,7 @@ def _package(
             unknown.append(f"drift is not known: {error}")
     lost: tuple[QualityLoss, ...] = ()
     try:
-        lost = losses(project, declared, work.deployment, answers, row_labels, chosen)
+        lost = deployment_losses(project, declared, work.deployment, answers, row_labels, chosen)
     except IsthmusError as error:
         unknown.append(f"the loss against the previous package is not known: {error}")
     quality = PackageQuality(

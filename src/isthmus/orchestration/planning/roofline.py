@@ -67,11 +67,11 @@ def roofline(work: Work, device: Device, precision: Precision, overhead: float =
     )
 
 
-def rows_to_ridge(flops: float, fixed: float, each: float, ridge: float) -> int | None:
+def rows_to_ridge(flops: float, fixed: float, bytes_per_row: float, ridge: float) -> int | None:
     """Return the smallest batch size, in rows, that is limited by computing and not by memory; None if no batch is.
 
-    `flops` and `each` are operations and bytes per row. `fixed` is bytes per batch, for example of the weights. `ridge`
-    is the operations per byte above which the device is limited by computing.
+    `flops` and `bytes_per_row` are operations and bytes per row. `fixed` is bytes per batch, for example of the
+    weights. `ridge` is the operations per byte above which the device is limited by computing.
     """
-    gained = flops - ridge * each
+    gained = flops - ridge * bytes_per_row
     return max(1, math.ceil(ridge * fixed / gained)) if gained > 0 else None

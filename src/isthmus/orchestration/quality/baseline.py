@@ -41,7 +41,7 @@ class TrainingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
-def write(
+def write_statistics(
     training_set: TrainingSet, columns: Sequence[Column], histories: Sequence[ViewHistory], offline: OfflineStore
 ) -> None:
     """Measure the rows of a training set and of the tables that it was joined from, and save the statistics with it.

@@ -19,7 +19,7 @@ def require(findings: Sequence[Finding], part: Days | None = None) -> None:
     if broken := [str(finding) for finding in findings if not finding.passed]:
         scope = "" if part is None else f"of {part}, "
         remedy = f"fix the transform, its sources or the expectation; {scope}nothing was written"
-        raise failure("build", broken, remedy)
+        raise gate_error("build", broken, remedy)
 
 
 def require_online(
@@ -38,7 +38,7 @@ def require_online(
             broken += [str(finding) for finding in findings(project, name, history.data) if not finding.passed]
     if broken:
         remedy = "run `isthmus features quality`, then fix the rows or the expectation; nothing was written"
-        raise failure(where, broken, remedy)
+        raise gate_error(where, broken, remedy)
 
 
 def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *, part: bool = False) -> list[Finding]:
@@ -57,7 +57,7 @@ def findings(project: Project, view: str, data: pa.Table | ds.Dataset | None, *,
     return check(contract, expectations, data, now=project.now(), references=references(project, contract))
 
 
-def failure(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
+def gate_error(where: str, wrong: Sequence[str], remedy: str) -> GateFailed:
     if len(wrong) == 1:
         return GateFailed(where, wrong[0], remedy=remedy)
     problems = f"{len(wrong)} problems" + "".join(f"\n  - {sentence}" for sentence in wrong)

@@ -114,7 +114,7 @@ def quality(
 
 def require_quality(report: QualityReport) -> None:
     if wrong := [*map(str, report.broken()), *report.drifted()]:
-        raise gate.failure("quality", wrong, "check the rows and their sources; if the world has changed, run "
+        raise gate.gate_error("quality", wrong, "check the rows and their sources; if the world has changed, run "
                            "`isthmus features training-set`")  # fmt: skip
 
 

@@ -20,7 +20,14 @@ from isthmus.orchestration.recording.table import RecordedAnswers, answers_of
 from isthmus.orchestration.server.collect import run_every
 from isthmus.package.manifest import open_package, read_contract
 from isthmus.serving.deployment.cache import folder_of
-from isthmus.serving.recorder.batch import AnswerBatch, DamagedBatchError, OtherVersionError, batches, count, size
+from isthmus.serving.recorder.batch import (
+    AnswerBatch,
+    DamagedBatchError,
+    OtherVersionError,
+    batches,
+    count,
+    table_bytes,
+)
 from isthmus.serving.recorder.options import Recording
 from isthmus.serving.recorder.spool import SUFFIX, is_complete, note_collected, segments
 
@@ -108,7 +115,7 @@ def collect(project: Project, *, progress: Progress = silent, lot: int = LOT) ->
                 last[batch.run] = max(before, batch.number)
                 waiting.batches.append(batch)
                 waiting.answers += count(batch)
-                waiting.size += size(batch)
+                waiting.size += table_bytes(batch)
                 if waiting.answers >= lot or waiting.size >= BYTES:
                     answers += _commit(project, table, waiting, last)
                     waiting = _Lot()

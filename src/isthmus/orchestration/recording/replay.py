@@ -23,8 +23,8 @@ from isthmus.orchestration.recording.served import (
     Group,
     ServedAnswers,
     UnreadableAnswersError,
-    groups,
     predict_all,
+    split_answers,
 )
 from isthmus.orchestration.recording.storedrows import view_answers
 from isthmus.package.generation.decoder import Array
@@ -105,7 +105,7 @@ def replay(
                            remedy="run `isthmus answers collect`; answers older than `keep_days` are gone")  # fmt: skip
     causes = Causes(project)
     counts, shown = Counter[Cause](), dict[Cause, list[ReplayDifference]]()
-    parts = list(groups(answers))
+    parts = list(split_answers(answers))
     for number, part in enumerate(parts):
         progress("recomputing answers", number / len(parts))
         found: dict[int, tuple[Cause, str]] = {}

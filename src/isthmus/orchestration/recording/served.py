@@ -174,7 +174,7 @@ class ServedAnswers:
     def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
         """Load everything that is needed to recompute recorded answers: contract, model, histories and stored rows.
 
-        `answers` is a table that `groups` yields. `other` replaces the model that answered. It must have the same
+        `answers` is a table that `split_answers` yields. `other` replaces the model that answered. It must have the same
         service, and may read only views that the recorded model read. Raises UnreadableAnswersError if the contract,
         the package or a history is gone or has changed, or if `other` does not fit. Raises DataError if a saved
         contract is damaged, or the secret that hashes private join keys cannot be read. An unreadable request raises no
@@ -239,7 +239,7 @@ class ServedAnswers:
     def predictions(
         self, answers: pa.Table, other: DeployedModel | None = None
     ) -> Iterator[tuple[pa.Table, Group | IsthmusError]]:
-        for part in groups(answers):
+        for part in split_answers(answers):
             found: Group | IsthmusError
             try:
                 found = self.open(part, other)
@@ -330,7 +330,7 @@ def _reader(
     return Prompt(generation_of(model.manifest), contract, service, graphs=graphs)
 
 
-def groups(answers: pa.Table) -> Iterator[pa.Table]:
+def split_answers(answers: pa.Table) -> Iterator[pa.Table]:
     """Split recorded answers into tables of answers that can be recomputed together, as `ServedAnswers.open` requires.
 
     All answers in a table have the same route, contract, package, precision, views and hashed join keys. Lookups in a

@@ -7,7 +7,7 @@ from isthmus.features import clock
 from isthmus.features.errors import ConfigurationError, RequestError, one_of
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
-from isthmus.serving.keys import Keyring, make, problems, required_marker
+from isthmus.serving.keys import Keyring, create_key, problems, required_marker
 
 
 def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def create(project: Project, name: str, scopes: Sequence[str]) -> dict[str, Any]
         ring = Keyring.read(project.keys_file)
         if any(key.name == name for key in ring.keys):
             raise RequestError(f"API key {name}", "already exists", remedy="revoke it first, or choose another name")
-        key, secret = make(name, scopes, clock.now())
+        key, secret = create_key(name, scopes, clock.now())
         ring = Keyring(keys=(*ring.keys, key))
         # Require keys before writing the key file, so that losing the file later does not open the server.
         required_marker(project.keys_file).touch()

@@ -22,7 +22,7 @@ def known_secret(project: Project) -> bytes:
     return content
 
 
-def secret(project: Project) -> bytes:
+def read_or_create_secret(project: Project) -> bytes:
     """Read the secret that hashes private join keys in recorded answers. Create it on first use.
 
     Only this user can read the file. Raises DataError if it is damaged.

@@ -8,8 +8,8 @@ from typing import IO
 
 from isthmus.features.files import write_atomically
 from isthmus.orchestration.project import Project
-from isthmus.orchestration.server.secret import secret
-from isthmus.serving.process import become, start
+from isthmus.orchestration.server.secret import read_or_create_secret
+from isthmus.serving.process import replace_with_server, start
 from isthmus.serving.process import serve as run_server
 from isthmus.serving.settings import ServerSettings
 
@@ -27,7 +27,7 @@ def serve(project: Project, *, port: int | None = None) -> int:
     _name_to_feast(project, port)
     configured = project.settings.stores.online
     if configured != "embedded":
-        become(settings(project, configured, port))
+        replace_with_server(settings(project, configured, port))
     with project.redis() as url:
         return run_server(settings(project, url, port))
 
@@ -50,10 +50,10 @@ def serving(
 
 def address(project: Project, port: int | None = None) -> str:
     server = project.settings.server
-    return f"http://{reachable(server.host)}:{server.port if port is None else port}"
+    return f"http://{url_host(server.host)}:{server.port if port is None else port}"
 
 
-def reachable(host: str) -> str:
+def url_host(host: str) -> str:
     host = _LOOPBACK.get(host, host)
     return f"[{host}]" if ":" in host else host
 
@@ -106,7 +106,7 @@ def settings(project: Project, url: str, port: int | None = None, *, private: bo
         history_seconds=project.settings.stores.history_seconds,
         record=record,
         spool=None if record is None else str(project.spool),
-        spool_key="" if record is None else secret(project).hex(),
+        spool_key="" if record is None else read_or_create_secret(project).hex(),
         now=project.fixed_now,
     )
 

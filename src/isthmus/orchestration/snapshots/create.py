@@ -16,7 +16,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition.spec import FeatureService
 from isthmus.features.definition.spec import Snapshot as Declared
-from isthmus.features.errors import DataError, RequestError, nearest, one_of
+from isthmus.features.errors import DataError, RequestError, did_you_mean, one_of
 from isthmus.features.files import write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.latest import LatestRows
@@ -209,7 +209,7 @@ def device_service(project: Project, name: str | None) -> tuple[FeatureService, 
     if name is None or name not in devices:
         problem = "no name was given" if name is None else f"{name!r} has no `device`"
         if name is not None and name not in services:
-            problem = f"{name!r} is not declared{nearest(name, services)}"
+            problem = f"{name!r} is not declared{did_you_mean(name, services)}"
         remedy = "" if devices else "declare `device=Snapshot(age=…, every=…)` in a FeatureService"
         raise RequestError("service", problem, expected=one_of(devices) if devices else "", remedy=remedy)
     return services[name], devices[name]

@@ -299,7 +299,7 @@ def _within(views: Iterable[FeatureView], contract: Contract, ranges: Mapping[st
     for view in views:
         days, part = ranges[view.name], (FIRST, LAST)
         if (reach := contract.views[view.name].lookback) is not None:
-            part = (days.first * DAY - lookback.read_reach(reach), days.end * DAY + lookback.read_reach(reach))
+            part = (days.first * DAY - lookback.source_reach(reach), days.end * DAY + lookback.source_reach(reach))
         for source in view.sources:
             read.setdefault(source.name, []).append(part)
     spans = {name: (min(first for first, _ in parts), max(end for _, end in parts)) for name, parts in read.items()}

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from isthmus.features.contract.diff import duration
+from isthmus.features.contract.diff import duration_text
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.days import DAY, Days, day_name
 from isthmus.features.definition.spec import FeatureView
@@ -24,7 +24,7 @@ Numbers: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 _ROUNDING = {"Float32": 1e-5, "Float64": 1e-9}
 
 
-def read_reach(reach: int) -> int:
+def source_reach(reach: int) -> int:
     """Return how far a build reads its sources before and after the days that it computes, in microseconds.
 
     `reach` is the lookback that the view declares, in microseconds. The result is longer, so that `require_enough` can
@@ -52,11 +52,11 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
         return
     # The first day, because it has the fewest earlier source rows.
     day = Days(days[0], days[0] + 1)
-    wider = limit_sources(view, frames, day, read_reach(contract.lookback))
+    wider = limit_sources(view, frames, day, source_reach(contract.lookback))
     declared = _sorted(contract, list(rows.groups(day)))
     doubled = _sorted(contract, list(stream_view(view, contract, wider, (day.first * DAY, day.end * DAY))))
     if difference := _difference(contract, declared, doubled):
-        reach = duration(contract.lookback) if contract.lookback else "0"
+        reach = duration_text(contract.lookback) if contract.lookback else "0"
         raise DataError(
             f"view {view.name}",
             f"reads further back than its lookback of {reach}: with a longer one, on {day_name(days[0])}, {difference}",

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from isthmus.features.contract.schema import Contract
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ContractMismatch, DataError, RequestError, nearest, one_of
+from isthmus.features.errors import ContractMismatch, DataError, RequestError, did_you_mean, one_of
 from isthmus.features.files import publish, require_local, write_atomically
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.offline.scan import rebatch
@@ -280,12 +280,12 @@ def select_features(contract: Contract, features: str | Sequence[str]) -> Featur
             expected = f"{one_of(contract.services)} for a service, or view:feature with {named}"
             if name in contract.services:
                 raise RequestError(f"features, {name!r}", "is a service", expected=f"features={name!r}, without a list")
-            near = nearest(owner, [*contract.views, *contract.transforms])
+            near = did_you_mean(owner, [*contract.views, *contract.transforms])
             raise RequestError(f"features, {name!r}", f"is not in the contract{near}", expected=expected)
         kind = "view" if owner in contract.views else "request transform"
         known = [column.name for column in declared.fields]
         if feature and feature not in known:
-            problem = f"{kind} {owner} has no such feature{nearest(feature, known)}"
+            problem = f"{kind} {owner} has no such feature{did_you_mean(feature, known)}"
             raise RequestError(f"features, {name!r}", problem, expected=one_of(known))
         selected = (selection.stored if kind == "view" else selection.computed).setdefault(owner, [])
         for added in [feature] if feature else known:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from isthmus.features.contract.schema import optional
+from isthmus.features.contract.schema import optional_fields
 from isthmus.features.errors import RequestError
 from isthmus.features.files import write_atomically
 from isthmus.features.pointintime.spine import SpineRows
@@ -77,7 +77,7 @@ def training_set(
     declared = project.distillation(name)
     offline = project.offline_store()
     services = [service.name for service in (declared.teacher, declared.student)]
-    views = dict.fromkeys(view for service in services for view, _ in contract.read(service))
+    views = dict.fromkeys(view for service in services for view, _ in contract.stored_features(service))
     transforms = {transform.name: transform for service in services for transform in contract.transforms_of(service)}
     histories = [offline.history(contract.views[view]) for view in views]
     progress(f"computing {declared.spine.name}", 0.0)
@@ -85,7 +85,7 @@ def training_set(
         spine = compute_spine(declared.spine, spine_columns(contract, declared.spine.name), frames)
     # Inputs with a default may be missing in the spine; models read null.
     types = {column.name: ARROW[column.dtype.name] for each in transforms.values() for column in each.request}
-    for absent in sorted(optional(list(transforms.values())).difference(spine.schema.names)):
+    for absent in sorted(optional_fields(list(transforms.values())).difference(spine.schema.names)):
         spine = spine.append_column(absent, pa.nulls(len(spine), types[absent]))
     rows = SpineRows(spine.schema, spine.to_batches)
     features = {history.view.name: [column.name for column in history.view.fields] for history in histories}
@@ -102,7 +102,7 @@ def training_set(
     written = TrainingSet.read(folder)
     if not baseline.has_statistics(written):
         inputs = dict.fromkeys(column for service in services for column in contract.inputs(service))
-        baseline.write(written, list(inputs), histories, offline)
+        baseline.write_statistics(written, list(inputs), histories, offline)
     write_atomically(latest, identity.encode())
     progress("the training set is written", 1.0)
     return written

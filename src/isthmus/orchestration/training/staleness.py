@@ -71,7 +71,7 @@ def with_stale_inputs(
         project.offline_store(),
     )
     features: dict[str, list[str]] = {}
-    for view, feature in contract.read(service):
+    for view, feature in contract.stored_features(service):
         features.setdefault(view, []).append(feature)
     fields: dict[str, list[str]] = {}
     for transform, field in contract.service(service).computed:

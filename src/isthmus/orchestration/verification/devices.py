@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features.clock import MICROSECOND, Status
 from isthmus.features.contract.schema import STATUS, Column, Contract, ViewContract
 from isthmus.features.definition.spec import Snapshot
@@ -34,7 +34,7 @@ from isthmus.orchestration.verification.sides import ComparedRows, questions_at,
 from isthmus.orchestration.verification.views import EVENT, KNOWN, offline_values
 from isthmus.package.manifest import Package
 from isthmus.package.snapshot.file import Header, SnapshotFile, read_header, read_rows, read_snapshot, to_online_row
-from isthmus.package.snapshot.owners import Lines, Owners, open_owners, text_of
+from isthmus.package.snapshot.owners import Lines, Owners, encode_key_text, open_owners
 from isthmus.package.snapshot.selection import kept_views, rows_in_snapshot
 from isthmus.package.snapshot.signature import require_sealed, signature_checker
 from isthmus.package.snapshot.store import Latest, SnapshotFolder
@@ -207,7 +207,7 @@ def device_rows(
         places, files = _of_owners(snapshot.owners, owner, complete, places)
     if not len(places):
         return None
-    questions = complete.take(places[spread(len(places), len(places) if count is None else count)])
+    questions = complete.take(places[evenly_spaced(len(places), len(places) if count is None else count)])
     read = {view.name for view in views}
     joined = point_in_time(questions_at(questions, at), [each for each in histories if each.view.name in read])
     offline = columns(joined, manifest.model_inputs)
@@ -262,7 +262,7 @@ def _rows_of_owners(
                 problem = problem or f"has rows of another {generation.owner[0]}"
             rows[view.name] |= found
         if problem:
-            owner = text_of(decode_values(key)[0])
+            owner = encode_key_text(decode_values(key)[0])
             refused.append(ValueDifference(owner, "a file that devices accept", f"it {problem}"))
     differing = len(refused)
     verdict = FeatureVerdict(compared, differing, np.inf if differing else 0.0, refused[:EXAMPLES])
@@ -273,7 +273,9 @@ def _files_of(file: Path, keys: Iterable[bytes]) -> dict[bytes, bytes]:
     with open_owners(file) as owners:
         found = {key: own.data for key in sorted({*keys}) if (own := owners.file(key)) is not None}
     present = [*found]
-    return {present[place]: found[present[place]] for place in spread(len(present), OWNER_FILES)} if present else {}
+    return (
+        {present[place]: found[present[place]] for place in evenly_spaced(len(present), OWNER_FILES)} if present else {}
+    )
 
 
 def _rows(view: ViewContract, lines: Lines) -> dict[bytes, bytes]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from isthmus.distill.declaration import Distillation
 from isthmus.distill.onnx.runtime import predict
 from isthmus.distill.tabular.tensors import columns
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features.contract.schema import Column
 from isthmus.features.offline.history import ViewHistory
 from isthmus.features.pointintime.join import point_in_time
@@ -53,7 +53,7 @@ def compare_package(  # noqa: PLR0913 - both sides, and where the results go
     """
     contract, manifest = project.applied(), package.manifest
     variant = manifest.variant(serving_profile(project, package.files.folder).precision)
-    inputs, features = manifest.model_inputs, contract.read(manifest.service)
+    inputs, features = manifest.model_inputs, contract.stored_features(manifest.service)
     histories = [history for history in histories if history.view.name in {view for view, _ in features}]
     request = [column for column in contract.raw_inputs(manifest.service) if column.available == "request"]
     keys = contract.spines[declared.spine.name].key_names
@@ -116,7 +116,7 @@ def _compare_predictions(
         verdict = some.compare(offline, nothing, Float32, tolerance)
         return replace(verdict, examples=[replace(example, online=refusal) for example in verdict.examples])
 
-    return compared(api, answered), compared(api.one_row_per_request(), answered[spread(len(answered), SINGLES)])
+    return compared(api, answered), compared(api.one_row_per_request(), answered[evenly_spaced(len(answered), SINGLES)])
 
 
 def largest_differences(expected: Numbers, answers: Numbers) -> tuple[Numbers, Numbers]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from isthmus.distill.declaration import Distillation
-from isthmus.distill.types import Index, in_batches, spread
+from isthmus.distill.types import Index, evenly_spaced, in_batches
 from isthmus.features.contract.schema import Column, Contract, TransformContract
 from isthmus.features.definition.spec import AtRequest
 from isthmus.features.request.graph import RowGraph
@@ -91,7 +91,7 @@ class EngineResults:
         values = self._graph.run(self._inputs).values
         # Rows that the graph refuses are null here, and so differ from the engine's values.
         compared = self._compare(self._rows, self._results, values, self._tolerances)
-        rows = spread(len(self._rows), SINGLES)
+        rows = evenly_spaced(len(self._rows), SINGLES)
         batched = {name: value.take(rows) for name, value in values.items()}
         return compared, self._compare(self._rows.take(rows), batched, self._in_batches(self._inputs, rows, 1))
 
@@ -108,7 +108,7 @@ class EngineResults:
         answered, online = self._answers(api, keys, current, rows)
         offline = {name: values.take(answered) for name, values in expected.items()}
         compared = self._compare(self._rows.take(answered), offline, online, self._tolerances)
-        alone, online = self._answers(api.one_row_per_request(), keys, current, rows[spread(len(rows), SINGLES)])
+        alone, online = self._answers(api.one_row_per_request(), keys, current, rows[evenly_spaced(len(rows), SINGLES)])
         return compared, self._compare(self._rows.take(alone), self._in_batches(current, alone, FEW), online)
 
     def _answers(

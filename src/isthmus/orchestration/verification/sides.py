@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features import clock
 from isthmus.features.contract.schema import ViewContract
 from isthmus.features.offline.history import ViewHistory
-from isthmus.features.offline.latest import horizon
+from isthmus.features.offline.latest import latest_known_time
 from isthmus.features.online.store import OnlineStore
 from isthmus.features.publishing.publish import key_values
 from isthmus.features.redis.connection import translate_errors
@@ -73,7 +73,7 @@ class OnlineSide:
         with translate_errors(self.url):
             answer = self.store.read(history.view, key_values(history.view, keys), self.at)
         # A key without a row is compared, since training has a row.
-        ahead: Mask = (answer.known > horizon(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
+        ahead: Mask = (answer.known > latest_known_time(history, self.at)) & (answer.status != clock.Status.NOT_FOUND)
         valid = (answer.status == clock.Status.PRESENT) | (answer.status == clock.Status.NULL)
         known, content = (
             Values(np.where(valid, data, 0), valid)
@@ -89,7 +89,7 @@ def questions_at(keys: pa.Table, at: int) -> pa.Table:
 
 def sample_with_keys(table: pa.Table, keys: Sequence[str], count: int) -> pa.Table:
     rows = _with_keys(table, keys)
-    return table.take(pa.array(rows[spread(len(rows), count)] if len(rows) else rows))
+    return table.take(pa.array(rows[evenly_spaced(len(rows), count)] if len(rows) else rows))
 
 
 def sample_of(compared: pa.Table, table: pa.Table, keys: Sequence[str]) -> Sample:

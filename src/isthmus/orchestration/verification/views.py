@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.features import clock
 from isthmus.features.contract.schema import RESERVED, STATUS, Column
 from isthmus.features.offline.history import ViewHistory, status_column
@@ -42,12 +42,12 @@ def compare_view(
     view = history.view
     served_keys = online.keys(view) if all_keys else None
     if all_keys:
-        offline.check(history)
+        offline.require_unaltered(history)
     with offline.reading(view.table):
         keys, count = _keys(history, online.at, served_keys)
         trained = offline_values(keys, history)
     served = _served(online.api, keys, history)
-    singles = spread(len(keys), SINGLES)
+    singles = evenly_spaced(len(keys), SINGLES)
     alone = _served(online.api.one_row_per_request(), keys.take(pa.array(singles)), history)
     # Read after the answers, so that a row pushed in between is skipped rather than reported as a difference.
     ahead, served[KNOWN], served[CONTENT] = online.stored(history, keys)

@@ -46,7 +46,7 @@ Lines = Sequence[bytes]
 _LINES = msgspec.msgpack.Decoder(tuple[tuple[bytes, ...], ...])
 
 
-def text_of(value: KeyValue) -> str:
+def encode_key_text(value: KeyValue) -> str:
     """Encode a join key value as text for a URL or header: a string as is, bytes in Base64, others as in JSON."""
     match value:
         case str():
@@ -58,8 +58,8 @@ def text_of(value: KeyValue) -> str:
     return str(value)
 
 
-def value_of(text: str, dtype: DataType) -> KeyValue:
-    """Decode a join key value from its text in a URL, the inverse of `text_of`.
+def decode_key_text(text: str, dtype: DataType) -> KeyValue:
+    """Decode a join key value from its text in a URL, the inverse of `encode_key_text`.
 
     Raises ValueError if the text is not the exact text of a value of type `dtype`, or is empty, "." or "..", which
     cannot be a part of a URL's path.
@@ -81,7 +81,7 @@ def value_of(text: str, dtype: DataType) -> KeyValue:
             value = int(text)
             if not -(1 << _BITS[name]) <= value < 1 << _BITS[name]:
                 raise ValueError(text)
-    if text_of(value) != text:
+    if encode_key_text(value) != text:
         # Each value has exactly one text.
         raise ValueError(text)
     return value
@@ -116,7 +116,7 @@ class SharedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rest = iter(own)
         lines = [next(rest) if shared is None else shared for shared in self.shared]
         views = tuple((name, len(rows)) for (name, _), rows in zip(self.header.views, lines, strict=True))
-        header = msgspec.structs.replace(self.header, views=views, owner=(self.owner[0], text_of(value)))
+        header = msgspec.structs.replace(self.header, views=views, owner=(self.owner[0], encode_key_text(value)))
         return OwnFile([encode_header(header), *(line for rows in lines for line in rows)])
 
 

@@ -20,7 +20,7 @@ _LONGEST = (1 << 63) - 1
 
 def kept_views(contract: Contract, service: str) -> list[ViewContract]:
     names_of: dict[str, set[str]] = {}
-    for view, feature in contract.read(service):
+    for view, feature in contract.stored_features(service):
         names_of.setdefault(view, set()).add(feature)
     views = [(contract.views[name], names) for name, names in names_of.items()]
     return [replace(view, fields=tuple(c for c in view.fields if c.name in names)) for view, names in views]

@@ -139,14 +139,14 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     profile: ServingProfile,
     *,
     tables: Mapping[str, str],
-    at: int,
+    deployed_at: int,
     public_key: str | None = None,
 ) -> Deployment:
     """Check that a package may be deployed, as `isthmus deploy` does; return its deployment. Writes and loads nothing.
 
     `folder` is the package, and `verdict` is the result of `isthmus verify` for it. `tables` has the current
-    fingerprint of each view's offline table. `at` is the time of the deployment in microseconds since 1970 UTC.
-    `public_key` (PEM) is the key that must have signed the package, or None.
+    fingerprint of each view's offline table. `deployed_at` is the time of the deployment in microseconds since 1970
+    UTC. `public_key` (PEM) is the key that must have signed the package, or None.
 
     Raises PackageError if the package is damaged, lacks the precision of `profile`, is not signed with `public_key`,
     or, as a model of rows, has other outputs than one number per row or class. Raises ContractMismatch if its service
@@ -159,19 +159,21 @@ def approve(  # noqa: PLR0913 - all evidence for a deployment
     manifest = package.manifest
     where = f"package {manifest.name}"
     require_service(where, read_contract(package), contract, manifest.service)
-    deployment = unverified_deployment(package, profile, at, public_key)
+    deployment = unverified_deployment(package, profile, deployed_at, public_key)
     if manifest.inputs:
-        require_rows(manifest)
+        require_row_output(manifest)
     verdict = _require_passed(where, deployment.digest, contract, verdict)
     _require_coverage(where, contract, manifest.service, verdict, tables)
     return msgspec.structs.replace(deployment, verdict=Approval(verdict.at, verdict.compared, tuple(verdict.limits)))
 
 
-def unverified_deployment(package: Package, profile: ServingProfile, at: int, public_key: str | None) -> Deployment:
+def unverified_deployment(
+    package: Package, profile: ServingProfile, deployed_at: int, public_key: str | None
+) -> Deployment:
     """Return a deployment with an empty verdict, to run a package for verification, replay or comparison.
 
-    `at` is the time of the deployment in microseconds since 1970 UTC. `public_key` is the key (PEM) that the package
-    must be signed with when it is loaded, or None. This function does not check the signature.
+    `deployed_at` is the time of the deployment in microseconds since 1970 UTC. `public_key` is the key (PEM) that the
+    package must be signed with when it is loaded, or None. This function does not check the signature.
     """
     manifest = package.manifest
     manifest.variant(profile.precision)
@@ -183,13 +185,13 @@ def unverified_deployment(package: Package, profile: ServingProfile, at: int, pu
         service=manifest.service,
         precision=profile.precision,
         threads=profile.threads,
-        deployed_at=at,
-        verdict=Approval(at, 0),
+        deployed_at=deployed_at,
+        verdict=Approval(deployed_at, 0),
         public_key=public_key,
     )
 
 
-def require_rows(manifest: Manifest) -> str:
+def require_row_output(manifest: Manifest) -> str:
     """Check that a package can answer `/predict`: its only output has a number per row, or per row and class.
 
     Returns the name of the output. Raises PackageError for any other package.
@@ -209,7 +211,7 @@ def require_rows(manifest: Manifest) -> str:
 def _require_coverage(
     where: str, contract: Contract, service: str, verdict: Verdict, tables: Mapping[str, str]
 ) -> None:
-    features = [*contract.read(service), *contract.service(service).computed]
+    features = [*contract.stored_features(service), *contract.service(service).computed]
     missing = []
     for view, feature in features:
         compared = verdict.views.get(view, {}).get(feature)

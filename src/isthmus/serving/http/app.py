@@ -138,7 +138,7 @@ class Handlers:
         while True:
             with suppress(IsthmusError):  # requests report the error
                 state = self._watch.state
-                await self._store.look(state.contract.project, state.stored)
+                await self._store.check_losses(state.contract.project, state.stored)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _write_latency(self) -> None:
@@ -258,7 +258,7 @@ class Handlers:
         state = self._watch.state
         contract = state.contract
         await self._store.ping(contract)
-        await self._store.require_whole(contract.project, state.stored)
+        await self._store.require_no_losses(contract.project, state.stored)
         model = state.model.deployment.model if state.model else None
         answer = messages.Ready("ready", contract.project, contract.hash, model)
         return reply(msgspec.json.encode(answer), contract.hash)
@@ -269,9 +269,9 @@ class Handlers:
         gauges = self.metrics.gauges
         try:
             state, at = self._watch.state, self._at()
-            gauges.rows = await self._store.rows(state.contract.project, state.contract.views.values(), at)
-            gauges.earlier = await self._store.rows(state.contract.project, state.earlier_views, at)
-            await self._store.look(state.contract.project, state.stored)
+            gauges.rows = await self._store.view_rows(state.contract.project, state.contract.views.values(), at)
+            gauges.earlier = await self._store.view_rows(state.contract.project, state.earlier_views, at)
+            await self._store.check_losses(state.contract.project, state.stored)
             gauges.lost = {view.name for view in state.stored if view.online_name in self._store.losses.views}
             gauges.ready = not self._store.refused
         except IsthmusError:

@@ -16,10 +16,10 @@ from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
-from isthmus.features.errors import IsthmusError, harmless
+from isthmus.features.errors import IsthmusError, escape_unprintable
 from isthmus.serving import log
 from isthmus.serving.http.protocol import WAIT_SECONDS, Configuration, Connection
-from isthmus.serving.process import end_with, listen, received
+from isthmus.serving.process import end_with_parent, listen, received
 from isthmus.serving.settings import METRICS_FOLDER, ServerSettings
 
 
@@ -32,13 +32,13 @@ def main(settings: int | None = None, parent: int | None = None) -> int:
     """
     log.configure()
     if parent is not None:
-        end_with(parent)
+        end_with_parent(parent)
     try:
         run(ServerSettings.from_environment() if settings is None else received(settings))
     except IsthmusError as error:
         if sys.stderr.isatty():
             # A person reads this terminal, not a log collector.
-            sys.stderr.write(f"isthmus: {harmless(str(error))}\n")
+            sys.stderr.write(f"isthmus: {escape_unprintable(str(error))}\n")
         else:
             log.error("server refused", problem=str(error))
         return error.exit_code
@@ -85,7 +85,7 @@ def run(settings: ServerSettings) -> None:
 def _application(settings: ServerSettings, server: int) -> ASGIApp:
     """Create the application, in the process `server` itself or in a worker process, which ends with `server`."""
     if os.getpid() != server:
-        end_with(server)
+        end_with_parent(server)
     # Import here because the parent of workers does not need it.
     from isthmus.serving.http.app import create
 

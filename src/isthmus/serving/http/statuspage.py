@@ -44,8 +44,8 @@ async def status(settings: ServerSettings, state: State, store: Store, metrics: 
     contract, problems = state.contract, []
     rows: dict[str, ViewRows] = {}
     try:
-        rows = await store.rows(contract.project, contract.views.values(), now)
-        await store.look(contract.project, state.stored)
+        rows = await store.view_rows(contract.project, contract.views.values(), now)
+        await store.check_losses(contract.project, state.stored)
     except DependencyError as error:
         problems.append(str(error))
     if store.losses.policy:

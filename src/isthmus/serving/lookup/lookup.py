@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from isthmus.features.clock import Status
-from isthmus.features.contract.schema import SEPARATOR, Column, Contract, optional
+from isthmus.features.contract.schema import SEPARATOR, Column, Contract, optional_fields
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.request.graph import RowGraph
@@ -96,7 +96,7 @@ class Lookup:
                         "features", f"request field {column.name} is {known.dtype} to {first} and {column.dtype} to "
                         f"{transform.name}", remedy="request these features separately",
                     )  # fmt: skip
-        self.optional = optional(transforms)
+        self.optional = optional_fields(transforms)
         self.computes = bool(transforms)
         self.names = [f"{view}{SEPARATOR}{feature}" if full_names else feature for view, feature in features]
         seen: set[str] = set(self.plan.keys)

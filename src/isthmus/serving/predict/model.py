@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus.features.errors import PackageError, RequestError, harmless
+from isthmus.features.errors import PackageError, RequestError, escape_unprintable
 from isthmus.features.values.columns import Values
 from isthmus.package.golden import Golden, read_golden
 from isthmus.package.inputs import Feeds, ModelInput, feeds
@@ -17,7 +17,7 @@ from isthmus.package.manifest import open_package, read_contract
 from isthmus.package.prompts import decoder_of, open_tokenizer
 from isthmus.package.replay import answers, check_input_tensors, open_session, require_reproduced
 from isthmus.package.signature import require_signature
-from isthmus.serving.deployment.record import Deployment, require_rows
+from isthmus.serving.deployment.record import Deployment, require_row_output
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -65,7 +65,7 @@ class DeployedModel:
         self.contract = read_contract(package)
         self.manifest, self.inputs = manifest, manifest.model_inputs
         variant = manifest.variant(deployment.precision)
-        self._output = require_rows(manifest) if self.inputs else ""
+        self._output = require_row_output(manifest) if self.inputs else ""
         self.classes, self.rounding = manifest.classes, manifest.rounding
         golden = read_golden(package)
         check_input_tensors(f"package {manifest.name}", golden, manifest)
@@ -106,7 +106,7 @@ class DeployedModel:
         try:
             return dict(zip(outputs, self._session.run(list(outputs), tensors, options), strict=True))
         except (Fail, InvalidArgument, RuntimeException) as error:
-            reason = harmless(str(error).partition(_REASON)[2] or str(error)).strip()
+            reason = escape_unprintable(str(error).partition(_REASON)[2] or str(error)).strip()
             if "alloc" in reason:
                 raise
             raise RequestError("inputs", f"the model cannot process them: {reason[:_SHOWN]}",

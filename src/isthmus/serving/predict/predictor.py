@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from isthmus.features.contract.diff import require_service
-from isthmus.features.contract.schema import Column, Contract, optional
+from isthmus.features.contract.schema import Column, Contract, optional_fields
 from isthmus.features.errors import RequestError, one_of
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.profiles import BATCH_ROWS
@@ -53,7 +53,7 @@ class Predictor:
         needed = {item.name for item in model.inputs}
         self._features = [
             (view, feature, full)
-            for view, feature in contract.read(deployment.service)
+            for view, feature in contract.stored_features(deployment.service)
             if (full := contract.views[view].full_name(feature)) in needed
         ]
         self.plan = LookupPlan(contract, [view for view, _, _ in self._features], earlier)
@@ -63,7 +63,7 @@ class Predictor:
         }
         self._needed = [name for name in self._fields if name in needed]
         read = {column.name for column in contract.service(deployment.service).request}
-        self._optional = optional(self._used) - read
+        self._optional = optional_fields(self._used) - read
 
     def read(
         self, message: PredictRequest | TensorRequest, limits: Limits

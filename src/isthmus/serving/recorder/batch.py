@@ -205,7 +205,7 @@ def count(batch: AnswerBatch) -> int:
     return sum(len(group.answers) // ANSWER.itemsize for group in batch.groups)
 
 
-def size(batch: AnswerBatch) -> int:
+def table_bytes(batch: AnswerBatch) -> int:
     columns = (len(getattr(group, name)) for group in batch.groups for name in _COLUMNS)
     views = (view for group in batch.groups for view in group.views)
     ends = (_ends(group) for group in batch.groups)

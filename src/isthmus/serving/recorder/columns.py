@@ -124,7 +124,7 @@ def without_keys(body: bytes, keys: Mapping[str, Sequence[Any]], private: Mappin
     return orjson.dumps(request)
 
 
-def text_of(body: bytes, json: int) -> bytes:
+def json_length(body: bytes, json: int) -> bytes:
     if not json:
         return body
     return orjson.dumps({"json": orjson.Fragment(body[:json]), "binary": b64encode(body[json:]).decode()})
@@ -140,7 +140,7 @@ def to_groups(answers: Sequence[RecordedAnswer], secret: bytes, callers: dict[st
 def _group(part: Sequence[RecordedAnswer], secret: bytes, callers: dict[str, int]) -> AnswerGroup:
     reader = part[0].reader
     if reader.route == "infer":
-        requests = [text_of(answer.body, answer.json) for answer in part]
+        requests = [json_length(answer.body, answer.json) for answer in part]
     elif reader.private:
         requests = [without_keys(answer.body, answer.keys, reader.private, secret) for answer in part]
     else:

@@ -16,7 +16,7 @@ from isthmus.features.online import loss, pushes, record
 from isthmus.features.online.plan import LookupPlan, ViewAnswer
 from isthmus.features.online.pushes import APPEND, Backlog
 from isthmus.features.online.record import NEVER, Published, Stamp
-from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announce_arguments, push_steps, pushed_keys_key
+from isthmus.features.online.scripts import ANNOUNCE, WRITE, PushStep, announce_arguments, push_steps, suspects_key
 from isthmus.features.redis.address import Address
 from isthmus.features.redis.connection import translate_errors
 from isthmus.features.redis.refusal import is_type_error
@@ -66,7 +66,7 @@ class ViewRows:
 class Store:
     """Read and write a server's rows in Redis. Methods raise a DependencyError if Redis refuses or is too slow.
 
-    `look` checks whether Redis has lost rows of a view. It keeps the result in `losses`, and with `refuse` also in
+    `check_losses` checks whether Redis has lost rows of a view. It keeps the result in `losses`, and with `refuse` also in
     `refused`: online view name to reason. `read` then raises an error for a row that may be lost, in place of null.
     `check_share` is the fraction of reads that check row contents against their hashes.
     """
@@ -149,7 +149,7 @@ class Store:
                             reply = record.decode(text)
                         case PushStep.ANNOUNCE:
                             await self._redis.run(
-                                ANNOUNCE, announcement, ([pushed_keys_key(project, view.online_name)], [])
+                                ANNOUNCE, announcement, ([suspects_key(project, view.online_name)], [])
                             )
                         case bytes(rule):
                             reply = total(
@@ -173,7 +173,7 @@ class Store:
             replies = await self._redis.run(APPEND, pushes.append_arguments(names, rows, accepted, limit), piece)
         pushes.require_room(view.table, total(replies), len(rows))
 
-    async def rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
+    async def view_rows(self, project: str, views: Collection[ViewContract], now: int) -> dict[str, ViewRows]:
         """Return how fresh the rows of each view in Redis are, by view name, for metrics and the status page.
 
         `now` is the current time in microseconds since 1970 UTC. Pushed rows that become known later are ignored.
@@ -181,7 +181,7 @@ class Store:
         if not views:
             return {}
         latest = (b"%d" % now, b"-inf", b"WITHSCORES", b"LIMIT", b"0", b"1")
-        names = [pushed_keys_key(project, view.online_name) for view in views]
+        names = [suspects_key(project, view.online_name) for view in views]
         pushed = [(b"ZREVRANGEBYSCORE", name, *latest) for name in names]
         waiting = [pushes.backlog_commands(project, view.table) for view in views]
         async with self._bounded():
@@ -197,17 +197,17 @@ class Store:
             await self._redis.ping(contract.project)
             await self._stamps.of(contract)
 
-    async def require_whole(self, project: str, views: Collection[ViewContract]) -> None:
+    async def require_no_losses(self, project: str, views: Collection[ViewContract]) -> None:
         """Raise a LostRowsError if Redis has lost rows of one of the views: the server is then not ready.
 
         Does not raise for lost rows if the store was created with `refuse=False`. Updates `losses` and `refused`.
         """
-        await self.look(project, views)
+        await self.check_losses(project, views)
         for view in views:
             if why := self.refused.get(view.online_name):
                 raise loss.refusal(view.name, why)
 
-    async def look(self, project: str, views: Collection[ViewContract]) -> None:
+    async def check_losses(self, project: str, views: Collection[ViewContract]) -> None:
         """Check whether Redis has lost rows of the views, for example by eviction or a restart without persistence.
 
         Updates `losses`, and with `refuse` also `refused`, the views whose missing rows `read` then reports as errors.

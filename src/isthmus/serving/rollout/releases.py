@@ -104,7 +104,7 @@ def deploy(  # noqa: PLR0913 - the options of a deployment, by name
     with _locked_history(file) as (history, _):
         rollout = Rollout()
         current = None if share is None else _beside(file)
-        deployment = approve(package, verdict, contract, profile, tables=tables, at=at, public_key=public_key)
+        deployment = approve(package, verdict, contract, profile, tables=tables, deployed_at=at, public_key=public_key)
         rollout.done("verify")
         cached, rollout.bytes = cache.fetch(package, deployment.digest, cache.folder_of(file), public_key, rollout.done)
         deployment = msgspec.structs.replace(deployment, package=str(cached.resolve()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from isthmus.features.contract.schema import SEPARATOR, Column, Contract, TransformContract, optional
+from isthmus.features.contract.schema import SEPARATOR, Column, Contract, TransformContract, optional_fields
 from isthmus.features.definition import codehash
 from isthmus.features.definition.checks import size_hint
 from isthmus.features.definition.spec import AtRequest, RequestSource
@@ -57,7 +57,7 @@ class Graphs:
         """
         graph, inputs = self._graph(name), self._contract.transform_inputs(self._contract.transforms[name])
         columns = {column.name: from_arrow(rows[column.name], column.dtype) for column in inputs}
-        refused = graph.first_refused(columns, graph.run(columns), self._graph)
+        refused = graph.first_refusal(columns, graph.run(columns), self._graph)
         if refused is None:
             return
         at = ", ".join(f"{key}={batch[key][refused.row]}" for key in self._identity if key in batch.schema.names)
@@ -179,7 +179,7 @@ def _place(transform: AtRequest) -> str:
 def schema_with(schema: pa.Schema, transforms: Iterable[TransformContract]) -> pa.Schema:
     for transform in transforms:
         where = f"request transform {transform.name}"
-        available = optional([transform]).union(schema.names)
+        available = optional_fields([transform]).union(schema.names)
         if missing := [name for name in transform.inputs if name not in available]:
             raise DataError(
                 where, f"the rows have no column {', '.join(missing)}", expected="every input of its function",

@@ -12,7 +12,7 @@ from isthmus.features import clock
 from isthmus.features.contract.schema import Column, ViewContract
 from isthmus.features.definition import codehash
 from isthmus.features.definition.spec import FeatureView, Spine
-from isthmus.features.errors import ConfigurationError, DataError, Problem, nearest, one_of
+from isthmus.features.errors import ConfigurationError, DataError, Problem, did_you_mean, one_of
 from isthmus.features.values.arrow import ARROW, null_elements, wrong_size_rows
 from isthmus.transforms.sources import failing_line, first_line
 from isthmus.transforms.tables.reaching import reaching
@@ -200,7 +200,7 @@ def _explained(message: str, declaration: FeatureView | Spine, frames: Frames) -
         return message, ""
     columns = {source.name: frames[source.name].columns for source in declaration.sources}
     unknown = re.search("`([^`]+)`", message)
-    message += nearest(unknown[1], chain(*columns.values())) if unknown and "Did you mean" not in message else ""
+    message += did_you_mean(unknown[1], chain(*columns.values())) if unknown and "Did you mean" not in message else ""
     listed = "; ".join(f"{name} has {', '.join(names)}" for name, names in columns.items())
     return message, f"an existing column: {listed}"
 
@@ -258,7 +258,7 @@ def _check_schema(
     for column in columns:
         expected = column.dtype.spark
         if column.name not in types:
-            missing = f"its result has no column {column.name!r}{nearest(column.name, undeclared)}"
+            missing = f"its result has no column {column.name!r}{did_you_mean(column.name, undeclared)}"
             beside = f"one of type {expected} beside {', '.join(names)}"
             problems.append(Problem(place, missing, beside, "return it, or correct the declaration"))
         elif types[column.name] != expected:

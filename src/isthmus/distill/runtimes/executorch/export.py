@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from isthmus.distill.decoder.network import CachedModel
 from isthmus.distill.runtimes.executorch.process import LIBRARIES
 from isthmus.distill.runtimes.network import Converted, Portable, quiet, unconvertible
-from isthmus.distill.types import Index, spread
+from isthmus.distill.types import Index, evenly_spaced
 from isthmus.package.generation.prompt import PAST, TOKENS
 
 CALIBRATION_ROWS = 256
@@ -27,7 +27,7 @@ _NARROWEST = 2**-12
 
 
 def files(of: Portable, train: Index) -> Mapping[str, Callable[[], Converted]]:
-    rows = train[spread(len(train), CALIBRATION_ROWS)]
+    rows = train[evenly_spaced(len(train), CALIBRATION_ROWS)]
     return {
         f"{of.part}.fp32.pte": partial(convert_student, of),
         f"{of.part}.int8.pte": partial(convert_student, of, rows),

@@ -160,7 +160,7 @@ def _recorded(served: ServedAnswers, declared: Distillation, examples: TrainingS
     for column in found.fed.column_names:
         table = table.set_column(table.column_names.index(column), column, found.fed[column])
     contract = read_contract(answered.package)
-    views = {name: contract.views[name] for name, _ in contract.read(answered.package.manifest.service)}
+    views = {name: contract.views[name] for name, _ in contract.stored_features(answered.package.manifest.service)}
     profile = msgspec.convert({"precision": answered.precision}, ServingProfile)
     keys = [*found.keys, TIME]
     others = [name for name in table.column_names if name not in keys and table[name].null_count < len(table)]
@@ -179,7 +179,9 @@ def scores_of(served: ServedAnswers, sides: Sequence[Side], unknown: dict[str, s
     if models[0].deployment.digest == models[1].deployment.digest:
         models[1] = models[0]
     contracts = [side.contract for side in sides]
-    read = [contract.read(side.package.manifest.service) for contract, side in zip(contracts, sides, strict=True)]
+    read = [
+        contract.stored_features(side.package.manifest.service) for contract, side in zip(contracts, sides, strict=True)
+    ]
     every = list(dict.fromkeys([*read[0], *read[1]]))
 
     def under(place: int, pairs: Pairs) -> list[pa.Table]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isthmus.features.errors import IsthmusError, harmless
+from isthmus.features.errors import IsthmusError, escape_unprintable
 
 if TYPE_CHECKING:
     from isthmus.features.document.blocks import Block
@@ -21,7 +21,7 @@ def write_json(report: object) -> None:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"isthmus: {harmless(text)}\n")
+    sys.stderr.write(f"isthmus: {escape_unprintable(text)}\n")
 
 
 def present(report: Any, blocks: "Callable[[], Iterable[Block]] | None" = None, *, as_json: bool) -> None:
