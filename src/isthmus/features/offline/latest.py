@@ -17,7 +17,7 @@ Places = Ints
 class LatestRows:
     """The latest row of each key at the time `at`, including expired rows. Times are in microseconds since 1970 UTC.
 
-    `place` has row numbers in the history, ascending. `latest_known_time` is the latest known time up to `at`, or -2**63.
+    `place` has row numbers in the history, ascending. `horizon` is the latest known time up to `at`, or -2**63.
     """
 
     history: ViewHistory

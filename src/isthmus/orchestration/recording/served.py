@@ -174,10 +174,11 @@ class ServedAnswers:
     def open(self, answers: pa.Table, other: DeployedModel | None = None) -> Group:
         """Load everything that is needed to recompute recorded answers: contract, model, histories and stored rows.
 
-        `answers` is a table that `split_answers` yields. `other` replaces the model that answered. It must have the same
-        service, and may read only views that the recorded model read. Raises UnreadableAnswersError if the contract,
-        the package or a history is gone or has changed, or if `other` does not fit. Raises DataError if a saved
-        contract is damaged, or the secret that hashes private join keys cannot be read. An unreadable request raises no
+        `answers` is a table that `split_answers` yields. `other` replaces the model that answered. It must have the
+        same service, and may read only views that the recorded model read. Raises UnreadableAnswersError if the
+        contract, the package or a history is gone or has changed, or if `other` does not fit. Raises DataError if a
+        saved contract is damaged, or the secret that hashes private join keys cannot be read. An unreadable request
+        raises no
         error: see `Requests.unread`.
         """
         first = answers.slice(0, 1).to_pylist()[0]

@@ -66,8 +66,8 @@ class ViewRows:
 class Store:
     """Read and write a server's rows in Redis. Methods raise a DependencyError if Redis refuses or is too slow.
 
-    `check_losses` checks whether Redis has lost rows of a view. It keeps the result in `losses`, and with `refuse` also in
-    `refused`: online view name to reason. `read` then raises an error for a row that may be lost, in place of null.
+    `check_losses` checks whether Redis has lost rows of a view. It keeps the result in `losses`, and with `refuse` also
+    in `refused`: online view name to reason. `read` then raises an error for a row that may be lost, in place of null.
     `check_share` is the fraction of reads that check row contents against their hashes.
     """
 
