@@ -91,7 +91,7 @@ def deviation(
 def rounding(numbers: Array) -> Array:
     """Return the error that float32 rounding may cause in each number: twice the gap to the next float32.
 
-    The error is 0 for a number that is not finite.
+    The error is 0 for a number that is not finite as float32.
     """
     with np.errstate(over="ignore"):
         return 2 * np.nan_to_num(np.spacing(np.abs(numbers).astype(np.float32))).astype(np.float64)

@@ -148,8 +148,8 @@ class Verdict:
     def named(self) -> dict[str, FeatureVerdict]:
         """Return all comparisons by their names in messages, such as `view.feature` or `input NAME`.
 
-        A comparison of rows that were computed one by one has the name `NAME alone`. It is omitted if the comparison
-        `NAME` already differs.
+        `NAME alone` compares the same value for rows that were computed one by one, not in a batch. It is omitted if
+        the comparison `NAME` already differs.
         """
         parts = flat(self.views)
         parts |= {f"input {name}": part for name, part in self.inputs.items()}

@@ -34,7 +34,7 @@ def start(settings: ServerSettings, log: IO[bytes] | None = None) -> "subprocess
 
 
 def replace_with_server(settings: ServerSettings) -> NoReturn:
-    """Replace this process with the server process (exec). Use this if nothing has to be stopped after the server.
+    """Replace this process with the server process (exec). Use this if the caller has nothing to stop after it.
 
     The server does not inherit environment variables that start with `ISTHMUS_`.
     """

@@ -1,4 +1,4 @@
-"""`Watch`: loads a new contract or deployment while the server runs, and acts on failed trials."""
+"""`Watch` loads new contracts and deployments while the server runs, and ends trials that fail."""
 
 import asyncio
 import time

@@ -40,8 +40,8 @@ def transform(  # noqa: PLR0913 - the declaration of a view, by name
     The function takes one DataFrame per source, named like the source. It returns a DataFrame with the join keys of
     `entities`, the features of `schema`, and two columns of times: `event_timestamp`, and `known_at`, when the row
     became known. A result without `known_at` is known `delay` after its event time. If a source declares `timestamp=`
-    or `known=`, the function may return these columns under their own names. The first line of its docstring describes
-    the view.
+    or `known=`, the function may return that column under the source's name for it. The first line of its docstring
+    describes the view.
 
     `ttl` is the maximum age of a served value, or None for no limit. `lookback` is how far around a row's event time
     the function reads its sources, or None for everything. `lateness` is the longest delay with which rows reach the
@@ -63,7 +63,7 @@ def spine(
     The spine has the function's name. The function takes one DataFrame per source, named like the source. It returns a
     DataFrame with the join keys of `entities`, the fields of `request`, the `label`, and two columns of times:
     `event_timestamp`, the time of the prediction, and `known_at`, when the label became known. If a source declares
-    `timestamp=` or `known=`, the function may return these columns under their own names.
+    `timestamp=` or `known=`, the function may return that column under the source's name for it.
     """
     return lambda function: Spine(
         _name(function), as_tuple(entities), label, as_tuple(sources), request, function, _about(function)

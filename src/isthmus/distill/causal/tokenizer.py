@@ -36,15 +36,17 @@ class Vocabulary:
         encodings = reader.encode_batch([*texts], add_special_tokens=False)
         return [[*self.begin, *encoding.ids] for encoding in encodings]
 
-    def pruned(self, texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], where: str) -> "Vocabulary":
+    def pruned(
+        self, texts: Iterable[Sequence[int]], evaluation_texts: Iterable[Sequence[int]], where: str
+    ) -> "Vocabulary":
         """Return a smaller vocabulary, with new token ids, that splits some texts into the same tokens as this one.
 
         A small student needs fewer embeddings with it. It keeps the tokens of `texts`, the shorter tokens that merge
-        into them, special tokens, and single bytes, which can encode any text. `texts` and `others` have the token ids
-        of each text, and `where` names the declaration in error messages.
+        into them, special tokens, and single bytes, which can encode any text. `texts` and `evaluation_texts` have the
+        token ids of each text, and `where` names the declaration in error messages.
 
         Raises a ConfigurationError if the tokenizer is not BPE. If the tokenizer has no single bytes, raises a
-        DataError for a token that occurs only in `others`, the validation and test texts.
+        DataError for a token that occurs only in `evaluation_texts`, the validation and test texts.
         """
         content = json.loads(self.tokenizer)
         model = content["model"]
@@ -68,7 +70,7 @@ class Vocabulary:
                     needed |= {left, right}
         kept = np.array(sorted({words[word] for word in needed} | {*special}), np.int64)
         if not alphabet:
-            self._require({place for text in others for place in text}, kept, {**names, **special}, where)
+            self._require({place for text in evaluation_texts for place in text}, kept, {**names, **special}, where)
         place_of = {int(place): number for number, place in enumerate(kept)}
         model["vocab"] = {word: place_of[words[word]] for word in sorted(needed, key=words.__getitem__)}
         model["merges"] = [[*pair] for pair in merges if {*pair, "".join(pair)} <= needed]

@@ -45,8 +45,8 @@ def binary_hard_targets(student: Tensor, labels: Tensor, *, mask: Tensor | None 
     """Return the cross entropy with 0/1 labels, to train a binary classifier.
 
     The loss is the mean of -y log p - (1 - y) log(1 - p). p is sigmoid(student), with `student` the logits of the
-    second class, (...). The labels y are floats from 0 to 1, (...). `mask`, bool (...), is True for the elements that
-    count; None means all. Raises a ConfigurationError if types or shapes do not fit.
+    second class, in any shape. The labels y are floats from 0 to 1 in the same shape. `mask`, bool in the same shape,
+    is True for the elements that count; None means all. Raises a ConfigurationError if types or shapes do not fit.
     """
     where = "binary hard targets"
     check_tensors(where, student=floats(student, "..."), labels=floats(labels, "..."), mask=booleans(mask, "..."))

@@ -34,9 +34,9 @@ class Building:
     def include(self, model: onnx.ModelProto, part: str, names: Mapping[str, str]) -> dict[str, str]:
         """Move the nodes of another model into this graph, to join models; changes `model`.
 
-        A node `name` becomes `part/name`; Identity nodes are dropped. `names` maps tensors of `model` to tensors of
-        this graph: its inputs, and results that this graph already computes. Return the new name of each output of
-        `model`.
+        A node `name` becomes `part/name`; Identity nodes are dropped. `names` gives, for each input of
+        `model`, the tensor of this graph that feeds it. It may also name results of `model` that this graph already
+        computes: their nodes are left out. Return the new name of each output of `model`.
         """
         same = dict(names)
 

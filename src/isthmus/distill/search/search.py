@@ -60,8 +60,9 @@ def search(  # noqa: PLR0913 - a step, and each argument is a choice of its call
     """Search for the best student within a budget; write a report of all measured students, and return it.
 
     Computes the teacher's missing outputs, then measures students until there are `trials`, and trains each one that
-    fits the budget. The report is `search.json`. Earlier calls count: if they measured enough students, return their
-    report. Raise no error if no student fits the budget: call `require_fit` to check this.
+    fits the budget. A student that fails is recorded, and raises nothing. The report is `search.json`. Earlier calls
+    count: if they measured enough students, return their report. Raise no error if no student fits the budget: call
+    `require_fit` to check this.
 
     Args:
         material: declaration and training set.

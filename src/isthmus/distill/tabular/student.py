@@ -1,4 +1,4 @@
-"""The tabular student: a small network behind a preparation of raw values."""
+"""The tabular student: a small network, and the preparation of raw values before it."""
 
 from collections.abc import Sequence
 from pathlib import Path

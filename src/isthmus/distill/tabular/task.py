@@ -191,7 +191,10 @@ class TabularTask(Task):
         return graph(student, self.material.request_inputs)
 
     def network(self, student: nn.Module) -> None:
-        """Return None: no torch module computes request transforms and preparation, only ONNX operators do."""
+        """Return None: no torch module computes all that the ONNX graph does.
+
+        Request transforms and preparation exist only as ONNX operators. Runtimes without ONNX get the `core` instead.
+        """
 
     def core(self, student: nn.Module) -> Core:
         assert isinstance(student, Student)  # noqa: S101 - created by `student`

@@ -425,7 +425,7 @@ class Task(ABC):
         return ()
 
     def cases(self, student: nn.Module) -> list[Case]:
-        """Return the cases that a package stores to check itself: `golden` test rows, and the cases of `edges`."""
+        """Return the cases that a package stores to check itself: test rows (`self.golden` of them), and `edges`."""
         test = self.material.parts.test
         usual = [self.numbered_case(student, test[evenly_spaced(len(test), self.golden)])] if self.golden else []
         return [*usual, *self.edges(student)]

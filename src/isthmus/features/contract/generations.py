@@ -60,8 +60,9 @@ class Generations:
     def write(self, current: Path) -> None:
         """Write the current contract to the file `current`, and the other contracts to files beside it.
 
-        If there is no next contract, or no forgotten one, delete its file. A contract is written to its new file before
-        it is removed from its old one, so a killed process loses no contract.
+        The others are the next one, the retired ones, which servers still use, and the forgotten ones, whose rows are
+        to be deleted. If there is no next contract, or no forgotten one, delete its file. A contract is written to its
+        new file before it is removed from its old one, so a killed process loses no contract.
         """
         # In this order, each contract is in its new file before it leaves its old one.
         if self.forgotten:

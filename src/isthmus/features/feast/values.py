@@ -222,8 +222,8 @@ def to_timestamps(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
 def cast_to(column: pa.ChunkedArray, dtype: DataType | None, where: str) -> pa.ChunkedArray:
     """Cast a column of a source to its declared type, or return it unchanged if `dtype` is None.
 
-    A fraction becomes the nearest float. NaN becomes null if `dtype` is not a float type. Raise DataError if a value
-    does not fit. `where` names the column in the error.
+    For a float type, a number with decimals is rounded to the nearest float. NaN becomes null if `dtype` is not a float
+    type. Raise DataError if a value does not fit. `where` names the column in the error.
     """
     if dtype is None:
         return column

@@ -200,10 +200,11 @@ class OfflineStore:
         return before
 
     def write(self, prepared: Prepared) -> TableWrite:
-        """Write rows from `prepare` to the view's table in one commit, or nothing if the table already has them.
+        """Commit the result of `prepare` or `prepare_relabel` to the view's table.
 
-        Raise DataError if writing fails or another process has written since `prepare`, and DependencyError if object
-        storage does not answer. The table is then unchanged.
+        Do nothing if the rows, the contract and the source types are the table's already. Raise DataError if writing
+        fails or another process has written since `prepare`, and DependencyError if object storage does not answer. The
+        table is then unchanged.
         """
         view, commit, before, table = prepared.view, prepared.commit, prepared.before, prepared.table
         if not prepared.changes and table is not None:

@@ -291,8 +291,8 @@ class OnlineStore:
     def losses(self, written: loss.LastMaterializations) -> loss.Losses:
         """Find views whose rows Redis may have lost, by eviction, a restart or a restore from a backup.
 
-        `written` has the last materializations by online name of the view. If the Redis user may not run INFO,
-        evictions and restarts are not checked.
+        `written` has the last materializations by the view's name in Redis (`ViewContract.online_name`). If the Redis
+        user may not run INFO, evictions and restarts are not checked.
         """
         views = list(self.contract.views.values())
         try:

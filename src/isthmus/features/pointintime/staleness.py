@@ -92,7 +92,8 @@ def random_ages(device: Snapshot, seed: int = 0) -> Ages:
     """Return random ages of a device's snapshot, for `AgedJoin`, to train on features as old as those on devices.
 
     Snapshots are made at multiples of `device.every`, and devices use them up to the age `device.age`. The time since
-    the device fetched its snapshot is drawn uniformly. The draw depends only on `seed` and the number of the row.
+    the device fetched its snapshot is drawn uniformly from 0 to `age - every`. The draw depends only on `seed` and the
+    number of the row.
     """
     age, every = device.age // MICROSECOND, device.every // MICROSECOND
 

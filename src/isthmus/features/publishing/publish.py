@@ -82,9 +82,9 @@ def publish(  # noqa: PLR0913 - each argument is a choice of the caller
 
     `isthmus materialize` runs this for each view. It writes rows that differ, and removes rows of keys that the table
     lacks. If Redis already has rows of a table that was built later, and `full` is False, it only adds newer rows.
-    Otherwise it appends the run to the log of materializations, unless nothing has changed since the last run. Raises
-    DependencyError if Redis fails or is restarted, or if another run does not end or may have taken over. Raises
-    DataError if the table is damaged.
+    Otherwise it appends the run to the log of materializations; a run that did not have to compare every row with Redis
+    is logged only if it changed something. Raises DependencyError if Redis fails or is restarted, if another run keeps
+    the view's lock, or if it may have taken the lock from this run. Raises DataError if the table is damaged.
 
     Args:
         store: Redis, opened with the view's contract.
@@ -316,9 +316,10 @@ class RowsDiff:
     ) -> "RowsDiff | None":
         """Compare two states of a view, and return the rows to write and remove in Redis. Values are not read.
 
-        If all unchanged rows have the same new times, Redis stores these times once, as a new stamp. Otherwise rows
-        with new times are written, too. Return None if the stamp would change the times of a row to write: then every
-        row must be compared with Redis.
+        A row whose content is unchanged can have new times. If all these rows have the same times now, and storing
+        them once changes the times of no row to write, they become the new stamp. Otherwise, rows with new times are
+        written, too. Return None if Redis keeps its stamp (`stamp`), and that would change the times of a row to write:
+        the caller must then compare every row with Redis.
 
         Args:
             before: rows that Redis has.

@@ -82,7 +82,7 @@ class PackagePredictions(NamedTuple):
 
 
 def predictions(served: ServedAnswers, declared: Distillation, days: Days | None = None) -> PackagePredictions:
-    """Read the recorded predictions of a distillation's package that answered last, to explain their scores.
+    """Read the recorded predictions of the package of a distillation that made the most recent one, to explain them.
 
     Other packages and precisions than the last one are left out. With `days`, only predictions in these days are read.
     `left_out` of the result counts, by reason, the rows of the distillation's other packages, of other precisions, and

@@ -37,7 +37,10 @@ def verify(
     key: Annotated[Path | None, typer.Option(**local("PEM file with the required signer's public key."))] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the checksums, manifest, signature, contract and golden cases of a package. Exit code 1 if one fails."""
+    """Check the checksums, manifest, contract and golden cases of a package, and with --key its signature.
+
+    Exit code 1 if one fails.
+    """
     if runtime == "ort":
         _confined(path)
     from isthmus.orchestration.runtimes import products

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from isthmus.features import clock
 from isthmus.features.contract.generations import Generations
+from isthmus.features.errors import RequestError
 from isthmus.orchestration.artifacts import Artifacts, serving_profile, verdict_file
 from isthmus.orchestration.models.students import require_release
 from isthmus.orchestration.project import Project
@@ -45,16 +46,18 @@ def deploy(project: Project, name: str | None = None, *, share: float | None = N
 
     Without `share`, the package replaces the deployed package and any candidate. It is then on probation, if it
     replaces a package of the same model: servers roll it back if it fails. With `share`, the package runs beside the
-    deployed one and answers this fraction of the requests, 0 to 1. With 0, its answers are only compared. A candidate
-    replaces an earlier one, and ends the probation of the deployed package. Writes the deployment file, its history and
-    the cache of recent packages. Then waits up to 5 seconds for the project's server to switch. A server that does not
-    switch raises no error.
+    deployed one and answers this fraction of the requests, at least 0 and below 1. With 0, its answers are only
+    compared. A candidate replaces an earlier one, and ends the probation of the deployed package. Writes the deployment
+    file, its history and the cache of recent packages. Then waits up to 5 seconds for the project's server to switch. A
+    server that does not switch raises no error.
 
     Raise GateFailed if the package has no passing verdict or measured cost, if a gate fails, or if a candidate does not
     fit the deployed package. Raise PackageError if the package is damaged, lacks a required signature, or cannot be
     loaded. Raise ContractMismatch if the definitions are not applied, or features that the package reads have changed.
     Raise DataError if nothing was exported, and DependencyError if another deployment is in progress.
     """
+    if share is not None and not 0 <= share < 1:
+        raise RequestError("deployment", f"the share is {share:g}", expected="a number of at least 0 and below 1")
     artifacts = Artifacts.of(project, name)
     declared = artifacts.declared
     require_release(project, declared)

@@ -30,22 +30,24 @@ def nearest(left: pa.Table, left_times: Ints, right: pa.Table, right_times: Ints
     return result
 
 
-def closest(number: Ints, candidate_times: Ints, query: Ints, query_times: Ints) -> tuple[Ints, Ints]:
+def closest(
+    candidate_numbers: Ints, candidate_times: Ints, query_numbers: Ints, query_times: Ints
+) -> tuple[Ints, Ints]:
     """Find for each query the candidate with the same number and the nearest time, for example the label of an answer.
 
-    Candidates have the numbers `number` and the times `candidate_times`, sorted by number, then time. Queries have the
-    numbers `query` and the times `query_times`. The numbers come from `number_rows`; all times have the same unit.
-    Returns two int64 arrays with a value per query: the index of the candidate, or -1 without a candidate, and the
-    distance in time. Of two equally near candidates, the earlier one wins.
+    Candidates have the numbers `candidate_numbers` and the times `candidate_times`, sorted by number, then time.
+    Queries have the numbers `query_numbers` and the times `query_times`. The numbers come from `number_rows`; all times
+    have the same unit. Returns two int64 arrays with a value per query: the index of the candidate, or -1 without a
+    candidate, and the distance in time. Of two equally near candidates, the earlier one wins.
     """
     times = np.unique(candidate_times)
     width = len(times) + 1
-    moments = number * width + np.searchsorted(times, candidate_times)
-    after = np.searchsorted(moments, query * width + np.searchsorted(times, query_times))
+    moments = candidate_numbers * width + np.searchsorted(times, candidate_times)
+    after = np.searchsorted(moments, query_numbers * width + np.searchsorted(times, query_times))
     best, distance = np.full(len(query_times), -1), np.full(len(query_times), _NEVER)
     for place in (after - 1, after):
-        valid = (place >= 0) & (place < len(number))
-        valid[valid] = number[place[valid]] == query[valid]
+        valid = (place >= 0) & (place < len(candidate_numbers))
+        valid[valid] = candidate_numbers[place[valid]] == query_numbers[valid]
         gap = np.full(len(query_times), _NEVER)
         gap[valid] = np.abs(candidate_times[place[valid]] - query_times[valid])
         nearer = gap < distance

@@ -41,7 +41,7 @@ class StoredRows:
     columns: Mapping[str, Values]
 
     def same(self, other: "StoredRows") -> Mask:
-        """Compare stored rows with other rows for the same keys. Return a mask (n,) that is True for equal rows.
+        """Compare stored rows with other rows for the same keys. Return a mask that is True for equal rows.
 
         Equal rows have the same status, times and content hash. Times count only if both rows exist. Content hashes
         count only if the row is neither missing nor expired.
@@ -108,9 +108,9 @@ def find_recorded(
     """Find the feature values of rows that Redis returned, given their keys, times and content hashes.
 
     Searches the history for rows with the same keys, times and hashes. `then` has the recorded times and hashes.
-    Returns values by feature, and a mask (n,) that is True if a row's values are known. It is False for rows that only
-    Redis had or that were removed from the history. It is True, and the values are null, for a row that was missing,
-    expired, or had only nulls.
+    Returns values by feature, and a mask with an entry per row, True if its values are known. It is False for rows that
+    only Redis had or that were removed from the history. It is True, and the values are null, for a row that was
+    missing, expired, or had only nulls.
     """
     present = np.flatnonzero(then.status == Status.PRESENT)
     columns = {"event_timestamp": pa.array(then.event[present]).cast(_TIME)}

@@ -43,10 +43,10 @@ def limit_sources(view: FeatureView, frames: Frames, days: Days, reach: int) -> 
 def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, rows: DaySpool) -> None:
     """Check that the lookback a view declares is long enough; raise DataError if a longer one gives other rows.
 
-    Computes the first day in `rows`, the rows just built, again. The lookback is the time before a day that is read of
-    the sources to compute the day. The longer lookback is twice the declared one, and at least a day longer. A lookback
-    that is too short only on later days is not detected. Does nothing if the view has no lookback or `rows` is empty.
-    `frames` are the complete sources.
+    Computes the first day in `rows`, the rows just built, again. To compute some days, a build reads the sources from
+    the lookback before the first day to the lookback after the last. The longer lookback is twice the declared one, and
+    at least a day longer. A lookback that is too short only on later days is not detected. Does nothing if the view has
+    no lookback or `rows` is empty. `frames` are the complete sources.
     """
     if contract.lookback is None or not (days := rows.days()):
         return
@@ -59,7 +59,7 @@ def require_enough(view: FeatureView, contract: ViewContract, frames: Frames, ro
         reach = duration_text(contract.lookback) if contract.lookback else "0"
         raise DataError(
             f"view {view.name}",
-            f"reads further back than its lookback of {reach}: with a longer one, on {day_name(days[0])}, {difference}",
+            f"reads beyond its lookback of {reach}: with a longer one, on {day_name(days[0])}, {difference}",
             expected="the same rows",
             remedy="declare a longer lookback, or none, or remove what is random in its function",
         )  # fmt: skip

@@ -72,7 +72,7 @@ def weights(before: Ints, after: Ints) -> Numbers:
     Used to separate a change of population from a change of features. Entry [p, f] weights the rows of period f by the
     segment shares of period p; period 0 is the earlier one. `before` and `after` have the segment index of each of the
     n rows of the earlier period and the m rows of the later one; neither is empty. The rows of a segment that occurs in
-    only one period stand for it in both periods, so that such a segment counts as a change of population.
+    only one period are used for both, so that such a segment counts as a change of population.
     """
     sides = (before, after)
     count = int(max(before.max(), after.max())) + 1
@@ -89,7 +89,9 @@ def weights(before: Ints, after: Ints) -> Numbers:
 
 
 def coalition_values(measure: Weighted, weight: Numbers, scores: Sequence[Sequence[Numbers]]) -> Numbers:
-    """Compute a measure for each of the 16 sets of causes that can come from the later period, as input for `shapley`.
+    """Compute a measure for each of the 16 subsets of the four causes, as input for `shapley`.
+
+    The causes of a subset come from the later period, the rest from the earlier one.
 
     Return float64 (16,). Bits 0 to 3 of the index mean that population, features, contract and model come from the
     later period. `weight` is the result of `weights`. `scores[contract][model]` has the scores of the rows of both
