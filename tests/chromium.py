@@ -8,7 +8,8 @@ from playwright.sync_api import Browser, BrowserContext, Playwright, sync_playwr
 _INSTALLED = Path(sys.prefix) / "browser" / "chromium"
 # Without a language, Chromium makes "en-US@posix" of LANG=C.UTF-8, and Dagster's page stays empty.
 _QUIET = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--accept-lang=en-US",
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--accept-lang=en-US",
 ]  # fmt: skip
 
 
